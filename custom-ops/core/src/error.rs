@@ -1,0 +1,72 @@
+//! Why an operator refuses its inputs.
+
+use crate::tensor::DType;
+
+/// What is wrong with an operator's attributes, inputs or host.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Error {
+    /// An attribute is absent or holds a value that the operator does not accept.
+    #[error("{operator}: attribute {attribute}: expected {expected}, found {found}")]
+    Attribute {
+        /// Operator name.
+        operator: &'static str,
+        /// Attribute name.
+        attribute: &'static str,
+        /// What would have been accepted.
+        expected: String,
+        /// What was there.
+        found: String,
+    },
+    /// A required input is absent, or there are too many of them.
+    #[error("{operator}: expected {expected}, found {found} inputs")]
+    InputCount {
+        /// Operator name.
+        operator: &'static str,
+        /// The accepted numbers of inputs.
+        expected: String,
+        /// The number found.
+        found: usize,
+    },
+    /// An input's element type differs from what the operator accepts.
+    #[error("{operator}: input {input}: expected element type {expected}, found {found}")]
+    Type {
+        /// Operator name.
+        operator: &'static str,
+        /// Input name.
+        input: &'static str,
+        /// Accepted type.
+        expected: DType,
+        /// Type found.
+        found: DType,
+    },
+    /// An input's shape does not fit the attributes or the other inputs.
+    #[error("{operator}: input {input}: expected shape {expected}, found {found}")]
+    Shape {
+        /// Operator name.
+        operator: &'static str,
+        /// Input name.
+        input: &'static str,
+        /// Accepted shape.
+        expected: String,
+        /// Shape found; `?` stands for a dimension that is not known yet.
+        found: String,
+    },
+    /// A buffer's length is not the product of its shape.
+    #[error("{operator}: {tensor} holds {found} elements, its shape needs {expected}")]
+    Length {
+        /// Operator name.
+        operator: &'static str,
+        /// Input or output name.
+        tensor: &'static str,
+        /// Product of the dimensions.
+        expected: usize,
+        /// Elements found.
+        found: usize,
+    },
+    /// The host could not provide working memory.
+    #[error("no memory for {bytes} bytes of scratch")]
+    OutOfMemory {
+        /// Bytes asked for.
+        bytes: usize,
+    },
+}

@@ -1,0 +1,127 @@
+//! The operators' bodies in standard ONNX operators: what a runtime without our library runs.
+
+pub mod routed_attention;
+
+use crate::schema::Operator;
+
+/// What a model's nodes have in common; a body can ask neither for an input's rank nor whether it is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Variant {
+    /// Keys and values are rank 4, as in a KV cache.
+    pub cache_layout: bool,
+    /// The optional last input is present.
+    pub optional_input: bool,
+    /// Some node is causal. A body without it leaves the mask out.
+    pub causal: bool,
+}
+
+/// The value of a body node's attribute.
+#[derive(Debug, Clone, PartialEq)]
+pub enum BodyValue {
+    /// An integer.
+    Int(i64),
+    /// A float.
+    Float(f32),
+    /// A list of integers.
+    Ints(Vec<i64>),
+    /// The operator's own attribute of that name.
+    Attribute(&'static str),
+}
+
+/// A node of a body.
+#[derive(Debug, Clone, PartialEq)]
+pub struct BodyNode {
+    /// Standard ONNX operator.
+    pub op_type: &'static str,
+    /// Names of its inputs: the operator's inputs, or earlier outputs.
+    pub inputs: Vec<String>,
+    /// Name of its only output.
+    pub output: String,
+    /// Its attributes.
+    pub attributes: Vec<(&'static str, BodyValue)>,
+}
+
+/// A body: nodes in order; the last one makes the operator's output. Valid at opsets 18 to 24.
+#[derive(Debug, Clone)]
+pub struct Body {
+    /// The operator that it defines.
+    pub operator: &'static Operator,
+    /// Names of the inputs that it takes: the operator's, without the optional one where the variant has none.
+    pub inputs: Vec<&'static str>,
+    /// Nodes in topological order.
+    pub nodes: Vec<BodyNode>,
+}
+
+/// Writes a body node by node.
+pub(crate) struct Builder {
+    body: Body,
+}
+
+impl Builder {
+    pub(crate) fn new(operator: &'static Operator, variant: Variant) -> Builder {
+        let taken = |input: &&crate::schema::Operand| !input.optional || variant.optional_input;
+        let inputs = operator.inputs.iter().filter(taken).map(|input| input.name).collect();
+        Builder { body: Body { operator, inputs, nodes: Vec::new() } }
+    }
+
+    /// A node with attributes; returns its output's name.
+    pub(crate) fn with(
+        &mut self,
+        op_type: &'static str,
+        inputs: &[&str],
+        output: &str,
+        attributes: &[(&'static str, BodyValue)],
+    ) -> String {
+        self.body.nodes.push(BodyNode {
+            op_type,
+            inputs: inputs.iter().map(|&s| s.to_owned()).collect(),
+            output: output.to_owned(),
+            attributes: attributes.to_vec(),
+        });
+        output.to_owned()
+    }
+
+    /// A node without attributes.
+    pub(crate) fn node(&mut self, op_type: &'static str, inputs: &[&str], output: &str) -> String {
+        self.with(op_type, inputs, output, &[])
+    }
+
+    /// A 1-D int64 constant.
+    pub(crate) fn ints(&mut self, values: &[i64], output: &str) -> String {
+        self.with("Constant", &[], output, &[("value_ints", BodyValue::Ints(values.to_vec()))])
+    }
+
+    /// A float constant.
+    pub(crate) fn float(&mut self, value: f32, output: &str) -> String {
+        self.with("Constant", &[], output, &[("value_float", BodyValue::Float(value))])
+    }
+
+    /// The operator's integer attribute as a scalar.
+    pub(crate) fn int_attribute(&mut self, name: &'static str, output: &str) -> String {
+        self.with("Constant", &[], output, &[("value_int", BodyValue::Attribute(name))])
+    }
+
+    /// The operator's float attribute as a scalar.
+    pub(crate) fn float_attribute(&mut self, name: &'static str, output: &str) -> String {
+        self.with("Constant", &[], output, &[("value_float", BodyValue::Attribute(name))])
+    }
+
+    pub(crate) fn transpose(&mut self, x: &str, perm: [i64; 4], output: &str) -> String {
+        self.with("Transpose", &[x], output, &[("perm", BodyValue::Ints(perm.to_vec()))])
+    }
+
+    pub(crate) fn concat(&mut self, parts: &[&str], output: &str) -> String {
+        self.with("Concat", parts, output, &[("axis", BodyValue::Int(0))])
+    }
+
+    pub(crate) fn cast_f32(&mut self, x: &str, output: &str) -> String {
+        self.with("Cast", &[x], output, &[("to", BodyValue::Int(ONNX_FLOAT))])
+    }
+
+    pub(crate) fn finish(self) -> Body {
+        self.body
+    }
+}
+
+/// `TensorProto.DataType.FLOAT`.
+const ONNX_FLOAT: i64 = 1;

@@ -1,0 +1,3 @@
+//! f64 loops that follow the definitions word by word: the oracle of every kernel.
+
+pub mod routed_attention;

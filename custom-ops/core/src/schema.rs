@@ -1,0 +1,283 @@
+//! What the operators are: names, inputs, outputs, attributes and text. The only place.
+
+use crate::error::Error;
+use crate::function::{self, Body, Variant};
+use crate::reference;
+use crate::shape::{self, Dims, OutputDim};
+use crate::tensor::{DType, Tensor};
+
+/// The operators' ONNX domain.
+pub const DOMAIN: &str = "ai.moh";
+
+/// The version of [`DOMAIN`] that this library implements.
+pub const VERSION: i64 = 1;
+
+/// The element type of an input or output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ElementType {
+    /// The operator's type parameter: one of [`DType::ALL`], the same for all of the node's T operands.
+    T,
+    /// Always float32.
+    Float32,
+}
+
+/// An input or output.
+#[derive(Debug)]
+pub struct Operand {
+    /// Formal name.
+    pub name: &'static str,
+    /// Element type.
+    pub ty: ElementType,
+    /// Whether a node may leave it out. Optional inputs come last, so that no node needs an empty name.
+    pub optional: bool,
+    /// Shape, for people.
+    pub shape: &'static str,
+    /// Meaning, for people.
+    pub doc: &'static str,
+}
+
+/// The type of an attribute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AttributeKind {
+    /// A 64-bit integer.
+    Int,
+    /// A 32-bit float.
+    Float,
+}
+
+/// An attribute; every node carries every attribute.
+#[derive(Debug)]
+pub struct AttributeDef {
+    /// Name.
+    pub name: &'static str,
+    /// Type.
+    pub kind: AttributeKind,
+    /// Meaning, for people.
+    pub doc: &'static str,
+}
+
+/// An attribute's value.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Value {
+    /// Of kind [`AttributeKind::Int`].
+    Int(i64),
+    /// Of kind [`AttributeKind::Float`].
+    Float(f32),
+}
+
+/// An operator's attribute values, in the order of [`Operator::attributes`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct Attributes {
+    operator: &'static Operator,
+    values: Vec<Value>,
+}
+
+impl Attributes {
+    /// Reads every attribute of `operator` through `get`.
+    ///
+    /// # Errors
+    /// [`Error::Attribute`] for one that `get` does not have, or whose type is another.
+    pub fn read(
+        operator: &'static Operator,
+        mut get: impl FnMut(&'static AttributeDef) -> Option<Value>,
+    ) -> Result<Attributes, Error> {
+        let one = |def: &'static AttributeDef| match (def.kind, get(def)) {
+            (AttributeKind::Int, Some(v @ Value::Int(_))) | (AttributeKind::Float, Some(v @ Value::Float(_))) => Ok(v),
+            (kind, found) => Err(Error::Attribute {
+                operator: operator.name,
+                attribute: def.name,
+                expected: format!("{kind:?}"),
+                found: found.map_or("nothing".to_owned(), |v| format!("{v:?}")),
+            }),
+        };
+        Ok(Attributes { operator, values: operator.attributes.iter().map(one).collect::<Result<_, _>>()? })
+    }
+
+    /// The operator that they belong to.
+    pub fn operator(&self) -> &'static Operator {
+        self.operator
+    }
+
+    /// Definitions and values, in schema order.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static AttributeDef, Value)> + '_ {
+        self.operator.attributes.iter().zip(self.values.iter().copied())
+    }
+
+    fn get(&self, name: &str) -> Option<Value> {
+        self.iter().find(|(def, _)| def.name == name).map(|(_, value)| value)
+    }
+
+    /// An integer attribute; 0 for a name that the schema does not have.
+    pub fn int(&self, name: &str) -> i64 {
+        match self.get(name) {
+            Some(Value::Int(v)) => v,
+            _ => 0,
+        }
+    }
+
+    /// A float attribute; 0 for a name that the schema does not have.
+    pub fn float(&self, name: &str) -> f32 {
+        match self.get(name) {
+            Some(Value::Float(v)) => v,
+            _ => 0.0,
+        }
+    }
+}
+
+/// Validates attributes and input shapes as far as they are known; gives the output's shape.
+pub type Infer = fn(&Attributes, &[Option<&[Option<usize>]>]) -> Result<Vec<OutputDim>, Error>;
+
+/// One operator of [`DOMAIN`]: its definition, and the functions that say what it means.
+pub struct Operator {
+    /// ONNX operator name.
+    pub name: &'static str,
+    /// Meaning, for people (Markdown).
+    pub doc: &'static str,
+    /// Inputs; optional ones last.
+    pub inputs: &'static [Operand],
+    /// The output.
+    pub output: Operand,
+    /// Attributes.
+    pub attributes: &'static [AttributeDef],
+    /// Validates attributes and (partly known) input shapes; gives the output's shape.
+    pub infer: Infer,
+    /// The operator's body in standard ONNX operators.
+    pub body: fn(Variant) -> Body,
+    /// The f64 reference, on validated inputs.
+    pub reference: fn(&Attributes, &[Option<Tensor<'_>>]) -> Vec<f64>,
+}
+
+impl std::fmt::Debug for Operator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+impl PartialEq for Operator {
+    fn eq(&self, other: &Operator) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Operator {
+    /// The number of inputs that every node has.
+    pub fn required_inputs(&self) -> usize {
+        self.inputs.iter().filter(|input| !input.optional).count()
+    }
+
+    /// Validates fully known shapes and gives the output's.
+    ///
+    /// # Errors
+    /// [`Error`] naming the attribute or input, what was expected and what was found.
+    pub fn output_shape(&self, attributes: &Attributes, inputs: &[Option<&[usize]>]) -> Result<Dims, Error> {
+        shape::output_shape(self, attributes, inputs)
+    }
+
+    /// Validates whole tensors: number, element types, shapes and lengths; gives T and the output's shape.
+    ///
+    /// # Errors
+    /// [`Error`] naming the input, what was expected and what was found.
+    pub fn validate(&self, attributes: &Attributes, inputs: &[Option<Tensor<'_>>]) -> Result<(DType, Dims), Error> {
+        shape::validate(self, attributes, inputs)
+    }
+}
+
+/// Every operator of [`DOMAIN`].
+pub static OPERATORS: &[&Operator] = &[&ROUTED_ATTENTION];
+
+/// The operator of that name.
+pub fn operator(name: &str) -> Option<&'static Operator> {
+    OPERATORS.iter().copied().find(|operator| operator.name == name)
+}
+
+const fn input(name: &'static str, ty: ElementType, shape: &'static str, doc: &'static str) -> Operand {
+    Operand { name, ty, optional: false, shape, doc }
+}
+
+const fn int(name: &'static str, doc: &'static str) -> AttributeDef {
+    AttributeDef { name, kind: AttributeKind::Int, doc }
+}
+
+const fn float(name: &'static str, doc: &'static str) -> AttributeDef {
+    AttributeDef { name, kind: AttributeKind::Float, doc }
+}
+
+/// Multi-head attention in which every token uses only the heads whose gate is not zero.
+pub static ROUTED_ATTENTION: Operator = Operator {
+    name: "RoutedAttention",
+    doc: "Scaled dot-product attention whose heads are gated per query token: per head, \
+          `gate * softmax(scale * q.k + bias) v`. Query head `h` reads key/value head `h / (num_heads / kv_num_heads)`. \
+          A gate of exactly 0 means that the token does not use the head: it is not computed, and its block of the output \
+          is exactly 0 whatever the inputs hold. A row whose keys are all masked gives 0. Scores and sums are accumulated in float32.",
+    inputs: &[
+        input("query", ElementType::T, "(batch, q_len, num_heads * head_dim)", "Queries."),
+        input(
+            "key",
+            ElementType::T,
+            "(batch, kv_len, kv_num_heads * head_dim) or (batch, kv_num_heads, kv_len, head_dim)",
+            "Keys. Rank 4 is the layout of a KV cache, read in place; key and value have the same rank.",
+        ),
+        input(
+            "value",
+            ElementType::T,
+            "(batch, kv_len, kv_num_heads * value_dim) or (batch, kv_num_heads, kv_len, value_dim)",
+            "Values.",
+        ),
+        input(
+            "head_gates",
+            ElementType::Float32,
+            "(batch, q_len, num_heads)",
+            "Any finite number; 0 switches the head off.",
+        ),
+        Operand {
+            name: "attn_bias",
+            ty: ElementType::T,
+            optional: true,
+            shape: "broadcastable to (batch, num_heads, q_len, kv_len)",
+            doc: "Added to the scaled scores; -inf masks.",
+        },
+    ],
+    output: Operand {
+        name: "output",
+        ty: ElementType::T,
+        optional: false,
+        shape: "(batch, q_len, num_heads * value_dim)",
+        doc: "The heads' outputs, side by side.",
+    },
+    attributes: &[
+        int("num_heads", "Query heads."),
+        int("kv_num_heads", "Key and value heads; divides num_heads."),
+        float("scale", "Factor of the scores: the number itself, usually 1/sqrt(head_dim)."),
+        int("is_causal", "1: query i sees keys j <= i + (kv_len - q_len). 0: all keys."),
+    ],
+    infer: shape::routed_attention::infer,
+    body: function::routed_attention::body,
+    reference: reference::routed_attention::reference,
+};
+
+/// The reference page of all operators, in Markdown: `docs/operators.md` holds this text.
+pub fn markdown() -> String {
+    let mut page = format!(
+        "# Operators of `{DOMAIN}`, version {VERSION}\n\nGenerated from `custom-ops/core/src/schema.rs`. \
+         T is one of {}.\n",
+        DType::ALL.map(|t| t.to_string()).join(", ")
+    );
+    for operator in OPERATORS {
+        page +=
+            &format!("\n## {}\n\n{}\n\n| input | type | shape | |\n|---|---|---|---|\n", operator.name, operator.doc);
+        for operand in operator.inputs.iter().chain([&operator.output]) {
+            let role = if std::ptr::eq(operand, &operator.output) { " (output)" } else { "" };
+            let optional = if operand.optional { " (optional)" } else { "" };
+            let ty = match operand.ty {
+                ElementType::T => "T",
+                ElementType::Float32 => "float32",
+            };
+            page += &format!("| {}{role}{optional} | {ty} | {} | {} |\n", operand.name, operand.shape, operand.doc);
+        }
+        page += "\n| attribute | type | |\n|---|---|---|\n";
+        for attribute in operator.attributes {
+            page += &format!("| {} | {:?} | {} |\n", attribute.name, attribute.kind, attribute.doc);
+        }
+    }
+    page
+}

@@ -1,0 +1,1 @@
+//! The ai.moh operators as a custom-operator library for onnxruntime

@@ -1,0 +1,1 @@
+//! The ai.moh operators for tract

@@ -1,0 +1,1 @@
+//! Exports MoH and MoA checkpoints to ONNX

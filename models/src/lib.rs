@@ -1,0 +1,1 @@
+//! MoH and MoA checkpoints, routers and model families

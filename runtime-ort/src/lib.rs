@@ -1,0 +1,1 @@
+//! Runs exported MoH and MoA models in onnxruntime or tract
