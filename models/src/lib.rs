@@ -1,1 +1,9 @@
 //! MoH and MoA checkpoints, routers and model families
+
+#![deny(unsafe_code)]
+
+pub mod checkpoint;
+pub mod error;
+
+pub use checkpoint::{Checkpoint, Config, Loader, Weight, WeightType};
+pub use error::Error;

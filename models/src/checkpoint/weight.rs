@@ -1,0 +1,261 @@
+//! One tensor of a checkpoint.
+
+use std::fmt;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+
+use super::map::Map;
+use crate::error::Error;
+
+/// Element type of a tensor in a checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum WeightType {
+    Bool,
+    U8,
+    I8,
+    U16,
+    I16,
+    F16,
+    BF16,
+    U32,
+    I32,
+    F32,
+    U64,
+    I64,
+    F64,
+}
+
+impl WeightType {
+    const ALL: [WeightType; 13] = {
+        use WeightType::*;
+        [Bool, U8, I8, U16, I16, F16, BF16, U32, I32, F32, U64, I64, F64]
+    };
+
+    /// The name that safetensors files use.
+    pub fn name(self) -> &'static str {
+        match self {
+            WeightType::Bool => "BOOL",
+            WeightType::U8 => "U8",
+            WeightType::I8 => "I8",
+            WeightType::U16 => "U16",
+            WeightType::I16 => "I16",
+            WeightType::F16 => "F16",
+            WeightType::BF16 => "BF16",
+            WeightType::U32 => "U32",
+            WeightType::I32 => "I32",
+            WeightType::F32 => "F32",
+            WeightType::U64 => "U64",
+            WeightType::I64 => "I64",
+            WeightType::F64 => "F64",
+        }
+    }
+
+    pub(super) fn parse(name: &str) -> Option<WeightType> {
+        WeightType::ALL.into_iter().find(|ty| ty.name() == name)
+    }
+
+    /// Bytes of an element.
+    pub fn bytes(self) -> usize {
+        match self {
+            WeightType::Bool | WeightType::U8 | WeightType::I8 => 1,
+            WeightType::U16 | WeightType::I16 | WeightType::F16 | WeightType::BF16 => 2,
+            WeightType::U32 | WeightType::I32 | WeightType::F32 => 4,
+            WeightType::U64 | WeightType::I64 | WeightType::F64 => 8,
+        }
+    }
+
+    /// Whether a model's floating-point weights may have this type.
+    pub fn is_model_float(self) -> bool {
+        matches!(self, WeightType::F32 | WeightType::F16 | WeightType::BF16)
+    }
+}
+
+impl fmt::Display for WeightType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A tensor: name, shape, type, and bytes in row-major order, little-endian. Cloning it copies none of them.
+#[derive(Clone)]
+pub struct Weight(Arc<Inner>);
+
+struct Inner {
+    name: String,
+    shape: Vec<usize>,
+    dtype: WeightType,
+    data: Data,
+}
+
+enum Data {
+    Mapped { map: Arc<Map>, range: Range<usize> },
+    Memory(Vec<u8>),
+}
+
+impl Weight {
+    /// `range` of the file holds `shape` elements of `dtype`.
+    pub(super) fn mapped(
+        name: String,
+        shape: Vec<usize>,
+        dtype: WeightType,
+        map: Arc<Map>,
+        range: Range<usize>,
+    ) -> Weight {
+        Weight(Arc::new(Inner { name, shape, dtype, data: Data::Mapped { map, range } }))
+    }
+
+    /// A tensor that no file holds: a computed constant.
+    ///
+    /// # Panics
+    /// If the number of values is not the product of the shape.
+    pub fn from_f32(name: impl Into<String>, shape: impl Into<Vec<usize>>, values: Vec<f32>) -> Weight {
+        let (name, shape) = (name.into(), shape.into());
+        assert_eq!(shape.iter().product::<usize>(), values.len(), "values of {name:?} for shape {shape:?}");
+        let bytes = values.into_iter().flat_map(f32::to_le_bytes).collect();
+        Weight(Arc::new(Inner { name, shape, dtype: WeightType::F32, data: Data::Memory(bytes) }))
+    }
+
+    /// Stands for a tensor that is not there. It has no bytes, whatever its shape says.
+    pub(super) fn absent(name: &str, shape: &[usize]) -> Weight {
+        let (name, shape) = (name.to_owned(), shape.to_vec());
+        Weight(Arc::new(Inner { name, shape, dtype: WeightType::F32, data: Data::Memory(Vec::new()) }))
+    }
+
+    /// The name in the checkpoint.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// The shape; empty for a scalar.
+    pub fn shape(&self) -> &[usize] {
+        &self.0.shape
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> WeightType {
+        self.0.dtype
+    }
+
+    /// Number of elements.
+    pub fn elements(&self) -> usize {
+        self.0.shape.iter().product()
+    }
+
+    /// The elements in row-major order, little-endian, at any alignment.
+    pub fn bytes(&self) -> &[u8] {
+        match &self.0.data {
+            Data::Mapped { map, range } => &map.bytes()[range.clone()],
+            Data::Memory(bytes) => bytes,
+        }
+    }
+
+    /// The file that holds the bytes; empty for a tensor that was computed.
+    pub fn file(&self) -> &Path {
+        match &self.0.data {
+            Data::Mapped { map, .. } => map.path(),
+            Data::Memory(_) => Path::new(""),
+        }
+    }
+
+    /// Where in the file the bytes begin; 0 for a tensor that was computed.
+    pub fn offset(&self) -> u64 {
+        match &self.0.data {
+            Data::Mapped { range, .. } => range.start as u64,
+            Data::Memory(_) => 0,
+        }
+    }
+
+    /// Appends elements `range` to `out`, each as the nearest f32.
+    ///
+    /// # Panics
+    /// If the range goes beyond the elements.
+    pub fn read_f32(&self, range: Range<usize>, out: &mut Vec<f32>) {
+        let size = self.dtype().bytes();
+        let bytes = &self.bytes()[range.start * size..range.end * size];
+        match self.dtype() {
+            WeightType::F32 => append(bytes, out, f32::from_le_bytes),
+            WeightType::F16 => append_f16(bytes, out),
+            WeightType::BF16 => append(bytes, out, |b| f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16)),
+            WeightType::F64 => append(bytes, out, |b| f64::from_le_bytes(b) as f32),
+            WeightType::Bool => append(bytes, out, |[b]| f32::from(b != 0)),
+            WeightType::U8 => append(bytes, out, |[b]| f32::from(b)),
+            WeightType::I8 => append(bytes, out, |b| f32::from(i8::from_le_bytes(b))),
+            WeightType::U16 => append(bytes, out, |b| f32::from(u16::from_le_bytes(b))),
+            WeightType::I16 => append(bytes, out, |b| f32::from(i16::from_le_bytes(b))),
+            WeightType::U32 => append(bytes, out, |b| u32::from_le_bytes(b) as f32),
+            WeightType::I32 => append(bytes, out, |b| i32::from_le_bytes(b) as f32),
+            WeightType::U64 => append(bytes, out, |b| u64::from_le_bytes(b) as f32),
+            WeightType::I64 => append(bytes, out, |b| i64::from_le_bytes(b) as f32),
+        }
+    }
+
+    /// All elements, each as the nearest f32.
+    pub fn to_f32(&self) -> Vec<f32> {
+        let mut values = Vec::with_capacity(self.elements());
+        self.read_f32(0..self.elements(), &mut values);
+        values
+    }
+
+    /// Checks that no element is infinite or NaN.
+    ///
+    /// # Errors
+    /// [`Error::NotFinite`] for the first one that is.
+    pub fn check_finite(&self) -> Result<(), Error> {
+        let bytes = self.bytes();
+        let index = match self.dtype() {
+            WeightType::F32 => find(bytes, |b| !f32::from_le_bytes(b).is_finite()),
+            WeightType::F64 => find(bytes, |b| !f64::from_le_bytes(b).is_finite()),
+            WeightType::F16 => find(bytes, |b| u16::from_le_bytes(b) & 0x7c00 == 0x7c00),
+            WeightType::BF16 => find(bytes, |b| u16::from_le_bytes(b) & 0x7f80 == 0x7f80),
+            _ => None,
+        };
+        let Some(index) = index else { return Ok(()) };
+        let mut value = Vec::new();
+        self.read_f32(index..index + 1, &mut value);
+        Err(Error::NotFinite {
+            file: self.file().to_owned(),
+            tensor: self.name().to_owned(),
+            index,
+            value: value.first().copied().map_or(f64::NAN, f64::from),
+        })
+    }
+}
+
+impl fmt::Debug for Weight {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} {:?}", self.name(), self.dtype(), self.shape())
+    }
+}
+
+fn append<const N: usize>(bytes: &[u8], out: &mut Vec<f32>, convert: impl Fn([u8; N]) -> f32) {
+    out.extend(bytes.as_chunks::<N>().0.iter().map(|&element| convert(element)));
+}
+
+/// In blocks, because the conversion of a slice uses the processor's instruction, and that of one element does not.
+fn append_f16(bytes: &[u8], out: &mut Vec<f32>) {
+    const BLOCK: usize = 512;
+    let mut block = [f16::ZERO; BLOCK];
+    for elements in bytes.as_chunks::<2>().0.chunks(BLOCK) {
+        let block = &mut block[..elements.len()];
+        for (value, &element) in block.iter_mut().zip(elements) {
+            *value = f16::from_le_bytes(element);
+        }
+        let start = out.len();
+        out.resize(start + elements.len(), 0.0);
+        block.convert_to_f32_slice(&mut out[start..]);
+    }
+}
+
+/// Index of the first element that `wrong` says so of. Whole blocks first: without an exit inside, they are vectorised.
+fn find<const N: usize>(bytes: &[u8], wrong: impl Fn([u8; N]) -> bool) -> Option<usize> {
+    const BLOCK: usize = 1024;
+    let elements = bytes.as_chunks::<N>().0;
+    let block = elements.chunks(BLOCK).position(|block| block.iter().fold(false, |any, &b| any | wrong(b)))?;
+    let start = block * BLOCK;
+    elements[start..].iter().position(|&b| wrong(b)).map(|i| start + i)
+}

@@ -1,0 +1,257 @@
+//! Everything that can go wrong between a checkpoint on disk and a model that runs.
+
+use std::path::PathBuf;
+
+use crate::checkpoint::{Mismatch, WeightType};
+
+/// A failure of this crate. The text names the file and the tensor or key, what was expected and what was found.
+///
+/// Names that come out of a file are quoted and escaped: they are not to be trusted.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The operating system refused.
+    #[error("{}: {source}", file.display())]
+    Io {
+        /// What was to be read.
+        file: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// A folder, device or socket where a file is needed.
+    #[error("{}: not a file", file.display())]
+    NotAFile {
+        /// The path.
+        file: PathBuf,
+    },
+    /// A folder without weights.
+    #[error("{}: the folder holds no {expected}", folder.display())]
+    NoWeights {
+        /// The folder.
+        folder: PathBuf,
+        /// The names looked for.
+        expected: String,
+    },
+    /// A container format that this crate does not read.
+    #[error("{}: not a checkpoint by its name; expected {expected}", file.display())]
+    UnknownFormat {
+        /// The file.
+        file: PathBuf,
+        /// The endings known.
+        expected: &'static str,
+    },
+    /// A file that ends before the header's length does.
+    #[error("{}: {found} bytes are too few for a safetensors file, which begins with 8 bytes that say its header's length", file.display())]
+    TooShort {
+        /// The file.
+        file: PathBuf,
+        /// Its length.
+        found: usize,
+    },
+    /// A header that does not fit into its file.
+    #[error("{}: the header should be {expected} bytes long, but only {found} follow (truncated?)", file.display())]
+    HeaderLength {
+        /// The file.
+        file: PathBuf,
+        /// The length that the file says.
+        expected: u64,
+        /// Bytes after the length.
+        found: usize,
+    },
+    /// JSON text beyond what is reasonable.
+    #[error("{}: {found} bytes of JSON, more than the limit of {limit}", file.display())]
+    JsonTooLong {
+        /// The file.
+        file: PathBuf,
+        /// Length of the text.
+        found: u64,
+        /// The longest one that is read.
+        limit: u64,
+    },
+    /// Text that is not UTF-8.
+    #[error("{}: the {part} is not UTF-8: {source}", file.display())]
+    Utf8 {
+        /// The file.
+        file: PathBuf,
+        /// Which text of the file.
+        part: &'static str,
+        /// Where.
+        source: std::str::Utf8Error,
+    },
+    /// Text that is not JSON, or not of the expected form.
+    #[error("{}: the {part} cannot be read: {source}", file.display())]
+    Json {
+        /// The file.
+        file: PathBuf,
+        /// Which text of the file.
+        part: &'static str,
+        /// What and where.
+        source: serde_json::Error,
+    },
+    /// A tensor of a type that this crate does not know.
+    #[error("{}: tensor {tensor:?} has type {found:?}, which is not supported", file.display())]
+    TensorType {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Its type.
+        found: String,
+    },
+    /// A tensor with more elements than can be counted.
+    #[error("{}: tensor {tensor:?} has an impossible shape: {shape:?}", file.display())]
+    TensorOverflow {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Its shape.
+        shape: Vec<usize>,
+    },
+    /// A tensor that lies outside its file.
+    #[error("{}: tensor {tensor:?} lies at bytes {begin} to {end}, but the file has {available} (truncated?)", file.display())]
+    TensorOffsets {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Its first byte, counted from the end of the header.
+        begin: usize,
+        /// The byte after its last.
+        end: usize,
+        /// Bytes after the header.
+        available: usize,
+    },
+    /// A tensor whose place is longer or shorter than its shape and type say.
+    #[error("{}: tensor {tensor:?} of type {dtype} and shape {shape:?} needs {expected} bytes, but has {found}", file.display())]
+    TensorLength {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Its type.
+        dtype: WeightType,
+        /// Its shape.
+        shape: Vec<usize>,
+        /// Bytes by shape and type.
+        expected: usize,
+        /// Bytes by offsets.
+        found: usize,
+    },
+    /// Two tensors on the same bytes.
+    #[error("{}: tensors {first:?} and {second:?} overlap", file.display())]
+    TensorOverlap {
+        /// The file.
+        file: PathBuf,
+        /// The earlier one.
+        first: String,
+        /// The later one.
+        second: String,
+    },
+    /// Bytes that belong to no tensor, which the format forbids.
+    #[error("{}: bytes {begin} to {end} after the header belong to no tensor", file.display())]
+    Gap {
+        /// The file.
+        file: PathBuf,
+        /// First such byte, counted from the end of the header.
+        begin: usize,
+        /// The byte after the last.
+        end: usize,
+    },
+    /// A file without tensors.
+    #[error("{}: no tensors", file.display())]
+    NoTensors {
+        /// The file.
+        file: PathBuf,
+    },
+    /// A tensor that two files hold.
+    #[error("tensor {tensor:?} is in {} and in {}", first.display(), second.display())]
+    DuplicateTensor {
+        /// The tensor.
+        tensor: String,
+        /// One file.
+        first: PathBuf,
+        /// The other.
+        second: PathBuf,
+    },
+    /// A shard that an index may not name: only files at or below the index's own folder.
+    #[error("{}: the index names {shard:?}; shards must be files below the index's folder", file.display())]
+    ShardPath {
+        /// The index.
+        file: PathBuf,
+        /// What it names.
+        shard: String,
+    },
+    /// A shard that does not exist.
+    #[error("{}: the index names {}, which does not exist", file.display(), shard.display())]
+    ShardMissing {
+        /// The index.
+        file: PathBuf,
+        /// The shard.
+        shard: PathBuf,
+    },
+    /// A tensor that is not in the shard where the index says it is.
+    #[error("{}: tensor {tensor:?} should be in {}, but that file does not hold it", file.display(), shard.display())]
+    NotInShard {
+        /// The index.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The shard.
+        shard: PathBuf,
+    },
+    /// An infinity or NaN among the weights.
+    #[error("{}: tensor {tensor:?}: element {index} is {value}", file.display())]
+    NotFinite {
+        /// The file; empty for a tensor that was computed.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Index of the element in row-major order.
+        index: usize,
+        /// The element.
+        value: f64,
+    },
+    /// The checkpoint does not hold the tensors of its model.
+    #[error("{0}")]
+    Tensors(Box<Mismatch>),
+    /// A key of the configuration that is absent or wrong.
+    #[error("{}: {key:?}: expected {expected}, found {found}", file.display())]
+    Config {
+        /// The configuration file.
+        file: PathBuf,
+        /// The key.
+        key: String,
+        /// What it should hold.
+        expected: String,
+        /// What it holds.
+        found: String,
+    },
+    /// A model family that this crate does not know, or a configuration that says none.
+    #[error("{}: {found} is no model family known here; use --family or the key `family` with one of {known}", file.display())]
+    Family {
+        /// The configuration file.
+        file: PathBuf,
+        /// What it says.
+        found: String,
+        /// The names known.
+        known: String,
+    },
+    /// A configuration that several model families share.
+    #[error("{}: the configuration does not say which of {choices} it is; use --family or the key `family`", file.display())]
+    AmbiguousFamily {
+        /// The configuration file.
+        file: PathBuf,
+        /// The names that fit.
+        choices: String,
+    },
+    /// A model input that was not given.
+    #[error("input {0:?} is missing")]
+    Input(String),
+    /// A fault of this crate.
+    #[error("internal error: {0}")]
+    Internal(&'static str),
+    /// candle failed.
+    #[error(transparent)]
+    Candle(#[from] candle_core::Error),
+}
