@@ -1,0 +1,290 @@
+//! What the host shows of a node: when its kernel is made, when it runs, and when shapes are inferred.
+
+use crate::api::{Allocator, Api, CpuMemory, Status, TensorInfo, call, made};
+use crate::failure::Failure;
+use moh_kernels::schema::{AttributeDef, AttributeKind, Value};
+use ort_sys::{
+    OrtKernelContext, OrtKernelInfo, OrtOpAttr, OrtOpAttrType, OrtShapeInferContext, OrtTensorTypeAndShapeInfo,
+    OrtTypeInfo, OrtValue,
+};
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::marker::PhantomData;
+use std::ptr;
+
+/// The most dimensions that an input may have: more than any operator accepts, so that a wrong rank is the operator's error.
+pub(crate) const MAX_RANK: usize = 8;
+
+/// A node whose kernel is being made.
+pub(crate) struct KernelInfo<'a> {
+    api: Api,
+    raw: *const OrtKernelInfo,
+    lifetime: PhantomData<&'a OrtKernelInfo>,
+}
+
+impl KernelInfo<'_> {
+    /// # Safety
+    /// `raw` is the host's and alive.
+    pub(crate) unsafe fn new(api: Api, raw: *const OrtKernelInfo) -> Self {
+        KernelInfo { api, raw, lifetime: PhantomData }
+    }
+
+    /// An attribute's value, of the kind that the node has; `None` without it.
+    pub(crate) fn attribute(&self, def: &AttributeDef) -> Option<Value> {
+        let name = CString::new(def.name).ok()?;
+        value(def.kind, |kind| {
+            let (mut int, mut float) = (0i64, 0f32);
+            // SAFETY: the node is alive, the name is terminated, and the host writes one number to a local variable.
+            unsafe {
+                match kind {
+                    AttributeKind::Int => {
+                        call!(self.api, KernelInfoGetAttribute_int64(self.raw, name.as_ptr(), &raw mut int))?;
+                        Ok(Value::Int(int))
+                    }
+                    AttributeKind::Float => {
+                        call!(self.api, KernelInfoGetAttribute_float(self.raw, name.as_ptr(), &raw mut float))?;
+                        Ok(Value::Float(float))
+                    }
+                }
+            }
+        })
+    }
+
+    /// The sizes of every input, as far as they are known: -1 for a symbol; `None` for an absent input.
+    /// No dimensions are a scalar's or an unknown rank's.
+    pub(crate) fn input_sizes(&self) -> Result<Vec<Option<Vec<i64>>>, Failure> {
+        let mut count = 0;
+        // SAFETY: the node is alive; the host writes a number to a local variable.
+        unsafe { call!(self.api, KernelInfo_GetInputCount(self.raw, &raw mut count))? };
+        (0..count).map(|index| self.sizes_of(index)).collect()
+    }
+
+    fn sizes_of(&self, index: usize) -> Result<Option<Vec<i64>>, Failure> {
+        let mut ty: *mut OrtTypeInfo = ptr::null_mut();
+        // SAFETY: the node is alive; the host writes a new object to a local variable. An absent input has no type.
+        let Ok(()) = (unsafe { call!(self.api, KernelInfo_GetInputTypeInfo(self.raw, index, &raw mut ty)) }) else {
+            return Ok(None);
+        };
+        let ty = made(ty, "type of an input")?;
+        let mut tensor = ptr::null();
+        // SAFETY: the type is alive until its release below, and owns what the host writes to the local variable.
+        unsafe {
+            let cast = call!(self.api, CastTypeInfoToTensorInfo(ty.as_ptr(), &raw mut tensor));
+            let sizes = cast.map_err(Failure::from).and_then(|()| match tensor.is_null() {
+                true => Ok(None),
+                false => sizes(self.api, tensor).map(Some),
+            });
+            ((*self.api.as_ptr()).ReleaseTypeInfo)(ty.as_ptr());
+            sizes
+        }
+    }
+}
+
+/// A node whose output shape is being inferred.
+pub(crate) struct ShapeContext<'a> {
+    api: Api,
+    raw: *mut OrtShapeInferContext,
+    lifetime: PhantomData<&'a OrtShapeInferContext>,
+}
+
+/// A dimension as shape inference sees it: a size or -1, and a symbol's name or the empty string.
+#[derive(Clone, Copy)]
+pub(crate) struct Dimension<'a> {
+    pub(crate) size: i64,
+    pub(crate) name: &'a CStr,
+}
+
+impl ShapeContext<'_> {
+    /// # Safety
+    /// `raw` is the host's and alive.
+    pub(crate) unsafe fn new(api: Api, raw: *mut OrtShapeInferContext) -> Self {
+        ShapeContext { api, raw, lifetime: PhantomData }
+    }
+
+    /// As [`KernelInfo::attribute`].
+    pub(crate) fn attribute(&self, def: &AttributeDef) -> Option<Value> {
+        let name = CString::new(def.name).ok()?;
+        let mut attribute: *const OrtOpAttr = ptr::null();
+        // SAFETY: the context is alive, the name is terminated; the host writes a pointer to a local variable.
+        unsafe { call!(self.api, ShapeInferContext_GetAttribute(self.raw, name.as_ptr(), &raw mut attribute)) }.ok()?;
+        value(def.kind, |kind| {
+            let (mut int, mut float, mut written) = (0i64, 0f32, 0);
+            let (ty, place, size) = match kind {
+                AttributeKind::Int => (OrtOpAttrType::ORT_OP_ATTR_INT, (&raw mut int).cast(), size_of::<i64>()),
+                AttributeKind::Float => (OrtOpAttrType::ORT_OP_ATTR_FLOAT, (&raw mut float).cast(), size_of::<f32>()),
+            };
+            // SAFETY: the attribute is the context's; the place is a number of the type that is asked for.
+            unsafe { call!(self.api, ReadOpAttr(attribute, ty, place, size, &raw mut written))? };
+            Ok(match kind {
+                AttributeKind::Int => Value::Int(int),
+                AttributeKind::Float => Value::Float(float),
+            })
+        })
+    }
+
+    /// Every input's dimensions. No dimensions are a scalar's or an unknown rank's.
+    pub(crate) fn inputs(&self) -> Result<Vec<Vec<Dimension<'_>>>, Failure> {
+        let mut count = 0;
+        // SAFETY: the context is alive; the host writes a number to a local variable.
+        unsafe { call!(self.api, ShapeInferContext_GetInputCount(self.raw, &raw mut count))? };
+        (0..count).map(|index| self.dimensions_of(index)).collect()
+    }
+
+    fn dimensions_of(&self, index: usize) -> Result<Vec<Dimension<'_>>, Failure> {
+        let mut info = ptr::null_mut();
+        // SAFETY: the context is alive, and owns what the host writes to the local variable.
+        let sizes = unsafe {
+            call!(self.api, ShapeInferContext_GetInputTypeShape(self.raw, index, &raw mut info))?;
+            sizes(self.api, made(info, "shape of an input")?.as_ptr())?
+        };
+        let mut names: Vec<*const c_char> = vec![ptr::null(); sizes.len()];
+        // SAFETY: the vector is as long as said; the names belong to the context.
+        unsafe { call!(self.api, GetSymbolicDimensions(info, names.as_mut_ptr(), names.len()))? };
+        let name = |name: *const c_char| match name.is_null() {
+            true => c"",
+            // SAFETY: a terminated string that lives as long as the context, whose lifetime bounds the reference.
+            false => unsafe { CStr::from_ptr(name) },
+        };
+        Ok(sizes.into_iter().zip(names).map(|(size, text)| Dimension { size, name: name(text) }).collect())
+    }
+
+    /// Says what the shape of the output is.
+    pub(crate) fn set_output(&self, dimensions: &[Dimension<'_>]) -> Result<(), Failure> {
+        let sizes: Vec<i64> = dimensions.iter().map(|d| d.size).collect();
+        let mut names: Vec<*const c_char> = dimensions.iter().map(|d| d.name.as_ptr()).collect();
+        let info = TensorInfo::new(self.api, &sizes, &mut names)?;
+        // SAFETY: context and shape are alive; the host copies the shape.
+        Ok(unsafe { call!(self.api, ShapeInferContext_SetOutputTypeShape(self.raw, 0, info.as_ptr())) }?)
+    }
+}
+
+/// A node that is being run.
+pub(crate) struct KernelContext<'a> {
+    api: Api,
+    raw: *mut OrtKernelContext,
+    lifetime: PhantomData<&'a OrtKernelContext>,
+}
+
+// SAFETY: the methods that take `&self` of a shared context only ask the host for its allocator and threads, which any
+// thread of a running node may do.
+unsafe impl Sync for KernelContext<'_> {}
+
+/// An input or output of a running node.
+pub(crate) struct TensorPtr {
+    /// ONNX's number of the element type.
+    pub(crate) element_type: i32,
+    /// The number of dimensions, which may exceed [`MAX_RANK`].
+    pub(crate) rank: usize,
+    /// The sizes of the first dimensions, then zeros.
+    pub(crate) dims: [usize; MAX_RANK],
+    /// As many elements as the sizes' product, at any alignment; may be null where there are none.
+    pub(crate) data: *mut c_void,
+}
+
+impl KernelContext<'_> {
+    /// # Safety
+    /// `raw` is the host's and alive.
+    pub(crate) unsafe fn new(api: Api, raw: *mut OrtKernelContext) -> Self {
+        KernelContext { api, raw, lifetime: PhantomData }
+    }
+
+    /// The number of inputs that the node has; some may be absent.
+    pub(crate) fn input_count(&self) -> Result<usize, Failure> {
+        let mut count = 0;
+        // SAFETY: the context is alive; the host writes a number to a local variable.
+        unsafe { call!(self.api, KernelContext_GetInputCount(self.raw, &raw mut count))? };
+        Ok(count)
+    }
+
+    /// An input, or `None` where it is absent. Its data live as long as the context.
+    pub(crate) fn input(&self, index: usize) -> Result<Option<TensorPtr>, Failure> {
+        let mut value: *const OrtValue = ptr::null();
+        // SAFETY: the context is alive, and owns what the host writes to the local variable.
+        unsafe { call!(self.api, KernelContext_GetInput(self.raw, index, &raw mut value))? };
+        // SAFETY: a value of the context.
+        (!value.is_null()).then(|| unsafe { self.tensor(value.cast_mut()) }).transpose()
+    }
+
+    /// Makes the output; its data are writable, and live as long as the context.
+    pub(crate) fn output(&self, dims: &[usize]) -> Result<*mut c_void, Failure> {
+        let sizes: Vec<i64> = dims.iter().map(|&dim| dim as i64).collect();
+        let mut value: *mut OrtValue = ptr::null_mut();
+        let mut data = ptr::null_mut();
+        // SAFETY: the context is alive, and owns what the host writes to the local variables; the sizes are as many as said.
+        unsafe {
+            call!(self.api, KernelContext_GetOutput(self.raw, 0, sizes.as_ptr(), sizes.len(), &raw mut value))?;
+            call!(self.api, GetTensorMutableData(made(value, "output")?.as_ptr(), &raw mut data))?;
+        }
+        Ok(data)
+    }
+
+    /// # Safety
+    /// `value` is a value of the context.
+    unsafe fn tensor(&self, value: *mut OrtValue) -> Result<TensorPtr, Failure> {
+        let (mut info, mut data) = (ptr::null_mut(), ptr::null_mut());
+        let (mut element_type, mut rank) = (0i32, 0usize);
+        let mut sizes = [0i64; MAX_RANK];
+        // SAFETY: the value is alive; `info` is owned from its creation on. The host writes the type as an i32, which may be
+        // a number that the enumeration does not have, and no more sizes than there is room for.
+        unsafe {
+            call!(self.api, GetTensorTypeAndShape(value, &raw mut info))?;
+            let info = TensorInfo::from_raw(self.api, made(info, "type of an input")?);
+            call!(self.api, GetTensorElementType(info.as_ptr(), (&raw mut element_type).cast()))?;
+            call!(self.api, GetDimensionsCount(info.as_ptr(), &raw mut rank))?;
+            call!(self.api, GetDimensions(info.as_ptr(), sizes.as_mut_ptr(), rank.min(MAX_RANK)))?;
+            call!(self.api, GetTensorMutableData(value, &raw mut data))?;
+        }
+        let mut dims = [0; MAX_RANK];
+        for (dim, size) in dims.iter_mut().zip(&sizes) {
+            *dim = usize::try_from(*size).map_err(|_| Failure::Host(format!("an input has a dimension of {size}")))?;
+        }
+        Ok(TensorPtr { element_type, rank, dims, data })
+    }
+
+    /// The allocator of the session, which reuses memory from call to call.
+    pub(crate) fn allocator(&self, memory: &CpuMemory) -> Result<Allocator, Failure> {
+        let mut raw = ptr::null_mut();
+        // SAFETY: context and description are alive; the host writes a new object to a local variable.
+        unsafe {
+            call!(self.api, KernelContext_GetAllocator(self.raw, memory.as_ptr(), &raw mut raw))?;
+            Ok(Allocator::from_raw(self.api, made(raw, "allocator")?))
+        }
+    }
+
+    /// Calls `task(data, i)` for every `i < tasks` on the threads of the session.
+    ///
+    /// # Safety
+    /// `task` may be called with `data` on any thread, and does not unwind.
+    pub(crate) unsafe fn parallel_for(
+        &self,
+        tasks: usize,
+        task: unsafe extern "C" fn(*mut c_void, usize),
+        data: *mut c_void,
+    ) -> Result<(), Status> {
+        // SAFETY: the context is alive, and the task is as promised. 0 batches: every task is scheduled by itself.
+        unsafe { call!(self.api, KernelContext_ParallelFor(self.raw, task, tasks, 0, data)) }
+    }
+}
+
+/// The sizes of a shape, -1 for what is not known.
+///
+/// # Safety
+/// `info` is alive.
+unsafe fn sizes(api: Api, info: *const OrtTensorTypeAndShapeInfo) -> Result<Vec<i64>, Failure> {
+    let mut rank = 0;
+    // SAFETY: the shape is alive; the vector is as long as said.
+    unsafe {
+        call!(api, GetDimensionsCount(info, &raw mut rank))?;
+        let mut sizes = vec![-1; rank];
+        call!(api, GetDimensions(info, sizes.as_mut_ptr(), rank))?;
+        Ok(sizes)
+    }
+}
+
+/// An attribute read as the kind it should have, or else as the other, so that an error can name what is there.
+fn value(kind: AttributeKind, read: impl Fn(AttributeKind) -> Result<Value, Status>) -> Option<Value> {
+    let other = match kind {
+        AttributeKind::Int => AttributeKind::Float,
+        AttributeKind::Float => AttributeKind::Int,
+    };
+    read(kind).or_else(|_| read(other)).ok()
+}

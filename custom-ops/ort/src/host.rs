@@ -1,0 +1,79 @@
+//! The session's threads and memory, as kernels see them.
+
+use crate::api::{Allocator, CpuMemory};
+use crate::context::KernelContext;
+use moh_kernels::Host;
+use std::any::Any;
+use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::ptr::NonNull;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// What the session lends to one call of a kernel.
+pub(crate) struct SessionHost<'c> {
+    context: &'c KernelContext<'c>,
+    memory: &'c CpuMemory,
+    /// Made when the kernel first asks for memory; `None` where the host has none.
+    allocator: OnceLock<Option<Allocator>>,
+}
+
+impl<'c> SessionHost<'c> {
+    pub(crate) fn new(context: &'c KernelContext<'c>, memory: &'c CpuMemory) -> SessionHost<'c> {
+        SessionHost { context, memory, allocator: OnceLock::new() }
+    }
+
+    fn allocator(&self) -> Option<&Allocator> {
+        self.allocator.get_or_init(|| self.context.allocator(self.memory).ok()).as_ref()
+    }
+}
+
+// SAFETY: memory comes from the session's allocator, which gives what is asked for, and gets it back once.
+unsafe impl Host for SessionHost<'_> {
+    /// The processors that this process may use: API 17 does not tell how many threads a session has. Tasks beyond
+    /// those run one after another and find no work left.
+    fn parallelism(&self) -> usize {
+        static PROCESSORS: OnceLock<usize> = OnceLock::new();
+        *PROCESSORS.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
+    }
+
+    /// A panic of a task, or a failure of the host's threads, continues as a panic of the caller when all tasks are done.
+    fn parallel_for(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+        if tasks <= 1 {
+            return (0..tasks).for_each(task);
+        }
+        let job = Job { task, panic: Mutex::new(None) };
+        // SAFETY: the job outlives the call, which returns after the last task; it is shared by reference only.
+        let done = unsafe { self.context.parallel_for(tasks, run_task, (&raw const job).cast_mut().cast()) };
+        if let Some(payload) = job.panic.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            resume_unwind(payload);
+        }
+        if let Err(status) = done {
+            resume_unwind(Box::new(format!("the threads of the session failed: {status}")));
+        }
+    }
+
+    fn allocate(&self, bytes: usize) -> Option<NonNull<u8>> {
+        self.allocator()?.allocate(bytes)
+    }
+
+    unsafe fn release(&self, memory: NonNull<u8>, _: usize) {
+        if let Some(allocator) = self.allocator() {
+            // SAFETY: memory of `allocate`, not released yet, as the caller promises.
+            unsafe { allocator.release(memory) }
+        }
+    }
+}
+
+struct Job<'t> {
+    task: &'t (dyn Fn(usize) + Sync),
+    /// The first task's panic.
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+}
+
+unsafe extern "C" fn run_task(job: *mut c_void, index: usize) {
+    // SAFETY: `parallel_for` passes its job, which lives until the last task is done.
+    let job = unsafe { &*job.cast::<Job<'_>>() };
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(|| (job.task)(index))) {
+        job.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(payload);
+    }
+}

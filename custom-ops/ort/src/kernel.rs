@@ -1,0 +1,159 @@
+//! A node's kernel: made once a session, run at every call.
+
+use crate::api::{Api, CpuMemory, made};
+use crate::context::{KernelContext, KernelInfo, MAX_RANK, TensorPtr};
+use crate::failure::Failure;
+use crate::host::SessionHost;
+use crate::infer;
+use crate::op::onnx_type;
+use half::{bf16, f16};
+use moh_kernels::{Attributes, DType, Data, DataMut, Element, Error, Operator, Tensor, cpu};
+use std::borrow::Cow;
+use std::ffi::c_void;
+use std::ptr::{self, NonNull};
+use std::slice;
+
+/// A node's attributes, checked.
+pub(crate) struct Kernel {
+    api: Api,
+    attributes: Attributes,
+    /// The element type of the output.
+    dtype: DType,
+    memory: CpuMemory,
+}
+
+impl Kernel {
+    /// Reads and checks a node's attributes, and the shapes of its inputs as far as they are known.
+    ///
+    /// Hosts of several versions ignore what shape inference finds wrong; here they listen.
+    pub(crate) fn new(
+        api: Api,
+        operator: &'static Operator,
+        dtype: DType,
+        info: &KernelInfo<'_>,
+    ) -> Result<Kernel, Failure> {
+        let attributes = Attributes::read(operator, |def| info.attribute(def))?;
+        infer::check(&attributes, &info.input_sizes()?)?;
+        Ok(Kernel { api, attributes, dtype, memory: CpuMemory::new(api)? })
+    }
+
+    pub(crate) fn api(&self) -> Api {
+        self.api
+    }
+
+    /// Runs the operator on the node's inputs.
+    pub(crate) fn compute(&self, context: &KernelContext<'_>) -> Result<(), Failure> {
+        let operator = self.attributes.operator();
+        // SAFETY: inputs of this context.
+        let read = |index| context.input(index)?.map(|t| unsafe { Input::new(operator, index, t) }).transpose();
+        let inputs: Vec<Option<Input<'_>>> = (0..context.input_count()?).map(read).collect::<Result<_, Failure>>()?;
+        let tensors: Vec<Option<Tensor<'_>>> = inputs.iter().map(|input| input.as_ref().map(Input::tensor)).collect();
+        let (_, dims) = operator.validate(&self.attributes, &tensors)?;
+        let data = context.output(&dims)?;
+        let len = dims.iter().product();
+        // SAFETY: the host made an output of the registered element type with these dimensions, which nothing
+        // else refers to: the operators declare no aliases, so it shares no input's memory.
+        let output = unsafe {
+            match self.dtype {
+                DType::F32 => DataMut::F32(elements_mut(data, len)?),
+                DType::F16 => DataMut::F16(elements_mut(data, len)?),
+                DType::BF16 => DataMut::BF16(elements_mut(data, len)?),
+            }
+        };
+        cpu::run(&self.attributes, &tensors, output, &SessionHost::new(context, &self.memory))?;
+        Ok(())
+    }
+}
+
+/// An input of a call.
+struct Input<'c> {
+    rank: usize,
+    dims: [usize; MAX_RANK],
+    data: Elements<'c>,
+}
+
+/// Elements where the host has them, or an aligned copy.
+enum Elements<'c> {
+    F32(Cow<'c, [f32]>),
+    F16(Cow<'c, [f16]>),
+    BF16(Cow<'c, [bf16]>),
+}
+
+impl<'c> Input<'c> {
+    /// # Safety
+    /// `tensor` is input `index` of a context that lives for `'c`.
+    unsafe fn new(operator: &'static Operator, index: usize, tensor: TensorPtr) -> Result<Input<'c>, Failure> {
+        let TensorPtr { element_type, rank, dims, data } = tensor;
+        let name = operator.inputs.get(index).map_or("beyond the last", |operand| operand.name);
+        if rank > MAX_RANK {
+            let expected = format!("at most {MAX_RANK} dimensions");
+            Err(Error::Shape { operator: operator.name, input: name, expected, found: format!("{rank}") })?;
+        }
+        let Some(dtype) = DType::ALL.into_iter().find(|&dtype| onnx_type(dtype) as i32 == element_type) else {
+            return Err(Failure::Host(format!("input {name} has ONNX element type {element_type}")));
+        };
+        let len = dims[..rank].iter().try_fold(1usize, |n, &dim| n.checked_mul(dim)).filter(|&n| n <= MAX_ELEMENTS);
+        let len = len.ok_or_else(|| Failure::Host(format!("input {name} has too many elements")))?;
+        // SAFETY: the host's tensor of that type has as many elements as its dimensions say, which nothing writes to while
+        // the node runs.
+        let data = unsafe {
+            match dtype {
+                DType::F32 => Elements::F32(elements(data, len)?),
+                DType::F16 => Elements::F16(elements(data, len)?),
+                DType::BF16 => Elements::BF16(elements(data, len)?),
+            }
+        };
+        Ok(Input { rank, dims, data })
+    }
+
+    fn tensor(&self) -> Tensor<'_> {
+        let data = match &self.data {
+            Elements::F32(data) => Data::F32(data),
+            Elements::F16(data) => Data::F16(data),
+            Elements::BF16(data) => Data::BF16(data),
+        };
+        Tensor { shape: &self.dims[..self.rank], data }
+    }
+}
+
+/// More do not fit an address space.
+const MAX_ELEMENTS: usize = isize::MAX as usize / size_of::<f32>();
+
+/// The elements at `data`, copied only where they are not aligned: an initializer in a mapped file may start anywhere.
+///
+/// # Safety
+/// There are `len` elements at `data`, at most [`MAX_ELEMENTS`], which are not written to during `'c`.
+unsafe fn elements<'c, T: Element>(data: *mut c_void, len: usize) -> Result<Cow<'c, [T]>, Failure> {
+    if len == 0 {
+        return Ok(Cow::Borrowed(&[]));
+    }
+    let data = made(data, "input data")?.cast::<T>();
+    if data.is_aligned() {
+        // SAFETY: as promised, and aligned.
+        return Ok(Cow::Borrowed(unsafe { slice::from_raw_parts(data.as_ptr(), len) }));
+    }
+    let mut copy: Vec<T> = Vec::new();
+    copy.try_reserve_exact(len).map_err(|_| Error::OutOfMemory { bytes: len * size_of::<T>() })?;
+    // SAFETY: the vector has room for `len` elements, all of which are written, bytewise, for which alignment does not matter.
+    unsafe {
+        ptr::copy_nonoverlapping(data.cast::<u8>().as_ptr(), copy.as_mut_ptr().cast::<u8>(), len * size_of::<T>());
+        copy.set_len(len);
+    }
+    Ok(Cow::Owned(copy))
+}
+
+/// The elements of an output.
+///
+/// # Safety
+/// There is writable memory for `len` elements at `data`, which nothing else refers to during `'c`.
+unsafe fn elements_mut<'c, T: Element>(data: *mut c_void, len: usize) -> Result<&'c mut [T], Failure> {
+    let data = match len {
+        0 => NonNull::dangling(),
+        _ => made(data, "output data")?.cast::<T>(),
+    };
+    if !data.is_aligned() {
+        return Err(Failure::Host("onnxruntime returned a misaligned output".to_owned()));
+    }
+    // SAFETY: as promised, and aligned; with no elements any aligned pointer will do.
+    Ok(unsafe { slice::from_raw_parts_mut(data.as_ptr(), len) })
+}

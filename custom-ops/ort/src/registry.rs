@@ -1,0 +1,56 @@
+//! The operators of the process, as the host sees them: one domain a host.
+//!
+//! Sessions keep pointers to a domain and to its operators, and onnxruntime may unload a library with the last session
+//! that loaded it. Domains and operators are therefore made once, never freed, and shared by all sessions, and the linker
+//! is told (`build.rs`) to keep the library loaded, so that loading it again finds them.
+
+use crate::api::{Api, call, made};
+use crate::failure::Failure;
+use crate::op::CustomOp;
+use moh_kernels::schema::DOMAIN;
+use moh_kernels::{DType, OPERATORS};
+use ort_sys::{OrtCustomOpDomain, OrtSessionOptions};
+use std::ffi::CString;
+use std::ptr::{self, NonNull};
+use std::sync::{Mutex, PoisonError};
+
+struct Domain {
+    api: Api,
+    raw: NonNull<OrtCustomOpDomain>,
+}
+
+// SAFETY: complete before it is stored, and only read from then on.
+unsafe impl Send for Domain {}
+
+/// A process may hold several hosts: copies of onnxruntime in different libraries.
+static DOMAINS: Mutex<Vec<Domain>> = Mutex::new(Vec::new());
+
+/// Adds the operators to a session's options.
+///
+/// # Safety
+/// `options` are live options of the host.
+pub(crate) unsafe fn register(api: Api, options: NonNull<OrtSessionOptions>) -> Result<(), Failure> {
+    let domain = domain(api)?;
+    // SAFETY: the options are alive, as promised; the domain is never freed.
+    Ok(unsafe { call!(api, AddCustomOpDomain(options.as_ptr(), domain.as_ptr())) }?)
+}
+
+/// The host's domain, made at its first use.
+fn domain(api: Api) -> Result<NonNull<OrtCustomOpDomain>, Failure> {
+    let mut domains = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(domain) = domains.iter().find(|domain| domain.api == api) {
+        return Ok(domain.raw);
+    }
+    let name = CString::new(DOMAIN).unwrap_or_default();
+    let mut raw = ptr::null_mut();
+    // SAFETY: the name is terminated, and copied; the host writes a new object to a local variable.
+    unsafe { call!(api, CreateCustomOpDomain(name.as_ptr(), &raw mut raw))? };
+    let raw = made(raw, "operator domain")?;
+    for (operator, dtype) in OPERATORS.iter().flat_map(|operator| DType::ALL.map(|dtype| (*operator, dtype))) {
+        let op: &'static CustomOp = Box::leak(Box::new(CustomOp::new(api, operator, dtype)));
+        // SAFETY: domain and operator are alive for good.
+        unsafe { call!(api, CustomOpDomain_Add(raw.as_ptr(), op.as_ptr()))? };
+    }
+    domains.push(Domain { api, raw });
+    Ok(raw)
+}
