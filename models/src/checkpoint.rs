@@ -53,8 +53,13 @@ impl Checkpoint {
             Some(config) => Config::read(config)?,
             None => Config::read(&weights.with_file_name("config.json"))?,
         };
-        let mut checkpoint =
-            Checkpoint { path: weights, config, files: Vec::new(), tensors: BTreeMap::new(), metadata: BTreeMap::new() };
+        let mut checkpoint = Checkpoint {
+            path: weights,
+            config,
+            files: Vec::new(),
+            tensors: BTreeMap::new(),
+            metadata: BTreeMap::new(),
+        };
         if has_ending(&checkpoint.path, ".index.json") {
             checkpoint.add_shards()?;
         } else {
@@ -141,10 +146,10 @@ fn find_weights(path: &Path) -> Result<PathBuf, Error> {
         return Ok(path.to_owned());
     }
     let candidates = [SINGLE, INDEX].map(|name| path.join(name));
-    candidates.into_iter().find(|candidate| candidate.exists()).ok_or_else(|| Error::NoWeights {
-        folder: path.to_owned(),
-        expected: format!("{SINGLE} or {INDEX}"),
-    })
+    candidates
+        .into_iter()
+        .find(|candidate| candidate.exists())
+        .ok_or_else(|| Error::NoWeights { folder: path.to_owned(), expected: format!("{SINGLE} or {INDEX}") })
 }
 
 /// Reads a file in the container format that its name says.

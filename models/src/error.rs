@@ -248,6 +248,9 @@ pub enum Error {
     /// A model input that was not given.
     #[error("input {0:?} is missing")]
     Input(String),
+    /// An operator's validator refused what a model asked of it.
+    #[error("{0}")]
+    Operator(String),
     /// A fault of this crate.
     #[error("internal error: {0}")]
     Internal(&'static str),

@@ -3,7 +3,14 @@
 #![deny(unsafe_code)]
 
 pub mod checkpoint;
+pub mod count;
+pub mod eager;
 pub mod error;
+pub mod families;
+pub mod ops;
+pub mod router;
+pub mod sample;
 
 pub use checkpoint::{Checkpoint, Config, Loader, Weight, WeightType};
 pub use error::Error;
+pub use families::Model;

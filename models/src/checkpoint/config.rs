@@ -49,6 +49,27 @@ impl Config {
         self.value(key).is_some()
     }
 
+    /// A size: a number from 1 to 2^24, so that products of two or three do not overflow.
+    ///
+    /// # Errors
+    /// [`Error::Config`] where it is absent, no whole number, or out of range.
+    pub fn positive(&self, key: &str) -> Result<usize, Error> {
+        match self.usize(key)? {
+            n @ 1..=0x100_0000 => Ok(n),
+            n => Err(self.rejects(key, "a number from 1 to 16777216", n.to_string())),
+        }
+    }
+
+    /// An error of this file's `key` whose value, or what follows from it, makes no model.
+    pub fn rejects(&self, key: &str, expected: impl Into<String>, found: impl Into<String>) -> Error {
+        Error::Config {
+            file: self.path().to_owned(),
+            key: key.to_owned(),
+            expected: expected.into(),
+            found: found.into(),
+        }
+    }
+
     /// The error that says `key` should be `expected`, and what it is.
     pub fn invalid(&self, key: &str, expected: impl Into<String>) -> Error {
         let found = self.value(key).map_or_else(|| "nothing".to_owned(), shorten);

@@ -12,6 +12,7 @@ use crate::error::Error;
 pub struct Loader<'a> {
     checkpoint: &'a Checkpoint,
     taken: BTreeSet<String>,
+    reported: BTreeSet<String>,
     problems: Vec<Problem>,
 }
 
@@ -68,7 +69,7 @@ pub struct Mismatch {
 impl<'a> Loader<'a> {
     /// Takes tensors from that checkpoint.
     pub fn new(checkpoint: &'a Checkpoint) -> Loader<'a> {
-        Loader { checkpoint, taken: BTreeSet::new(), problems: Vec::new() }
+        Loader { checkpoint, taken: BTreeSet::new(), reported: BTreeSet::new(), problems: Vec::new() }
     }
 
     /// The checkpoint.
@@ -81,7 +82,7 @@ impl<'a> Loader<'a> {
     pub fn weight(&mut self, name: &str, shape: &[usize]) -> Weight {
         self.optional(name, shape).unwrap_or_else(|| {
             if self.checkpoint.get(name).is_none() {
-                self.problems.push(Problem::Missing { tensor: name.to_owned(), expected: shape.to_vec() });
+                self.report(name, Problem::Missing { tensor: name.to_owned(), expected: shape.to_vec() });
             }
             Weight::absent(name, shape)
         })
@@ -93,15 +94,22 @@ impl<'a> Loader<'a> {
         self.taken.insert(name.to_owned());
         let (file, tensor) = (weight.file().to_owned(), name.to_owned());
         if !weight.dtype().is_model_float() {
-            self.problems.push(Problem::Type { file, tensor, found: weight.dtype() });
+            self.report(name, Problem::Type { file, tensor, found: weight.dtype() });
             return None;
         }
         if weight.shape() != shape {
             let (expected, found) = (shape.to_vec(), weight.shape().to_vec());
-            self.problems.push(Problem::Shape { file, tensor, expected, found });
+            self.report(name, Problem::Shape { file, tensor, expected, found });
             return None;
         }
         Some(weight.clone())
+    }
+
+    /// Notes a tensor's problem; one is enough for a tensor that is asked for repeatedly.
+    fn report(&mut self, name: &str, problem: Problem) {
+        if self.reported.insert(name.to_owned()) {
+            self.problems.push(problem);
+        }
     }
 
     /// Ends the collection. Tensors that nobody asked for are unexpected, unless `ignorable` says that their name does not matter.
@@ -109,7 +117,7 @@ impl<'a> Loader<'a> {
     /// # Errors
     /// [`Error::Tensors`] with all that does not fit.
     pub fn finish(self, ignorable: impl Fn(&str) -> bool) -> Result<(), Error> {
-        let Loader { checkpoint, taken, mut problems } = self;
+        let Loader { checkpoint, taken, mut problems, .. } = self;
         let rest = checkpoint.tensors.values().filter(|w| !taken.contains(w.name()) && !ignorable(w.name()));
         problems.extend(rest.map(|weight| Problem::Unexpected {
             file: weight.file().to_owned(),

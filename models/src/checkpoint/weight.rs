@@ -143,7 +143,8 @@ impl Weight {
 
     /// Number of elements.
     pub fn elements(&self) -> usize {
-        self.0.shape.iter().product()
+        // The shape of an absent tensor comes from the configuration alone, and may be anything.
+        self.0.shape.iter().fold(1, |n, &dim| n.saturating_mul(dim))
     }
 
     /// The elements in row-major order, little-endian, at any alignment.

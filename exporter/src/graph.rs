@@ -1,0 +1,169 @@
+//! The ONNX graph between recording and encoding: nodes, named weights that are still mapped, inputs and outputs.
+
+use moh_kernels::function::Body;
+use moh_models::Weight;
+use std::collections::BTreeMap;
+
+/// Element type of a tensor in the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[allow(missing_docs)]
+pub enum ElementType {
+    F32,
+    F16,
+    BF16,
+    I64,
+    Bool,
+}
+
+impl ElementType {
+    /// ONNX's `TensorProto.DataType`.
+    pub fn onnx(self) -> i32 {
+        match self {
+            ElementType::F32 => 1,
+            ElementType::I64 => 7,
+            ElementType::Bool => 9,
+            ElementType::F16 => 10,
+            ElementType::BF16 => 16,
+        }
+    }
+
+    /// Bytes of an element.
+    pub fn size(self) -> usize {
+        match self {
+            ElementType::I64 => 8,
+            ElementType::F32 => 4,
+            ElementType::F16 | ElementType::BF16 => 2,
+            ElementType::Bool => 1,
+        }
+    }
+}
+
+impl std::fmt::Display for ElementType {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            ElementType::F32 => "f32",
+            ElementType::F16 => "f16",
+            ElementType::BF16 => "bf16",
+            ElementType::I64 => "i64",
+            ElementType::Bool => "bool",
+        })
+    }
+}
+
+/// A dimension of a value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Dim {
+    /// A number.
+    Fixed(usize),
+    /// A symbol, or a sum of symbols.
+    Named(String),
+    /// Known at run time only.
+    Unknown,
+}
+
+impl std::fmt::Display for Dim {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Dim::Fixed(n) => write!(f, "{n}"),
+            Dim::Named(name) => f.write_str(name),
+            Dim::Unknown => f.write_str("?"),
+        }
+    }
+}
+
+/// A typed value: a graph input or output.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Value {
+    /// Its name.
+    pub name: String,
+    /// Element type.
+    pub ty: ElementType,
+    /// Dimensions.
+    pub dims: Vec<Dim>,
+}
+
+/// A node's attribute.
+#[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs)]
+pub enum Attribute {
+    Int(i64),
+    Float(f32),
+    Ints(Vec<i64>),
+    String(&'static str),
+    /// A one-element tensor.
+    Scalar(ElementType, f32),
+}
+
+/// A node.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Node {
+    /// Operator name.
+    pub op_type: &'static str,
+    /// Operator domain; empty for ONNX's own.
+    pub domain: &'static str,
+    /// `<module path>/<operator>`, unique.
+    pub name: String,
+    /// Names of values.
+    pub inputs: Vec<String>,
+    /// Names of values.
+    pub outputs: Vec<String>,
+    /// Attributes in writing order.
+    pub attributes: Vec<(&'static str, Attribute)>,
+}
+
+/// Where an initializer's bytes come from.
+#[derive(Debug, Clone)]
+pub enum Source {
+    /// Little-endian elements.
+    Bytes(Vec<u8>),
+    /// A tensor of the checkpoint, converted to the initializer's type while it is written.
+    Weight {
+        /// The tensor.
+        weight: Weight,
+        /// Whether it is a matrix (out, in) to be written as (in, out).
+        transposed: bool,
+    },
+}
+
+/// A constant tensor.
+#[derive(Debug, Clone)]
+pub struct Initializer {
+    /// Its name.
+    pub name: String,
+    /// Element type in the file.
+    pub ty: ElementType,
+    /// Dimensions.
+    pub dims: Vec<usize>,
+    /// Its elements.
+    pub source: Source,
+}
+
+impl Initializer {
+    /// Its size in the file.
+    pub fn bytes(&self) -> usize {
+        self.dims.iter().product::<usize>() * self.ty.size()
+    }
+}
+
+/// A model.
+#[derive(Debug, Clone)]
+pub struct Graph {
+    /// The graph's name.
+    pub name: String,
+    /// ONNX operator-set version.
+    pub opset: i64,
+    /// ONNX IR version.
+    pub ir_version: i64,
+    /// Inputs.
+    pub inputs: Vec<Value>,
+    /// Outputs.
+    pub outputs: Vec<Value>,
+    /// Constants.
+    pub initializers: Vec<Initializer>,
+    /// Nodes in topological order.
+    pub nodes: Vec<Node>,
+    /// Bodies of the `ai.moh` operators that the nodes use.
+    pub functions: Vec<Body>,
+    /// Metadata properties.
+    pub metadata: BTreeMap<String, String>,
+}

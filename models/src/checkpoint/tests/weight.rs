@@ -1,0 +1,99 @@
+//! Elements of every type, at every alignment.
+
+use half::{bf16, f16};
+
+use super::*;
+
+/// Opens a file of one tensor.
+fn open_one(dtype: &str, shape: &[usize], data: &[u8], padding: usize) -> (Folder, Weight) {
+    let folder = Folder::new();
+    let header = json!({ "w": { "dtype": dtype, "shape": shape, "data_offsets": [0, data.len()] } });
+    let text = header.to_string() + &" ".repeat(padding);
+    folder.write("model.safetensors", &raw(text.as_bytes(), data));
+    let weight = folder.open().unwrap().get("w").unwrap().clone();
+    (folder, weight)
+}
+
+fn check<const N: usize>(dtype: WeightType, elements: &[[u8; N]], expected: &[f32]) {
+    let data = elements.concat();
+    assert_eq!(dtype.bytes(), N);
+    for padding in 0..8 {
+        let (folder, weight) = open_one(dtype.name(), &[elements.len()], &data, padding);
+        assert_eq!((weight.dtype(), weight.elements()), (dtype, elements.len()));
+        assert_eq!(weight.to_f32(), expected, "{dtype}");
+        let mut part = vec![7.0];
+        weight.read_f32(1..elements.len() - 1, &mut part);
+        assert_eq!(part[0], 7.0);
+        assert_eq!(part[1..], expected[1..elements.len() - 1]);
+        let file = std::fs::read(folder.path("model.safetensors")).unwrap();
+        assert_eq!(weight.file(), folder.path("model.safetensors"));
+        assert_eq!(file[weight.offset() as usize..], data);
+        weight.check_finite().unwrap();
+    }
+}
+
+#[test]
+fn every_type_becomes_f32() {
+    use WeightType::*;
+    check(Bool, &[[0], [1], [1]], &[0.0, 1.0, 1.0]);
+    check(U8, &[0u8, 7, 255].map(u8::to_le_bytes), &[0.0, 7.0, 255.0]);
+    check(I8, &[-128i8, 7, 127].map(i8::to_le_bytes), &[-128.0, 7.0, 127.0]);
+    check(U16, &[0u16, 258, 65535].map(u16::to_le_bytes), &[0.0, 258.0, 65535.0]);
+    check(I16, &[-32768i16, 258, 32767].map(i16::to_le_bytes), &[-32768.0, 258.0, 32767.0]);
+    check(U32, &[0u32, 65537, 1 << 31].map(u32::to_le_bytes), &[0.0, 65537.0, 2147483648.0]);
+    check(I32, &[-5i32, 65537, 1 << 30].map(i32::to_le_bytes), &[-5.0, 65537.0, 1073741824.0]);
+    check(U64, &[0u64, 3, 1 << 63].map(u64::to_le_bytes), &[0.0, 3.0, 9223372036854775808.0]);
+    check(I64, &[-9i64, 3, 1 << 62].map(i64::to_le_bytes), &[-9.0, 3.0, 4611686018427387904.0]);
+    check(F64, &[-0.5f64, 0.1, 1e300].map(f64::to_le_bytes), &[-0.5, 0.1, f32::INFINITY]);
+    let values = [-1.5f32, 0.1, 3.0e38, 1e-45, -0.0];
+    check(F32, &values.map(f32::to_le_bytes), &values);
+}
+
+#[test]
+fn every_half_becomes_f32() {
+    let bits: Vec<u16> = (0..=u16::MAX).collect();
+    let f16s: Vec<u16> = bits.iter().copied().filter(|&b| f16::from_bits(b).is_finite()).collect();
+    let expected: Vec<f32> = f16s.iter().map(|&b| f16::from_bits(b).to_f32()).collect();
+    check(WeightType::F16, &f16s.iter().map(|b| b.to_le_bytes()).collect::<Vec<_>>(), &expected);
+    let bf16s: Vec<u16> = bits.into_iter().filter(|&b| bf16::from_bits(b).is_finite()).collect();
+    let expected: Vec<f32> = bf16s.iter().map(|&b| bf16::from_bits(b).to_f32()).collect();
+    check(WeightType::BF16, &bf16s.iter().map(|b| b.to_le_bytes()).collect::<Vec<_>>(), &expected);
+}
+
+#[test]
+fn an_element_that_is_not_finite_is_found() {
+    let at = 3001;
+    let check = |dtype: WeightType, zero: Vec<u8>, wrong: Vec<u8>| {
+        let mut elements = vec![zero; 5000];
+        elements[at] = wrong.clone();
+        elements[at + 100] = wrong;
+        let (_folder, weight) = open_one(dtype.name(), &[50, 100], &elements.concat(), 1);
+        let error = weight.check_finite().unwrap_err();
+        assert!(matches!(error, Error::NotFinite { index, .. } if index == at), "{dtype}: {error}");
+        assert_says(&error, &["model.safetensors", "\"w\"", "element 3001 is"]);
+    };
+    for wrong in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        check(WeightType::F32, vec![0; 4], wrong.to_le_bytes().to_vec());
+        check(WeightType::F64, vec![0; 8], f64::from(wrong).to_le_bytes().to_vec());
+        check(WeightType::F16, vec![0; 2], f16::from_f32(wrong).to_le_bytes().to_vec());
+        check(WeightType::BF16, vec![0; 2], bf16::from_f32(wrong).to_le_bytes().to_vec());
+    }
+}
+
+#[test]
+fn a_computed_tensor() {
+    let weight = Weight::from_f32("angles", [2, 2], vec![1.0, -2.0, 0.5, f32::INFINITY]);
+    assert_eq!((weight.name(), weight.shape(), weight.dtype()), ("angles", &[2, 2][..], WeightType::F32));
+    assert_eq!(weight.to_f32(), [1.0, -2.0, 0.5, f32::INFINITY]);
+    assert_eq!((weight.file().as_os_str().len(), weight.offset()), (0, 0));
+    assert_eq!(weight.bytes().len(), 16);
+    assert_says(&weight.check_finite().unwrap_err(), &["\"angles\"", "element 3 is inf"]);
+    assert_eq!(format!("{weight:?}"), "angles F32 [2, 2]");
+}
+
+#[test]
+fn a_weight_outlives_its_checkpoint() {
+    let (folder, weight) = open_one("F32", &[1], &2.5f32.to_le_bytes(), 0);
+    drop(folder);
+    assert_eq!(weight.clone().to_f32(), [2.5]);
+}

@@ -1,0 +1,311 @@
+//! The vocabulary run by candle on the CPU in float32: the reference of every export.
+//!
+//! `routed_attention` is written densely in tensor algebra and shares nothing with the kernels: it is the other opinion.
+
+use crate::checkpoint::Weight;
+use crate::error::Error;
+use crate::ops::{Attention, Binary, Conv, Linear, Ops, Reduce, Result, Tap, Type, Unary};
+use candle_core::{D, DType, Device, Tensor};
+use std::collections::BTreeMap;
+
+/// Runs a family's `forward` in candle.
+#[derive(Default)]
+pub struct Eager {
+    weights: BTreeMap<String, Tensor>,
+    path: Vec<String>,
+    taps: Option<BTreeMap<String, Tensor>>,
+    given_gates: BTreeMap<String, Tensor>,
+}
+
+impl Eager {
+    /// An interpreter that keeps no intermediate values.
+    pub fn new() -> Eager {
+        Eager::default()
+    }
+
+    /// Keeps gates and taps of the forwards that follow, under the golden data's names (`gates.blocks.0.attn`).
+    pub fn with_taps(mut self) -> Eager {
+        self.taps = Some(BTreeMap::new());
+        self
+    }
+
+    /// Uses these gates, named `gates.<module path>`, instead of the routers' own.
+    pub fn with_gates(mut self, gates: BTreeMap<String, Tensor>) -> Eager {
+        self.given_gates = gates;
+        self
+    }
+
+    /// The intermediate values of the last forward.
+    pub fn take_taps(&mut self) -> BTreeMap<String, Tensor> {
+        self.taps.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// The checkpoint's tensor in float32, converted once.
+    fn load(&mut self, weight: &Weight) -> Result<Tensor> {
+        if let Some(tensor) = self.weights.get(weight.name()) {
+            return Ok(tensor.clone());
+        }
+        let tensor = Tensor::from_vec(weight.to_f32(), weight.shape(), &Device::Cpu)?;
+        self.weights.insert(weight.name().to_owned(), tensor.clone());
+        Ok(tensor)
+    }
+
+    fn keep(&mut self, name: String, value: &Tensor) {
+        if let Some(taps) = &mut self.taps {
+            taps.insert(name, value.clone());
+        }
+    }
+}
+
+fn dtype(ty: Type) -> DType {
+    match ty {
+        Type::Model | Type::F32 => DType::F32,
+        Type::I64 => DType::I64,
+        Type::Bool => DType::U8,
+    }
+}
+
+fn axis(x: &Tensor, axis: i64) -> usize {
+    if axis < 0 { (x.rank() as i64 + axis) as usize } else { axis as usize }
+}
+
+impl Ops for Eager {
+    type Value = Tensor;
+
+    fn weight(&mut self, weight: &Weight) -> Result<Tensor> {
+        self.load(weight)
+    }
+
+    fn constant(&mut self, ty: Type, shape: &[usize], values: &[f32]) -> Result<Tensor> {
+        Ok(Tensor::from_slice(values, shape, &Device::Cpu)?.to_dtype(dtype(ty))?)
+    }
+
+    fn filled(&mut self, ty: Type, like: &Tensor, width: usize, value: f32) -> Result<Tensor> {
+        let mut dims = like.dims().to_vec();
+        if let Some(last) = dims.last_mut() {
+            *last = width;
+        }
+        Ok(Tensor::full(value, dims, &Device::Cpu)?.to_dtype(dtype(ty))?)
+    }
+
+    fn cast(&mut self, x: &Tensor, ty: Type) -> Result<Tensor> {
+        Ok(x.to_dtype(dtype(ty))?)
+    }
+
+    fn unary(&mut self, op: Unary, x: &Tensor) -> Result<Tensor> {
+        Ok(match op {
+            Unary::Neg => x.neg()?,
+            Unary::Sqrt => x.sqrt()?,
+            Unary::Cos => x.cos()?,
+            Unary::Sin => x.sin()?,
+            Unary::Sigmoid => (x.neg()?.exp()? + 1.0)?.recip()?,
+            Unary::GeluTanh => x.gelu()?,
+        })
+    }
+
+    fn binary(&mut self, op: Binary, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+        Ok(match op {
+            Binary::Add => a.broadcast_add(b)?,
+            Binary::Sub => a.broadcast_sub(b)?,
+            Binary::Mul => a.broadcast_mul(b)?,
+            Binary::Div => a.broadcast_div(b)?,
+            Binary::Max => a.broadcast_maximum(b)?,
+            Binary::Equal => a.broadcast_eq(b)?,
+        })
+    }
+
+    fn select(&mut self, condition: &Tensor, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+        let shape = condition.shape().broadcast_shape_binary_op(a.shape(), "select")?;
+        let shape = shape.broadcast_shape_binary_op(b.shape(), "select")?;
+        let [condition, a, b] = [condition, a, b].map(|x| x.broadcast_as(&shape));
+        Ok(condition?.where_cond(&a?, &b?)?)
+    }
+
+    fn reduce(&mut self, op: Reduce, x: &Tensor, axes: &[i64]) -> Result<Tensor> {
+        let axes: Vec<usize> = axes.iter().map(|&a| axis(x, a)).collect();
+        Ok(match op {
+            Reduce::Sum => x.sum_keepdim(axes)?,
+        })
+    }
+
+    fn softmax(&mut self, x: &Tensor) -> Result<Tensor> {
+        let exp = x.broadcast_sub(&x.max_keepdim(D::Minus1)?)?.exp()?;
+        Ok(exp.broadcast_div(&exp.sum_keepdim(D::Minus1)?)?)
+    }
+
+    fn top_k_mask(&mut self, x: &Tensor, k: usize) -> Result<Tensor> {
+        let width = x.dim(D::Minus1)?;
+        let values = x.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
+        let mut mask = vec![0f32; values.len()];
+        for (row, mask) in values.chunks(width).zip(mask.chunks_mut(width)) {
+            let mut order: Vec<usize> = (0..width).collect();
+            order.sort_by(|&a, &b| row[b].total_cmp(&row[a]));
+            for &i in order.iter().take(k) {
+                mask[i] = 1.0;
+            }
+        }
+        Ok(Tensor::from_vec(mask, x.shape(), x.device())?.to_dtype(x.dtype())?)
+    }
+
+    fn linear(&mut self, x: &Tensor, linear: &Linear) -> Result<Tensor> {
+        let weight = self.load(&linear.weight)?;
+        let (rows, width) = (x.elem_count() / x.dim(D::Minus1)?.max(1), x.dim(D::Minus1)?);
+        let y = x.contiguous()?.reshape((rows, width))?.matmul(&weight.t()?)?;
+        let y = match &linear.bias {
+            Some(bias) => y.broadcast_add(&self.load(bias)?)?,
+            None => y,
+        };
+        let mut dims = x.dims().to_vec();
+        if let Some(last) = dims.last_mut() {
+            *last = weight.dim(0)?;
+        }
+        Ok(y.reshape(dims)?)
+    }
+
+    fn conv2d(&mut self, x: &Tensor, weight: &Weight, bias: Option<&Weight>, conv: Conv) -> Result<Tensor> {
+        let weight = self.load(weight)?;
+        let y = x.conv2d(&weight, conv.padding, conv.stride, 1, conv.groups)?;
+        Ok(match bias {
+            Some(bias) => y.broadcast_add(&self.load(bias)?.reshape((1, (), 1, 1))?)?,
+            None => y,
+        })
+    }
+
+    fn layer_norm(
+        &mut self,
+        x: &Tensor,
+        _width: usize,
+        affine: Option<(&Weight, &Weight)>,
+        eps: f32,
+    ) -> Result<Tensor> {
+        let centred = x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)?;
+        let variance = centred.sqr()?.mean_keepdim(D::Minus1)?;
+        let y = centred.broadcast_div(&(variance + f64::from(eps))?.sqrt()?)?;
+        Ok(match affine {
+            Some((weight, bias)) => y.broadcast_mul(&self.load(weight)?)?.broadcast_add(&self.load(bias)?)?,
+            None => y,
+        })
+    }
+
+    fn rms_norm(&mut self, x: &Tensor, weight: &Weight, eps: f32) -> Result<Tensor> {
+        let mean = x.sqr()?.mean_keepdim(D::Minus1)?;
+        let y = x.broadcast_div(&(mean + f64::from(eps))?.sqrt()?)?;
+        Ok(y.broadcast_mul(&self.load(weight)?)?)
+    }
+
+    fn routed_attention(
+        &mut self,
+        query: &Tensor,
+        key: &Tensor,
+        value: &Tensor,
+        head_gates: &Tensor,
+        attn_bias: Option<&Tensor>,
+        attention: Attention,
+    ) -> Result<Tensor> {
+        let (batch, q_len, _) = query.dims3()?;
+        let (heads, group) = (attention.num_heads, attention.num_heads / attention.kv_num_heads);
+        let per_head = |x: &Tensor| -> Result<Tensor> {
+            let x = match x.rank() {
+                3 => x.reshape((batch, x.dim(1)?, attention.kv_num_heads, ()))?.transpose(1, 2)?,
+                _ => x.clone(),
+            };
+            let (_, kv_heads, kv_len, dim) = x.dims4()?;
+            let x = x.unsqueeze(2)?.broadcast_as((batch, kv_heads, group, kv_len, dim))?;
+            Ok(x.reshape((batch, heads, kv_len, dim))?.contiguous()?)
+        };
+        let q = query.reshape((batch, q_len, heads, ()))?.transpose(1, 2)?.contiguous()?;
+        let (k, v) = (per_head(key)?, per_head(value)?);
+        let kv_len = k.dim(2)?;
+        let mut scores = (q.matmul(&k.t()?)? * f64::from(attention.scale))?;
+        if let Some(bias) = attn_bias {
+            scores = scores.broadcast_add(bias)?;
+        }
+        if attention.is_causal {
+            let hidden = |(i, j): (usize, usize)| if j + q_len <= i + kv_len { 0.0 } else { f32::NEG_INFINITY };
+            let mask: Vec<f32> = (0..q_len).flat_map(|i| (0..kv_len).map(move |j| (i, j))).map(hidden).collect();
+            scores = scores.broadcast_add(&Tensor::from_vec(mask, (q_len, kv_len), &Device::Cpu)?)?;
+        }
+        let max = scores.max_keepdim(D::Minus1)?;
+        let dead = max.eq(&Tensor::full(f32::NEG_INFINITY, max.shape(), &Device::Cpu)?)?;
+        let heads_out = self.softmax(&scores)?.matmul(&v)?;
+        let gates = head_gates.transpose(1, 2)?.unsqueeze(D::Minus1)?;
+        let zero = Tensor::zeros(&[1], DType::F32, &Device::Cpu)?;
+        let off = (gates.eq(&gates.zeros_like()?)? + dead)?;
+        let gated = heads_out.broadcast_mul(&gates)?;
+        let routed = self.select(&off, &zero, &gated)?;
+        Ok(routed.transpose(1, 2)?.reshape((batch, q_len, ()))?)
+    }
+
+    fn reshape(&mut self, x: &Tensor, shape: &[i64]) -> Result<Tensor> {
+        let shape = resolve_shape(x.dims(), shape)?;
+        Ok(x.contiguous()?.reshape(shape)?)
+    }
+
+    fn transpose(&mut self, x: &Tensor, perm: &[usize]) -> Result<Tensor> {
+        Ok(x.permute(perm)?)
+    }
+
+    fn concat(&mut self, parts: &[&Tensor], axis_: i64) -> Result<Tensor> {
+        let Some(first) = parts.first() else { return Err(Error::Internal("concat of nothing")) };
+        let parts_: Vec<Tensor> = parts.iter().map(|x| x.contiguous()).collect::<candle_core::Result<_>>()?;
+        Ok(Tensor::cat(&parts_, axis(first, axis_))?)
+    }
+
+    fn slice(&mut self, x: &Tensor, axis_: i64, start: usize, end: usize) -> Result<Tensor> {
+        Ok(x.narrow(axis(x, axis_), start, end - start)?)
+    }
+
+    fn embedding(&mut self, weight: &Weight, indices: &Tensor) -> Result<Tensor> {
+        let weight = self.load(weight)?;
+        let rows = weight.index_select(&indices.flatten_all()?, 0)?;
+        let mut dims = indices.dims().to_vec();
+        dims.push(weight.dim(1)?);
+        Ok(rows.reshape(dims)?)
+    }
+
+    fn enter(&mut self, name: &str) {
+        self.path.push(name.to_owned());
+    }
+
+    fn leave(&mut self) {
+        self.path.pop();
+    }
+
+    fn path(&self) -> String {
+        self.path.join(".")
+    }
+
+    fn gates(&mut self, gates: Tensor, _active: usize) -> Result<Tensor> {
+        let name = format!("gates.{}", self.path());
+        let gates = self.given_gates.get(&name).cloned().unwrap_or(gates);
+        self.keep(name, &gates);
+        Ok(gates)
+    }
+
+    fn tap(&mut self, kind: Tap, value: &Tensor) -> Result<()> {
+        self.keep(format!("{}.{}", kind.prefix(), self.path()), value);
+        Ok(())
+    }
+}
+
+/// ONNX Reshape's target for a known input shape.
+pub(crate) fn resolve_shape(dims: &[usize], shape: &[i64]) -> Result<Vec<usize>> {
+    let bad = || Error::Internal("a reshape that does not fit its input");
+    let mut target = Vec::with_capacity(shape.len());
+    for (i, &dim) in shape.iter().enumerate() {
+        target.push(match dim {
+            0 => *dims.get(i).ok_or_else(bad)?,
+            -1 => usize::MAX,
+            dim => usize::try_from(dim).map_err(|_| bad())?,
+        });
+    }
+    let elements: usize = dims.iter().product();
+    let known: usize = target.iter().filter(|&&d| d != usize::MAX).product();
+    for dim in target.iter_mut().filter(|d| **d == usize::MAX) {
+        *dim = elements.checked_div(known).unwrap_or(0);
+    }
+    if target.iter().product::<usize>() != elements {
+        return Err(bad());
+    }
+    Ok(target)
+}

@@ -1,0 +1,242 @@
+//! The model families, and which one a checkpoint belongs to. A family is one file, and one line in `families!`.
+
+pub mod dit;
+pub mod llama;
+
+use crate::checkpoint::Checkpoint;
+use crate::count::{Count, Macs, Shape};
+use crate::error::Error;
+use crate::ops::{Ops, Result, Type};
+use crate::router::HeadCounts;
+use crate::sample::Sample;
+use std::collections::BTreeMap;
+
+/// A dimension of an input or output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PortDim {
+    /// The same in every call.
+    Fixed(usize),
+    /// Chosen by the caller; equal names are equal sizes.
+    Named(&'static str),
+}
+
+/// An input or output of a model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Port {
+    /// Its name.
+    pub name: String,
+    /// Element type.
+    pub ty: Type,
+    /// Dimensions, outermost first.
+    pub dims: Vec<PortDim>,
+}
+
+impl Port {
+    fn new(name: impl Into<String>, ty: Type, dims: &[PortDim]) -> Port {
+        Port { name: name.into(), ty, dims: dims.to_vec() }
+    }
+}
+
+/// One attention layer, for people and metadata.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layer {
+    /// Module path: `blocks.0.attn`.
+    pub path: String,
+    /// Head counts.
+    pub heads: HeadCounts,
+    /// Key and value heads.
+    pub kv_num_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+}
+
+/// The sizes that multiply-accumulates are counted at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Workload {
+    /// Sizes of the named dimensions.
+    pub sizes: Vec<(&'static str, usize)>,
+    /// Tokens that one forward at these sizes handles.
+    pub tokens: usize,
+}
+
+/// A model's input values by name.
+#[derive(Debug, Clone)]
+pub struct Inputs<V>(BTreeMap<String, V>);
+
+impl<V: Clone> Inputs<V> {
+    /// Pairs of names and values.
+    pub fn new(values: impl IntoIterator<Item = (String, V)>) -> Inputs<V> {
+        Inputs(values.into_iter().collect())
+    }
+
+    /// The value of that name.
+    ///
+    /// # Errors
+    /// [`Error::Input`] where there is none.
+    pub fn get(&self, name: &str) -> Result<V> {
+        self.0.get(name).cloned().ok_or_else(|| Error::Input(name.to_owned()))
+    }
+}
+
+/// A model with its weights: everything that candle, the exporter and the counter need to know.
+pub trait Family: Sized {
+    /// Reads configuration and weights.
+    ///
+    /// # Errors
+    /// A configuration value that makes no model, or the missing, misshapen and unexpected tensors, all at once.
+    fn load(name: &str, checkpoint: &Checkpoint) -> Result<Self>;
+    /// The attention layers, in order.
+    fn layers(&self) -> Vec<Layer>;
+    /// Inputs, in order.
+    fn inputs(&self) -> Vec<Port>;
+    /// Outputs, in the order of `forward`'s result.
+    fn outputs(&self) -> Vec<Port>;
+    /// The sizes to count multiply-accumulates at.
+    fn workload(&self) -> Workload;
+    /// Calls to verify an export with, between them every kind of input: padding, a filled cache, a null class.
+    fn samples(&self) -> Vec<Vec<Sample>>;
+    /// The model.
+    fn forward<O: Ops>(&self, ops: &mut O, inputs: &Inputs<O::Value>) -> Result<Vec<O::Value>>;
+}
+
+macro_rules! families {
+    ($($variant:ident($model:ty): $($name:literal)|+ ,)+) => {
+        /// Every family's names.
+        pub const NAMES: &[&str] = &[$($($name),+),+];
+
+        enum AnyFamily { $($variant($model)),+ }
+
+        impl AnyFamily {
+            fn load(name: &str, checkpoint: &Checkpoint) -> Result<AnyFamily> {
+                match name {
+                    $($($name)|+ => Ok(AnyFamily::$variant(<$model>::load(name, checkpoint)?)),)+
+                    _ => Err(unknown(checkpoint, name)),
+                }
+            }
+        }
+
+        macro_rules! each {
+            ($any:expr, $inner:ident => $body:expr) => {
+                match $any { $(AnyFamily::$variant($inner) => $body),+ }
+            };
+        }
+    };
+}
+
+families! {
+    Dit(dit::Dit): "moh-dit" | "dit",
+    Llama(llama::Llama): "moh-llama" | "llama",
+}
+
+fn unknown(checkpoint: &Checkpoint, name: &str) -> Error {
+    Error::Family { file: checkpoint.config().path().to_owned(), found: name.to_owned(), known: NAMES.join(", ") }
+}
+
+/// A checkpoint read as a model of its family.
+pub struct Model {
+    name: String,
+    family: AnyFamily,
+    parameters: usize,
+}
+
+impl Model {
+    /// Reads `checkpoint` as `family`, or as the one that its configuration names.
+    ///
+    /// # Errors
+    /// An unknown or ambiguous family; see [`Family::load`].
+    pub fn load(checkpoint: &Checkpoint, family: Option<&str>) -> Result<Model> {
+        let name = match family {
+            Some(name) => name.to_owned(),
+            None => configured_family(checkpoint)?,
+        };
+        let parameters = checkpoint.names().filter_map(|name| checkpoint.get(name)).map(|w| w.elements()).sum();
+        Ok(Model { family: AnyFamily::load(&name, checkpoint)?, name, parameters })
+    }
+
+    /// The family's name: one of [`NAMES`].
+    pub fn family(&self) -> &str {
+        &self.name
+    }
+
+    /// Numbers in the checkpoint.
+    pub fn parameters(&self) -> usize {
+        self.parameters
+    }
+
+    /// See [`Family::layers`].
+    pub fn layers(&self) -> Vec<Layer> {
+        each!(&self.family, model => model.layers())
+    }
+
+    /// See [`Family::inputs`].
+    pub fn inputs(&self) -> Vec<Port> {
+        each!(&self.family, model => model.inputs())
+    }
+
+    /// See [`Family::outputs`].
+    pub fn outputs(&self) -> Vec<Port> {
+        each!(&self.family, model => model.outputs())
+    }
+
+    /// See [`Family::workload`].
+    pub fn workload(&self) -> Workload {
+        each!(&self.family, model => model.workload())
+    }
+
+    /// See [`Family::samples`].
+    pub fn samples(&self) -> Vec<Vec<Sample>> {
+        each!(&self.family, model => model.samples())
+    }
+
+    /// See [`Family::forward`].
+    ///
+    /// # Errors
+    /// What an operation of the interpreter fails with, or a missing input.
+    pub fn forward<O: Ops>(&self, ops: &mut O, inputs: &Inputs<O::Value>) -> Result<Vec<O::Value>> {
+        each!(&self.family, model => model.forward(ops, inputs))
+    }
+
+    /// Multiply-accumulates of one forward with the named dimensions at `sizes`.
+    ///
+    /// # Errors
+    /// A size that the model can't have.
+    pub fn macs(&self, sizes: &[(&str, usize)]) -> Result<Macs> {
+        let size = |dim: &PortDim| match dim {
+            PortDim::Fixed(n) => *n,
+            PortDim::Named(name) => sizes.iter().find(|(n, _)| n == name).map_or(1, |(_, n)| *n),
+        };
+        let shape = |port: &Port| Shape::new(&port.dims.iter().map(size).collect::<Vec<_>>());
+        let inputs = Inputs::new(self.inputs().iter().map(|port| (port.name.clone(), shape(port))));
+        let mut count = Count::new();
+        self.forward(&mut count, &inputs)?;
+        Ok(count.macs())
+    }
+
+    /// Mean share of the heads that a token uses, over all layers.
+    pub fn active_share(&self) -> f64 {
+        let (active, all) = self
+            .layers()
+            .iter()
+            .fold((0, 0), |(active, all), layer| (active + layer.heads.active(), all + layer.heads.num_heads));
+        active as f64 / all.max(1) as f64
+    }
+}
+
+fn configured_family(checkpoint: &Checkpoint) -> Result<String> {
+    let config = checkpoint.config();
+    if let Some(name) = config.str_opt("family")? {
+        return Ok(name.to_owned());
+    }
+    let found = match config.str_opt("model_type")? {
+        // A published MoH-LLaMA has neither weights nor keys of its own: guessing would be silently wrong.
+        Some("llama") => {
+            return Err(Error::AmbiguousFamily {
+                file: config.path().to_owned(),
+                choices: "moh-llama, llama".to_owned(),
+            });
+        }
+        Some(model_type) => format!("model_type {model_type}"),
+        None => "no key `family`".to_owned(),
+    };
+    Err(unknown(checkpoint, &found))
+}

@@ -1,0 +1,326 @@
+//! MoH-LLaMA, and LLaMA with every head on, with a KV cache: one graph serves prefill and decode.
+//!
+//! Tensor names and configuration keys are those of Hugging Face. Two keys are ours: `moh_shared_fraction` (0.5) and
+//! `moh_routed_fraction` (0.25), shares of all heads, rounded down: the published code has them as constants.
+
+use super::{Family, Inputs, Layer, Port, PortDim, Workload};
+use crate::checkpoint::{Checkpoint, Config, Loader, Weight};
+use crate::ops::{Attention, Binary, Linear, Ops, Result, Tap, Type, Unary};
+use crate::router::{HeadCounts, QueryNorm, load_linear};
+use crate::sample::{Rng, Sample, SampleData};
+
+/// A LLaMA with its weights.
+pub struct Llama {
+    heads: HeadCounts,
+    kv_num_heads: usize,
+    head_dim: usize,
+    vocab_size: usize,
+    context: usize,
+    norm_eps: f32,
+    inverse_frequencies: Vec<f32>,
+    embed_tokens: Weight,
+    blocks: Vec<Block>,
+    norm: Weight,
+    lm_head: Linear,
+}
+
+struct Block {
+    input_norm: Weight,
+    q_proj: Linear,
+    k_proj: Linear,
+    v_proj: Linear,
+    o_proj: Linear,
+    post_attention_norm: Weight,
+    gate_proj: Linear,
+    up_proj: Linear,
+    down_proj: Linear,
+}
+
+/// The rotary angles of the call's positions, (batch, sequence, 1, head_dim).
+struct Rotation<V> {
+    cos: V,
+    sin: V,
+}
+
+/// Name of the cache's dimension in inputs.
+const PAST: PortDim = PortDim::Named("past");
+const BATCH: PortDim = PortDim::Named("batch");
+const SEQUENCE: PortDim = PortDim::Named("sequence");
+/// Cached and new tokens. tract reads the name as the sum that it is.
+const TOTAL: PortDim = PortDim::Named("past+sequence");
+
+fn head_counts(config: &Config, routed: bool, num_heads: usize) -> Result<HeadCounts> {
+    if !routed {
+        return Ok(HeadCounts::dense(num_heads));
+    }
+    let share = |key: &str, default: f64| -> Result<usize> {
+        let fraction = config.f64_or(key, default)?;
+        if !(0.0..=1.0).contains(&fraction) {
+            return Err(config.rejects(key, "a share of the heads, 0 to 1", fraction.to_string()));
+        }
+        Ok((num_heads as f64 * fraction) as usize)
+    };
+    let (shared, top_k) = (share("moh_shared_fraction", 0.5)?, share("moh_routed_fraction", 0.25)?);
+    if shared + top_k > num_heads || shared + top_k == 0 {
+        let expected = format!("with moh_shared_fraction 1 to {num_heads} active heads");
+        return Err(config.rejects("moh_routed_fraction", expected, format!("{shared} + {top_k}")));
+    }
+    Ok(HeadCounts { num_heads, num_shared_heads: shared, top_k })
+}
+
+impl Family for Llama {
+    fn load(name: &str, checkpoint: &Checkpoint) -> Result<Llama> {
+        let config = checkpoint.config();
+        let (hidden_size, num_heads) = (config.positive("hidden_size")?, config.positive("num_attention_heads")?);
+        let kv_num_heads = config.usize_or("num_key_value_heads", num_heads)?;
+        if kv_num_heads == 0 || !num_heads.is_multiple_of(kv_num_heads) {
+            let expected = format!("a divisor of num_attention_heads = {num_heads}");
+            return Err(config.rejects("num_key_value_heads", expected, kv_num_heads.to_string()));
+        }
+        if !config.has("head_dim") && !hidden_size.is_multiple_of(num_heads) {
+            let expected = format!("a divisor of hidden_size = {hidden_size}, as there is no head_dim");
+            return Err(config.rejects("num_attention_heads", expected, num_heads.to_string()));
+        }
+        let head_dim = config.usize_or("head_dim", hidden_size / num_heads)?;
+        if head_dim < 2 || !head_dim.is_multiple_of(2) {
+            return Err(config.rejects("head_dim", "an even number", head_dim.to_string()));
+        }
+        match config.str_opt("hidden_act")? {
+            None | Some("silu") => {}
+            Some(other) => return Err(config.rejects("hidden_act", "silu", other)),
+        }
+        if config.has("rope_scaling") {
+            return Err(config.rejects("rope_scaling", "null", "a scaled rotary embedding"));
+        }
+        let heads = head_counts(config, name == "moh-llama", num_heads)?;
+        let (layers, mlp_size) = (config.positive("num_hidden_layers")?, config.positive("intermediate_size")?);
+        let vocab_size = config.positive("vocab_size")?;
+        let (attention_bias, mlp_bias) = (config.bool_or("attention_bias", false)?, config.bool_or("mlp_bias", false)?);
+        let tied = config.bool_or("tie_word_embeddings", false)?;
+        let theta = config.f64_or("rope_theta", 10_000.0)?;
+
+        let mut loader = Loader::new(checkpoint);
+        let l = &mut loader;
+        let (q_width, kv_width) = (num_heads * head_dim, kv_num_heads * head_dim);
+        let blocks = (0..layers).map(|i| {
+            let path = |name: &str| format!("model.layers.{i}.{name}");
+            Block {
+                input_norm: l.weight(&path("input_layernorm.weight"), &[hidden_size]),
+                q_proj: load_linear(l, &path("self_attn.q_proj"), q_width, hidden_size, attention_bias),
+                k_proj: load_linear(l, &path("self_attn.k_proj"), kv_width, hidden_size, attention_bias),
+                v_proj: load_linear(l, &path("self_attn.v_proj"), kv_width, hidden_size, attention_bias),
+                o_proj: load_linear(l, &path("self_attn.o_proj"), hidden_size, q_width, attention_bias),
+                post_attention_norm: l.weight(&path("post_attention_layernorm.weight"), &[hidden_size]),
+                gate_proj: load_linear(l, &path("mlp.gate_proj"), mlp_size, hidden_size, mlp_bias),
+                up_proj: load_linear(l, &path("mlp.up_proj"), mlp_size, hidden_size, mlp_bias),
+                down_proj: load_linear(l, &path("mlp.down_proj"), hidden_size, mlp_size, mlp_bias),
+            }
+        });
+        let blocks = blocks.collect();
+        let embed_tokens = l.weight("model.embed_tokens.weight", &[vocab_size, hidden_size]);
+        let lm_head = match tied {
+            true => embed_tokens.clone(),
+            false => l.weight("lm_head.weight", &[vocab_size, hidden_size]),
+        };
+        let norm = l.weight("model.norm.weight", &[hidden_size]);
+        // Old checkpoints store the rotary frequencies; they follow from the configuration.
+        loader.finish(|name| name.ends_with(".rotary_emb.inv_freq") || (tied && name == "lm_head.weight"))?;
+        Ok(Llama {
+            heads,
+            kv_num_heads,
+            head_dim,
+            vocab_size,
+            context: config.usize_or("max_position_embeddings", 2048)?,
+            norm_eps: config.f64_or("rms_norm_eps", 1e-6)? as f32,
+            inverse_frequencies: (0..head_dim / 2)
+                .map(|i| theta.powf(-2.0 * i as f64 / head_dim as f64) as f32)
+                .collect(),
+            embed_tokens,
+            blocks,
+            norm,
+            lm_head: Linear { weight: lm_head, bias: None },
+        })
+    }
+
+    fn layers(&self) -> Vec<Layer> {
+        let layer = |i: usize| Layer {
+            path: format!("model.layers.{i}.self_attn"),
+            heads: self.heads,
+            kv_num_heads: self.kv_num_heads,
+            head_dim: self.head_dim,
+        };
+        (0..self.blocks.len()).map(layer).collect()
+    }
+
+    fn inputs(&self) -> Vec<Port> {
+        let mut ports = vec![
+            Port::new("input_ids", Type::I64, &[BATCH, SEQUENCE]),
+            Port::new("attention_mask", Type::I64, &[BATCH, TOTAL]),
+            Port::new("position_ids", Type::I64, &[BATCH, SEQUENCE]),
+        ];
+        ports.extend(self.cache_ports("past_key_values", PAST));
+        ports
+    }
+
+    fn outputs(&self) -> Vec<Port> {
+        let mut ports = vec![Port::new("logits", Type::Model, &[BATCH, SEQUENCE, PortDim::Fixed(self.vocab_size)])];
+        ports.extend(self.cache_ports("present", TOTAL));
+        ports
+    }
+
+    fn workload(&self) -> Workload {
+        let tokens = self.context.min(512);
+        Workload { sizes: vec![("batch", 1), ("sequence", tokens), ("past", 0), ("past+sequence", tokens)], tokens }
+    }
+
+    fn samples(&self) -> Vec<Vec<Sample>> {
+        let rng = &mut Rng::new(2);
+        // A left-padded prompt, then one token and three tokens on a filled cache.
+        [(7, 0, 2), (1, 7, 2), (3, 4, 0)]
+            .map(|(sequence, past, padding)| self.sample(rng, sequence, past, padding))
+            .into()
+    }
+
+    fn forward<O: Ops>(&self, ops: &mut O, inputs: &Inputs<O::Value>) -> Result<Vec<O::Value>> {
+        let rotation = ops.scoped("rotary", |ops| self.rotation(ops, &inputs.get("position_ids")?))?;
+        let bias = ops.scoped("attention_mask", |ops| padding_bias(ops, &inputs.get("attention_mask")?))?;
+        let mut x = ops.embedding(&self.embed_tokens, &inputs.get("input_ids")?)?;
+        let mut cache = Vec::new();
+        for (i, block) in self.blocks.iter().enumerate() {
+            x = ops.scoped(&format!("model.layers.{i}"), |ops| {
+                let past = |kind: &str| inputs.get(&format!("past_key_values.{i}.{kind}"));
+                let normed = ops.rms_norm(&x, &block.input_norm, self.norm_eps)?;
+                let (attended, present) = ops.scoped("self_attn", |ops| {
+                    self.attention(ops, block, &normed, [past("key")?, past("value")?], &rotation, &bias)
+                })?;
+                cache.extend(present);
+                let x = ops.add(&x, &attended)?;
+                let normed = ops.rms_norm(&x, &block.post_attention_norm, self.norm_eps)?;
+                let fed = ops.scoped("mlp", |ops| mlp(ops, block, &normed))?;
+                let x = ops.add(&x, &fed)?;
+                ops.tap(Tap::Output, &x)?;
+                Ok(x)
+            })?;
+        }
+        let x = ops.scoped("model.norm", |ops| {
+            let x = ops.rms_norm(&x, &self.norm, self.norm_eps)?;
+            ops.tap(Tap::Output, &x)?;
+            Ok(x)
+        })?;
+        let logits = ops.scoped("lm_head", |ops| ops.linear(&x, &self.lm_head))?;
+        let mut outputs = vec![logits];
+        outputs.extend(cache);
+        Ok(outputs)
+    }
+}
+
+/// 0 where the mask is not 0, else -inf: (batch, 1, 1, past + sequence).
+fn padding_bias<O: Ops>(ops: &mut O, mask: &O::Value) -> Result<O::Value> {
+    let zero = ops.scalar(Type::I64, 0.0)?;
+    let padding = ops.binary(Binary::Equal, mask, &zero)?;
+    let (masked, open) = (ops.scalar(Type::Model, f32::NEG_INFINITY)?, ops.scalar(Type::Model, 0.0)?);
+    let bias = ops.select(&padding, &masked, &open)?;
+    ops.reshape(&bias, &[0, 1, 1, -1])
+}
+
+fn mlp<O: Ops>(ops: &mut O, block: &Block, x: &O::Value) -> Result<O::Value> {
+    let gate = ops.linear(x, &block.gate_proj)?;
+    let gate = ops.silu(&gate)?;
+    let up = ops.linear(x, &block.up_proj)?;
+    let h = ops.mul(&gate, &up)?;
+    let y = ops.linear(&h, &block.down_proj)?;
+    ops.tap(Tap::Output, &y)?;
+    Ok(y)
+}
+
+impl Llama {
+    fn cache_ports(&self, prefix: &str, length: PortDim) -> Vec<Port> {
+        let dims = [BATCH, PortDim::Fixed(self.kv_num_heads), length, PortDim::Fixed(self.head_dim)];
+        let port = |i: usize, kind: &str| Port::new(format!("{prefix}.{i}.{kind}"), Type::Model, &dims);
+        (0..self.blocks.len()).flat_map(|i| [port(i, "key"), port(i, "value")]).collect()
+    }
+
+    /// A call with `past` cached tokens, of which the second row's first `padding` are padding.
+    fn sample(&self, rng: &mut Rng, sequence: usize, past: usize, padding: usize) -> Vec<Sample> {
+        let (batch, total) = (2, past + sequence);
+        let padding_of = |row: usize| if row == 1 { padding } else { 0 };
+        let integers = |name: &str, width: usize, value: &dyn Fn(usize, usize) -> usize| Sample {
+            name: name.to_owned(),
+            shape: vec![batch, width],
+            data: SampleData::I64((0..batch).flat_map(|row| (0..width).map(move |i| value(row, i) as i64)).collect()),
+        };
+        let position = |row: usize, i: usize| (past + i).checked_sub(padding_of(row)).unwrap_or(1);
+        let mut samples = vec![
+            rng.ids("input_ids", &[batch, sequence], self.vocab_size),
+            integers("attention_mask", total, &|row, i| usize::from(i >= padding_of(row))),
+            integers("position_ids", sequence, &position),
+        ];
+        for i in 0..self.blocks.len() {
+            for kind in ["key", "value"] {
+                let shape = [batch, self.kv_num_heads, past, self.head_dim];
+                samples.push(rng.normals(&format!("past_key_values.{i}.{kind}"), &shape));
+            }
+        }
+        samples
+    }
+
+    fn rotation<O: Ops>(&self, ops: &mut O, position_ids: &O::Value) -> Result<Rotation<O::Value>> {
+        let positions = ops.cast(position_ids, Type::F32)?;
+        let positions = ops.reshape(&positions, &[0, 0, 1, 1])?;
+        let frequencies = ops.constant(Type::F32, &[self.head_dim / 2], &self.inverse_frequencies)?;
+        let angles = ops.mul(&positions, &frequencies)?;
+        let angles = ops.concat(&[&angles, &angles], -1)?;
+        let (cos, sin) = (ops.unary(Unary::Cos, &angles)?, ops.unary(Unary::Sin, &angles)?);
+        Ok(Rotation { cos: ops.cast(&cos, Type::Model)?, sin: ops.cast(&sin, Type::Model)? })
+    }
+
+    /// x cos + (-second half, first half) sin, for x (batch, sequence, heads, head_dim).
+    fn rotate<O: Ops>(&self, ops: &mut O, x: &O::Value, rotation: &Rotation<O::Value>) -> Result<O::Value> {
+        let half = self.head_dim / 2;
+        let (first, second) = (ops.slice(x, -1, 0, half)?, ops.slice(x, -1, half, self.head_dim)?);
+        let second = ops.unary(Unary::Neg, &second)?;
+        let turned = ops.concat(&[&second, &first], -1)?;
+        let (x, turned) = (ops.mul(x, &rotation.cos)?, ops.mul(&turned, &rotation.sin)?);
+        ops.add(&x, &turned)
+    }
+
+    fn attention<O: Ops>(
+        &self,
+        ops: &mut O,
+        block: &Block,
+        x: &O::Value,
+        past: [O::Value; 2],
+        rotation: &Rotation<O::Value>,
+        bias: &O::Value,
+    ) -> Result<(O::Value, [O::Value; 2])> {
+        ops.tap(Tap::AttentionInput, x)?;
+        let (heads, kv_heads, dim) = (self.heads.num_heads as i64, self.kv_num_heads as i64, self.head_dim as i64);
+        let split = |ops: &mut O, linear: &Linear, heads: i64| {
+            let y = ops.linear(x, linear)?;
+            ops.reshape(&y, &[0, 0, heads, dim])
+        };
+        let q = split(ops, &block.q_proj, heads)?;
+        let gates = QueryNorm { heads: self.heads }.forward(ops, &q)?;
+        let q = self.rotate(ops, &q, rotation)?;
+        let q = ops.reshape(&q, &[0, 0, heads * dim])?;
+        let k = split(ops, &block.k_proj, kv_heads)?;
+        let k = self.rotate(ops, &k, rotation)?;
+        let v = split(ops, &block.v_proj, kv_heads)?;
+        let [past_k, past_v] = &past;
+        let append = |ops: &mut O, past: &O::Value, new: &O::Value| {
+            let new = ops.transpose(new, &[0, 2, 1, 3])?;
+            ops.concat(&[past, &new], 2)
+        };
+        let (k, v) = (append(ops, past_k, &k)?, append(ops, past_v, &v)?);
+        let attention = Attention {
+            num_heads: self.heads.num_heads,
+            kv_num_heads: self.kv_num_heads,
+            scale: (self.head_dim as f32).powf(-0.5),
+            is_causal: true,
+        };
+        let x = ops.routed_attention(&q, &k, &v, &gates, Some(bias), attention)?;
+        let x = ops.linear(&x, &block.o_proj)?;
+        ops.tap(Tap::AttentionOutput, &x)?;
+        Ok((x, [k, v]))
+    }
+}
