@@ -1,1 +1,27 @@
-//! The ai.moh operators for tract
+//! The ai.moh operators for tract.
+//!
+//! [`register`] teaches a [`tract_onnx::Onnx`] every operator of [`moh_kernels::OPERATORS`]; nothing here knows one of them by
+//! name. The kernels run on the threads of tract's current executor: a plan's own ([`executor`]), or the default one
+//! ([`set_threads`]).
+//!
+//! tract has no bfloat16 and ignores model-local functions, so a model runs on these operators or not at all.
+
+mod facts;
+mod host;
+mod op;
+mod parse;
+mod threads;
+
+pub use threads::{ThreadsError, executor, set_threads};
+
+use moh_kernels::OPERATORS;
+use tract_onnx::Onnx;
+
+/// Makes `onnx` parse the nodes of every ai.moh operator.
+///
+/// tract looks operators up without their domain, so a node of the same name from another domain is refused, not misread.
+pub fn register(onnx: &mut Onnx) {
+    for operator in OPERATORS {
+        onnx.op_register.insert(operator.name, parse::parse);
+    }
+}

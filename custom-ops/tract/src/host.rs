@@ -1,0 +1,75 @@
+//! tract's executor as the kernels' host.
+
+use moh_kernels::{Host, Threads};
+use std::ptr::NonNull;
+use tract_linalg::multithread::{Executor, current_tract_executor};
+
+/// The executor that is current on the calling thread; memory comes from the global allocator, as tract's own does.
+pub(crate) struct TractHost {
+    executor: Executor,
+    allocator: Threads,
+}
+
+impl TractHost {
+    pub(crate) fn current() -> TractHost {
+        TractHost { executor: current_tract_executor(), allocator: Threads::new(1) }
+    }
+}
+
+// SAFETY: allocate and release are those of `Threads`, which keeps the contract.
+unsafe impl Host for TractHost {
+    fn parallelism(&self) -> usize {
+        match &self.executor {
+            Executor::SingleThread => 1,
+            Executor::MultiThread(pool) => pool.current_num_threads(),
+            Executor::RayonGlobal => rayon::current_num_threads(),
+        }
+    }
+
+    fn parallel_for(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+        match &self.executor {
+            Executor::MultiThread(pool) if tasks > 1 => pool.scope(|scope| spread(scope, tasks, task)),
+            Executor::RayonGlobal if tasks > 1 => rayon::scope(|scope| spread(scope, tasks, task)),
+            _ => (0..tasks).for_each(task),
+        }
+    }
+
+    fn allocate(&self, bytes: usize) -> Option<NonNull<u8>> {
+        self.allocator.allocate(bytes)
+    }
+
+    unsafe fn release(&self, ptr: NonNull<u8>, bytes: usize) {
+        // SAFETY: the caller keeps `Host::release`'s contract, which is the same one.
+        unsafe { self.allocator.release(ptr, bytes) }
+    }
+}
+
+/// The calling thread takes part: it runs the first task.
+fn spread<'scope>(scope: &rayon::Scope<'scope>, tasks: usize, task: &'scope (dyn Fn(usize) + Sync)) {
+    for i in 1..tasks {
+        scope.spawn(move |_| task(i));
+    }
+    if tasks > 0 {
+        task(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    #[test]
+    fn every_task_runs_once() {
+        for (threads, tasks) in [(1, 0), (1, 5), (3, 0), (3, 1), (3, 3), (3, 50)] {
+            let host = TractHost { executor: crate::executor(threads).unwrap(), allocator: Threads::new(1) };
+            assert_eq!(host.parallelism(), threads);
+            let calls: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
+            host.parallel_for(tasks, &|i| {
+                calls[i].fetch_add(1, Ordering::Relaxed);
+            });
+            assert!(calls.iter().all(|calls| calls.load(Ordering::Relaxed) == 1), "{threads} threads, {tasks} tasks");
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! ONNX nodes to operators.
+
+use crate::op::MohOp;
+use moh_kernels::Attributes;
+use moh_kernels::schema::{self, AttributeDef, DOMAIN, Value};
+use tract_onnx::model::{ParsingContext, optional_inputs};
+use tract_onnx::pb::NodeProto;
+use tract_onnx::pb::attribute_proto::AttributeType;
+use tract_onnx::tract_hir::internal::*;
+
+/// Reads a node; tract adds the node's name to the errors.
+pub(crate) fn parse(_: &ParsingContext, node: &NodeProto) -> TractResult<(Box<dyn InferenceOp>, Vec<String>)> {
+    let operator = schema::operator(&node.op_type).with_context(|| format!("no operator {DOMAIN}.{}", node.op_type))?;
+    ensure!(
+        node.domain == DOMAIN,
+        "{}: expected an operator of domain {DOMAIN}, found one of domain {:?}",
+        node.op_type,
+        node.domain
+    );
+    ensure!(
+        node.input.len() <= operator.inputs.len(),
+        "{}: expected at most {} inputs, found {}",
+        operator.name,
+        operator.inputs.len(),
+        node.input.len()
+    );
+    ensure!(node.output.len() == 1, "{}: expected 1 output, found {}", operator.name, node.output.len());
+    let slots: TVec<Option<usize>> = optional_inputs(node).take(node.input.len()).collect();
+    for (operand, slot) in operator.inputs.iter().zip(slots.iter().chain(std::iter::repeat(&None))) {
+        ensure!(operand.optional || slot.is_some(), "{}: input {} is missing", operator.name, operand.name);
+    }
+    let attributes = Attributes::read(operator, |def| value(node, def))?;
+    Ok((expand(MohOp::new(attributes, slots)), vec![]))
+}
+
+fn value(node: &NodeProto, def: &AttributeDef) -> Option<Value> {
+    let attribute = node.attribute.iter().find(|attribute| attribute.name == def.name)?;
+    match AttributeType::try_from(attribute.r#type) {
+        Ok(AttributeType::Int) => Some(Value::Int(attribute.i)),
+        Ok(AttributeType::Float) => Some(Value::Float(attribute.f)),
+        _ => None,
+    }
+}
