@@ -162,8 +162,70 @@ pub struct Graph {
     pub initializers: Vec<Initializer>,
     /// Nodes in topological order.
     pub nodes: Vec<Node>,
+    /// Type and dimensions of every value that a node makes, by name.
+    pub values: BTreeMap<String, Value>,
     /// Bodies of the `ai.moh` operators that the nodes use.
     pub functions: Vec<Body>,
     /// Metadata properties.
     pub metadata: BTreeMap<String, String>,
+}
+
+impl Graph {
+    /// Type and dimensions of a value: an input, an initializer, or what a node makes.
+    pub fn value(&self, name: &str) -> Option<Value> {
+        let initializer = |init: &Initializer| Value {
+            name: init.name.clone(),
+            ty: init.ty,
+            dims: init.dims.iter().map(|&d| Dim::Fixed(d)).collect(),
+        };
+        self.values
+            .get(name)
+            .or_else(|| self.inputs.iter().find(|input| input.name == name))
+            .cloned()
+            .or_else(|| self.initializers.iter().find(|init| init.name == name).map(initializer))
+    }
+
+    /// The graph as text that a person can review: one line a value, weights by shape only.
+    pub fn to_text(&self) -> String {
+        let typed = |ty: ElementType, dims: &[Dim]| {
+            let dims: Vec<String> = dims.iter().map(Dim::to_string).collect();
+            format!("{ty}({})", dims.join(", "))
+        };
+        let attribute = |(name, value): &(&'static str, Attribute)| match value {
+            Attribute::Int(v) => format!("{name}={v}"),
+            Attribute::Float(v) => format!("{name}={v}"),
+            Attribute::Ints(v) => format!("{name}={v:?}"),
+            Attribute::String(v) => format!("{name}={v}"),
+            Attribute::Scalar(ty, v) => format!("{name}={ty} {v}"),
+        };
+        let mut text = format!("graph {} (opset {}, ir {})\n", self.name, self.opset, self.ir_version);
+        for (key, value) in &self.metadata {
+            text += &format!("metadata {key} = {value}\n");
+        }
+        for input in &self.inputs {
+            text += &format!("input {}: {}\n", input.name, typed(input.ty, &input.dims));
+        }
+        for init in &self.initializers {
+            let dims: Vec<Dim> = init.dims.iter().map(|&d| Dim::Fixed(d)).collect();
+            text += &format!("constant {}: {}\n", init.name, typed(init.ty, &dims));
+        }
+        for node in &self.nodes {
+            let domain = if node.domain.is_empty() { String::new() } else { format!("{}.", node.domain) };
+            let attributes: Vec<String> = node.attributes.iter().map(attribute).collect();
+            let attributes =
+                if attributes.is_empty() { String::new() } else { format!(" [{}]", attributes.join(", ")) };
+            let shapes: Vec<String> =
+                node.outputs.iter().filter_map(|o| self.value(o)).map(|v| typed(v.ty, &v.dims)).collect();
+            let (outputs, inputs) = (node.outputs.join(", "), node.inputs.join(", "));
+            text += &format!("{outputs}: {} = {domain}{}({inputs}){attributes}\n", shapes.join(", "), node.op_type);
+        }
+        for output in &self.outputs {
+            text += &format!("output {}: {}\n", output.name, typed(output.ty, &output.dims));
+        }
+        for body in &self.functions {
+            text +=
+                &format!("function {}({}), {} nodes\n", body.operator.name, body.inputs.join(", "), body.nodes.len());
+        }
+        text
+    }
 }

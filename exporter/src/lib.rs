@@ -1,1 +1,163 @@
-//! Exports MoH and MoA checkpoints to ONNX
+//! Exports MoH and MoA checkpoints to ONNX, with routed attention as operators of `ai.moh`.
+//!
+//! checkpoint -> [`moh_models::Model`] -> [`graph::Graph`] ([`mod@record`]) -> passes -> [`encode::EncodedModel`] -> files,
+//! which are run and compared with candle before they take the output's name.
+
+#![forbid(unsafe_code)]
+
+pub mod encode;
+pub mod error;
+pub mod graph;
+pub mod passes;
+pub mod proto;
+pub mod record;
+mod report;
+pub mod verify;
+pub mod write;
+
+pub use error::Error;
+pub use graph::ElementType;
+pub use passes::AttentionStyle;
+pub use report::Report;
+
+use moh_models::{Checkpoint, Model, WeightType};
+use record::{Gates, record};
+use std::path::{Path, PathBuf};
+use write::Staging;
+
+/// How to export.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The family; `None`: as the configuration says.
+    pub family: Option<String>,
+    /// Another configuration file than the checkpoint's config.json.
+    pub config: Option<PathBuf>,
+    /// Element type; `None`: the checkpoint's, but f16 for bf16.
+    pub dtype: Option<ElementType>,
+    /// How routed attention is written.
+    pub attention: AttentionStyle,
+    /// ONNX operator-set version.
+    pub opset: i64,
+    /// ONNX IR version; `None`: the one that came with the operator set.
+    pub ir_version: Option<i64>,
+    /// Whether the gates are outputs.
+    pub output_gates: bool,
+    /// Whether to verify; `None`: up to [`VERIFY_PARAMETERS`].
+    pub verify: Option<bool>,
+    /// Whether to replace what is there.
+    pub force: bool,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            family: None,
+            config: None,
+            dtype: None,
+            attention: AttentionStyle::Routed,
+            opset: DEFAULT_OPSET,
+            ir_version: None,
+            output_gates: false,
+            verify: None,
+            force: false,
+        }
+    }
+}
+
+/// The operator set that exported models use unless told otherwise: onnxruntime >= 1.18.
+pub const DEFAULT_OPSET: i64 = 21;
+
+/// Models of up to so many parameters are verified unless told otherwise.
+pub const VERIFY_PARAMETERS: usize = 500_000_000;
+
+/// The IR version that came with an operator set.
+fn ir_version_of(opset: i64) -> i64 {
+    match opset {
+        ..=20 => 9,
+        21 | 22 => 10,
+        23 => 11,
+        _ => 12,
+    }
+}
+
+fn check_versions(options: &Options) -> Result<i64, Error> {
+    if !(20..=24).contains(&options.opset) {
+        let expected = "20 to 24".to_owned();
+        return Err(Error::Version { option: "opset", expected, found: options.opset });
+    }
+    let ir_version = options.ir_version.unwrap_or(ir_version_of(options.opset));
+    if !(9..=13).contains(&ir_version) {
+        return Err(Error::Version { option: "ir-version", expected: "9 to 13".to_owned(), found: ir_version });
+    }
+    Ok(ir_version)
+}
+
+/// The type that the model is written in, and why where that is not the checkpoint's.
+fn choose_dtype(checkpoint: &Checkpoint, options: &Options) -> (ElementType, Option<String>) {
+    let largest = checkpoint.names().filter_map(|name| checkpoint.get(name)).max_by_key(|weight| weight.elements());
+    let stored = largest.map_or(WeightType::F32, |weight| weight.dtype());
+    match (options.dtype, stored) {
+        (Some(dtype), _) => (dtype, None),
+        (None, WeightType::F16) => (ElementType::F16, None),
+        (None, WeightType::BF16) => {
+            let note =
+                "bf16 weights are written as f16, because no CPU runtime multiplies bf16; --dtype bf16 keeps them";
+            (ElementType::F16, Some(note.to_owned()))
+        }
+        (None, _) => (ElementType::F32, None),
+    }
+}
+
+/// Refuses outputs that are there, unless `force`, or that would replace the checkpoint.
+fn check_output(output: &Path, checkpoint: &Checkpoint, options: &Options) -> Result<(), Error> {
+    if output.extension().is_none_or(|extension| extension != "onnx") || output.is_dir() {
+        return Err(Error::OutputName { path: output.to_owned() });
+    }
+    let data = output.with_file_name(write::data_name(output));
+    for path in [output.to_owned(), data] {
+        let same = |file: &Path| matches!((file.canonicalize(), path.canonicalize()), (Ok(a), Ok(b)) if a == b);
+        if checkpoint.files().any(same) {
+            return Err(Error::OverwritesInput { path });
+        }
+        if path.symlink_metadata().is_ok() && !options.force {
+            return Err(Error::Exists { path });
+        }
+    }
+    Ok(())
+}
+
+/// Exports the checkpoint at `path` (a file, an index or a folder) to `output`, whose folder is made.
+///
+/// # Errors
+/// See [`Error`]; the output is then as it was.
+pub fn export(path: &Path, output: &Path, options: &Options) -> Result<Report, Error> {
+    let started = std::time::Instant::now();
+    let ir_version = check_versions(options)?;
+    let checkpoint = Checkpoint::open(path, options.config.as_deref())?;
+    let model = Model::load(&checkpoint, options.family.as_deref())?;
+    check_output(output, &checkpoint, options)?;
+    let target = output.parent().unwrap_or(Path::new(""));
+    let sides = write::side_files(checkpoint.folder(), checkpoint.config().path(), target, options.force)?;
+
+    let (dtype, note) = choose_dtype(&checkpoint, options);
+    let gates = if options.output_gates { Gates::Output } else { Gates::Hidden };
+    let recording = record::Options { dtype, opset: options.opset, ir_version, gates };
+    let mut graph = record(&model, recording)?;
+    passes::run(&mut graph, options.attention);
+    let data_name = write::data_name(output);
+    let encoded = encode::encode(&graph, &data_name);
+
+    let staging = Staging::new(output)?;
+    write::write_data(&graph, &encoded, &staging.path(&data_name))?;
+    write::write_file(&staging.model(), &encoded.model)?;
+    for (name, source) in &sides {
+        std::fs::copy(source, staging.path(name)).map_err(Error::io(source))?;
+    }
+    let verification = match options.verify.unwrap_or(model.parameters() <= VERIFY_PARAMETERS) {
+        true => verify::verify(&model, recording, options.attention, &staging)?,
+        false => verify::Verification::Skipped("not asked for".to_owned()),
+    };
+    let names: Vec<String> = sides.into_iter().map(|(name, _)| name).collect();
+    let files = staging.commit(&names)?;
+    Report::new(&model, dtype, note, files, verification, started.elapsed())
+}

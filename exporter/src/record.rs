@@ -2,6 +2,7 @@
 
 mod dims;
 
+use crate::encode::scalar_bytes;
 use crate::graph::{Attribute, Dim, ElementType, Graph, Initializer, Node, Source, Value};
 use moh_kernels::schema;
 use moh_models::families::{Inputs, Model, Port, PortDim};
@@ -90,6 +91,7 @@ impl Recorder {
             outputs: Vec::new(),
             initializers: Vec::new(),
             nodes: Vec::new(),
+            values: BTreeMap::new(),
             functions: Vec::new(),
             metadata: BTreeMap::new(),
         };
@@ -163,7 +165,9 @@ impl Recorder {
             outputs: vec![name.clone()],
             attributes,
         });
-        Value { name, ty, dims }
+        let value = Value { name: name.clone(), ty, dims };
+        self.graph.values.insert(name, value.clone());
+        value
     }
 
     /// A node that keeps its input's type and dimensions.
@@ -212,6 +216,8 @@ impl Recorder {
                     name.clone_from(&declared.name);
                 }
             }
+            self.graph.values.remove(value);
+            self.graph.values.insert(declared.name.clone(), declared.clone());
         } else {
             self.graph.nodes.push(Node {
                 op_type: "Identity",
@@ -243,13 +249,7 @@ fn index(rank: usize, axis: i64) -> usize {
 
 /// Little-endian elements of `ty`.
 fn encode(ty: ElementType, values: &[f32]) -> Vec<u8> {
-    match ty {
-        ElementType::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
-        ElementType::F16 => values.iter().flat_map(|&v| half::f16::from_f32(v).to_le_bytes()).collect(),
-        ElementType::BF16 => values.iter().flat_map(|&v| half::bf16::from_f32(v).to_le_bytes()).collect(),
-        ElementType::I64 => values.iter().flat_map(|&v| (v as i64).to_le_bytes()).collect(),
-        ElementType::Bool => values.iter().map(|&v| u8::from(v != 0.0)).collect(),
-    }
+    values.iter().flat_map(|&v| scalar_bytes(ty, v)).collect()
 }
 
 /// The module that a tensor belongs to: `blocks.0.attn.qkv` for `blocks.0.attn.qkv.weight`.
@@ -358,6 +358,7 @@ impl Ops for Recorder {
         if let Some(node) = self.graph.nodes.last_mut() {
             node.outputs.push(indices.name.clone());
         }
+        self.graph.values.insert(indices.name.clone(), indices.clone());
         let shape = self.shape_of(x, x.dims.len() as i64);
         let zeros = self.constant_of_shape(&shape, x.ty, 0.0, x.dims.clone());
         let shape = self.shape_of(&indices, x.dims.len() as i64);
@@ -401,13 +402,7 @@ impl Ops for Recorder {
         Ok(self.node_at(&module, ("", "Conv"), &inputs, attributes, x.ty, dims))
     }
 
-    fn layer_norm(
-        &mut self,
-        x: &Value,
-        width: usize,
-        affine: Option<(&Weight, &Weight)>,
-        eps: f32,
-    ) -> Result<Value> {
+    fn layer_norm(&mut self, x: &Value, width: usize, affine: Option<(&Weight, &Weight)>, eps: f32) -> Result<Value> {
         let attributes = vec![("axis", Attribute::Int(-1)), ("epsilon", Attribute::Float(eps))];
         match affine {
             Some((weight, bias)) => {
@@ -525,7 +520,6 @@ impl Ops for Recorder {
         match self.options.gates {
             Gates::Hidden => Ok(gates),
             Gates::Output => {
-                let attributes = Vec::new();
                 self.names.insert(declared.name.clone());
                 self.graph.nodes.push(Node {
                     op_type: "Identity",
@@ -533,7 +527,7 @@ impl Ops for Recorder {
                     name: format!("{}/Identity", declared.name),
                     inputs: vec![gates.name.clone()],
                     outputs: vec![declared.name.clone()],
-                    attributes,
+                    attributes: Vec::new(),
                 });
                 self.gate_outputs.push(declared);
                 Ok(gates)

@@ -11,6 +11,7 @@ pub mod reference;
 pub mod schema;
 pub mod shape;
 pub mod tensor;
+pub mod tolerance;
 
 pub use error::Error;
 pub use host::{Host, Scratch, Threads};

@@ -1,0 +1,35 @@
+//! How far a result may be from the truth, and why: the only place.
+
+use crate::tensor::DType;
+
+/// Largest absolute error of f32 model outputs against the published code's, on the golden models.
+///
+/// f32 rounding alone moves those outputs, of magnitude 7 and less, by 5e-6 (measured in f64); other orders of summation by
+/// a few times that.
+pub const GOLDEN_F32: f32 = 5e-5;
+
+/// The same for DiT: the timestep's angle `t * f` is rounded to f32, so that a last-digit difference of `exp` in `f` moves
+/// outputs by up to 1e-4 at t near 1000. Guidance multiplies this by its scale.
+pub const GOLDEN_DIT_F32: f32 = 2e-4;
+
+/// Mean negative log-likelihood per token, in nats: f32 paths.
+pub const LOSS_F32: f64 = 1e-4;
+
+/// The same with f16 weights and activations, where a few rows in ten thousand route differently.
+pub const LOSS_F16: f64 = 1e-3;
+
+/// Largest error of a model's outputs in `dtype`, its gates given, in units of the largest output (or of 1).
+///
+/// f32: the timestep effect above, and sums of some thousand terms in another order. f16 and bf16: weights and activations are
+/// rounded to 2^-11 and 2^-9 in every layer, and the errors of layers add up.
+pub fn model_output(dtype: DType) -> f32 {
+    match dtype {
+        DType::F32 => 2e-4,
+        DType::F16 => 2e-2,
+        DType::BF16 => 1e-1,
+    }
+}
+
+/// Relative distance between the last head kept and the first one dropped below which f32 arithmetic does not decide:
+/// the scores come from sums of hundreds of products, each rounded to 6e-8.
+pub const ROUTING_GAP_F32: f32 = 1e-5;

@@ -1,0 +1,222 @@
+//! The graph as an ONNX `ModelProto`, and the plan of its weight file.
+
+use crate::graph::{Attribute, Dim, ElementType, Graph, Initializer, Node, Source, Value};
+use crate::proto::{self, attribute_proto::AttributeType};
+use moh_kernels::function::{Body, BodyNode, BodyValue};
+use moh_kernels::schema;
+use prost::Message;
+
+/// Tensors shorter than this stay in the model file: shapes and scalars, which runtimes read while they load.
+const INLINE_BYTES: usize = 1024;
+
+/// Alignment of tensors in the weight file: what CUDA's libraries want, and more than any CPU does.
+const ALIGNMENT: u64 = 256;
+
+/// One tensor's place in the weight file.
+#[derive(Debug, Clone)]
+pub struct Placement {
+    /// Index in the graph's initializers.
+    pub initializer: usize,
+    /// First byte.
+    pub offset: u64,
+}
+
+/// An encoded model: the bytes of `model.onnx`, and what goes where in the file beside it.
+#[derive(Debug, Clone)]
+pub struct EncodedModel {
+    /// Bytes of the model file.
+    pub model: Vec<u8>,
+    /// The weight file, in order of offset.
+    pub placements: Vec<Placement>,
+}
+
+/// Encodes `graph`, with its weights in the file named `data_name` beside the model.
+pub fn encode(graph: &Graph, data_name: &str) -> EncodedModel {
+    let (mut placements, mut end) = (Vec::new(), 0u64);
+    let initializers = graph.initializers.iter().enumerate().map(|(i, init)| match &init.source {
+        Source::Bytes(bytes) if bytes.len() < INLINE_BYTES => {
+            proto::TensorProto { raw_data: Some(bytes.clone()), ..tensor(init) }
+        }
+        _ => {
+            let offset = end.next_multiple_of(ALIGNMENT);
+            end = offset + init.bytes() as u64;
+            placements.push(Placement { initializer: i, offset });
+            external(init, data_name, offset)
+        }
+    });
+    let initializer = initializers.collect();
+    let model = proto::ModelProto {
+        ir_version: Some(graph.ir_version),
+        opset_import: opsets(graph),
+        producer_name: Some("moh-export".to_owned()),
+        producer_version: Some(env!("CARGO_PKG_VERSION").to_owned()),
+        graph: Some(proto::GraphProto {
+            name: Some(graph.name.clone()),
+            node: graph.nodes.iter().map(node).collect(),
+            initializer,
+            input: graph.inputs.iter().map(value_info).collect(),
+            output: graph.outputs.iter().map(value_info).collect(),
+            ..Default::default()
+        }),
+        metadata_props: graph.metadata.iter().map(|(key, value)| entry(key, value)).collect(),
+        functions: graph.functions.iter().map(|body| function(body, graph.opset)).collect(),
+        ..Default::default()
+    };
+    EncodedModel { model: model.encode_to_vec(), placements }
+}
+
+fn entry(key: &str, value: &str) -> proto::StringStringEntryProto {
+    proto::StringStringEntryProto { key: Some(key.to_owned()), value: Some(value.to_owned()) }
+}
+
+fn opset(domain: &str, version: i64) -> proto::OperatorSetIdProto {
+    proto::OperatorSetIdProto { domain: Some(domain.to_owned()), version: Some(version) }
+}
+
+fn opsets(graph: &Graph) -> Vec<proto::OperatorSetIdProto> {
+    let ours = graph.nodes.iter().any(|node| node.domain == schema::DOMAIN);
+    let ours = ours.then(|| opset(schema::DOMAIN, schema::VERSION));
+    [opset("", graph.opset)].into_iter().chain(ours).collect()
+}
+
+fn tensor(init: &Initializer) -> proto::TensorProto {
+    proto::TensorProto {
+        name: Some(init.name.clone()),
+        data_type: Some(init.ty.onnx()),
+        dims: init.dims.iter().map(|&d| d as i64).collect(),
+        ..Default::default()
+    }
+}
+
+fn external(init: &Initializer, data_name: &str, offset: u64) -> proto::TensorProto {
+    proto::TensorProto {
+        data_location: Some(proto::tensor_proto::DataLocation::External as i32),
+        external_data: vec![
+            entry("location", data_name),
+            entry("offset", &offset.to_string()),
+            entry("length", &init.bytes().to_string()),
+        ],
+        ..tensor(init)
+    }
+}
+
+fn value_info(value: &Value) -> proto::ValueInfoProto {
+    use proto::tensor_shape_proto::{Dimension, dimension};
+    let dim = |dim: &Dim| Dimension {
+        value: match dim {
+            Dim::Fixed(n) => Some(dimension::Value::DimValue(*n as i64)),
+            Dim::Named(name) => Some(dimension::Value::DimParam(name.clone())),
+            Dim::Unknown => None,
+        },
+        ..Default::default()
+    };
+    let tensor = proto::type_proto::Tensor {
+        elem_type: Some(value.ty.onnx()),
+        shape: Some(proto::TensorShapeProto { dim: value.dims.iter().map(dim).collect() }),
+    };
+    proto::ValueInfoProto {
+        name: Some(value.name.clone()),
+        r#type: Some(proto::TypeProto {
+            value: Some(proto::type_proto::Value::TensorType(tensor)),
+            ..Default::default()
+        }),
+        ..Default::default()
+    }
+}
+
+fn node(node: &Node) -> proto::NodeProto {
+    proto::NodeProto {
+        name: Some(node.name.clone()),
+        op_type: Some(node.op_type.to_owned()),
+        domain: Some(node.domain.to_owned()),
+        input: node.inputs.clone(),
+        output: node.outputs.clone(),
+        attribute: node.attributes.iter().map(|(name, value)| attribute(name, value)).collect(),
+        ..Default::default()
+    }
+}
+
+fn typed(name: &str, ty: AttributeType) -> proto::AttributeProto {
+    proto::AttributeProto { name: Some(name.to_owned()), r#type: Some(ty as i32), ..Default::default() }
+}
+
+fn int(name: &str, v: i64) -> proto::AttributeProto {
+    proto::AttributeProto { i: Some(v), ..typed(name, AttributeType::Int) }
+}
+
+fn float(name: &str, v: f32) -> proto::AttributeProto {
+    proto::AttributeProto { f: Some(v), ..typed(name, AttributeType::Float) }
+}
+
+fn ints(name: &str, v: &[i64]) -> proto::AttributeProto {
+    proto::AttributeProto { ints: v.to_vec(), ..typed(name, AttributeType::Ints) }
+}
+
+fn attribute(name: &str, value: &Attribute) -> proto::AttributeProto {
+    match value {
+        Attribute::Int(v) => int(name, *v),
+        Attribute::Float(v) => float(name, *v),
+        Attribute::Ints(v) => ints(name, v),
+        Attribute::String(v) => {
+            proto::AttributeProto { s: Some(v.as_bytes().to_vec()), ..typed(name, AttributeType::String) }
+        }
+        Attribute::Scalar(ty, v) => {
+            let t = proto::TensorProto {
+                data_type: Some(ty.onnx()),
+                dims: vec![1],
+                raw_data: Some(scalar_bytes(*ty, *v)),
+                ..Default::default()
+            };
+            proto::AttributeProto { t: Some(t), ..typed(name, AttributeType::Tensor) }
+        }
+    }
+}
+
+/// A number as an element of `ty`, little-endian.
+pub(crate) fn scalar_bytes(ty: ElementType, v: f32) -> Vec<u8> {
+    match ty {
+        ElementType::F32 => v.to_le_bytes().to_vec(),
+        ElementType::F16 => half::f16::from_f32(v).to_le_bytes().to_vec(),
+        ElementType::BF16 => half::bf16::from_f32(v).to_le_bytes().to_vec(),
+        ElementType::I64 => (v as i64).to_le_bytes().to_vec(),
+        ElementType::Bool => vec![u8::from(v != 0.0)],
+    }
+}
+
+fn function(body: &Body, version: i64) -> proto::FunctionProto {
+    proto::FunctionProto {
+        name: Some(body.operator.name.to_owned()),
+        domain: Some(schema::DOMAIN.to_owned()),
+        doc_string: Some(body.operator.doc.to_owned()),
+        input: body.inputs.iter().map(|&name| name.to_owned()).collect(),
+        output: vec![body.operator.output.name.to_owned()],
+        attribute: body.operator.attributes.iter().map(|def| def.name.to_owned()).collect(),
+        node: body.nodes.iter().map(|part| body_node(body, part)).collect(),
+        opset_import: vec![opset("", version)],
+        ..Default::default()
+    }
+}
+
+fn body_node(body: &Body, part: &BodyNode) -> proto::NodeProto {
+    let kind = |name: &str| body.operator.attributes.iter().find(|def| def.name == name).map(|def| def.kind);
+    let attribute = |(name, value): &(&'static str, BodyValue)| match value {
+        BodyValue::Int(v) => int(name, *v),
+        BodyValue::Float(v) => float(name, *v),
+        BodyValue::Ints(v) => ints(name, v),
+        BodyValue::Attribute(formal) => {
+            let ty = match kind(formal) {
+                Some(schema::AttributeKind::Float) => AttributeType::Float,
+                _ => AttributeType::Int,
+            };
+            proto::AttributeProto { ref_attr_name: Some((*formal).to_owned()), ..typed(name, ty) }
+        }
+    };
+    proto::NodeProto {
+        name: Some(part.output.clone()),
+        op_type: Some(part.op_type.to_owned()),
+        input: part.inputs.clone(),
+        output: vec![part.output.clone()],
+        attribute: part.attributes.iter().map(attribute).collect(),
+        ..Default::default()
+    }
+}

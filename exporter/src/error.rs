@@ -1,0 +1,83 @@
+//! Why an export fails.
+
+use std::path::PathBuf;
+
+/// A failure of an export. Nothing is left behind at the output.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The checkpoint, its configuration or its tensors.
+    #[error(transparent)]
+    Model(#[from] moh_models::Error),
+    /// The operating system refused.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// The output is there already.
+    #[error("{} exists; --force replaces it", path.display())]
+    Exists {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A file that would be copied beside the model is there already, with other contents.
+    #[error("{} exists and differs from {}; --force replaces it", path.display(), source_file.display())]
+    SideFile {
+        /// The file.
+        path: PathBuf,
+        /// What would be copied.
+        source_file: PathBuf,
+    },
+    /// The output's name is not one for a model.
+    #[error("{}: expected the name of a file that ends in .onnx", path.display())]
+    OutputName {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The output would replace a file of the checkpoint.
+    #[error("{} is a file of the checkpoint itself", path.display())]
+    OverwritesInput {
+        /// The path.
+        path: PathBuf,
+    },
+    /// A weight that the file's element type can't hold.
+    #[error("{}: tensor {tensor:?}: element {index} is {value}, beyond the range of {ty}; export with --dtype f32", file.display())]
+    Range {
+        /// The checkpoint's file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Index of the element in row-major order.
+        index: usize,
+        /// The element.
+        value: f32,
+        /// The type.
+        ty: crate::graph::ElementType,
+    },
+    /// An operator-set or IR version that exported models can't have.
+    #[error("--{option}: expected {expected}, found {found}")]
+    Version {
+        /// The option.
+        option: &'static str,
+        /// Accepted values.
+        expected: String,
+        /// The value found.
+        found: i64,
+    },
+    /// The written model could not be run.
+    #[error("verification could not run the exported model: {0}")]
+    VerifyRun(String),
+    /// The written model computes something else than the checkpoint's own code.
+    #[error("the exported model disagrees with the checkpoint: {0}")]
+    Disagreement(String),
+}
+
+impl Error {
+    /// An [`Error::Io`] on `path`.
+    pub fn io(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Error {
+        let path = path.into();
+        move |source| Error::Io { path, source }
+    }
+}

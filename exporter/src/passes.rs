@@ -1,0 +1,25 @@
+//! What happens to a recorded graph before it is encoded. A pass is one file and one line.
+
+mod bodies;
+mod inline;
+mod prune;
+
+use crate::graph::Graph;
+
+/// How the routed operators are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum AttentionStyle {
+    /// As `ai.moh` nodes, with their bodies as functions of the model.
+    Routed,
+    /// As standard ONNX operators, for tools that know no functions; nothing is skipped then.
+    Portable,
+}
+
+/// Runs every pass.
+pub fn run(graph: &mut Graph, style: AttentionStyle) {
+    prune::run(graph);
+    match style {
+        AttentionStyle::Routed => bodies::run(graph),
+        AttentionStyle::Portable => inline::run(graph),
+    }
+}

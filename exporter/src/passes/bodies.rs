@@ -1,0 +1,101 @@
+//! Adds the bodies of the `ai.moh` operators that the nodes use: one body an operator.
+
+use crate::graph::{Attribute, ElementType, Graph, Initializer, Node, Source};
+use moh_kernels::function::Variant;
+use moh_kernels::schema::{DOMAIN, OPERATORS};
+
+/// Name of the zero that stands in for an optional input where some nodes have it and some do not.
+const ZERO: &str = "ai.moh/zero";
+
+pub(super) fn run(graph: &mut Graph) {
+    for operator in OPERATORS {
+        let at: Vec<usize> = (0..graph.nodes.len()).filter(|&i| is(&graph.nodes[i], operator.name)).collect();
+        let variants: Vec<Variant> = at.iter().map(|&i| variant_of(graph, &graph.nodes[i])).collect();
+        let Some(&first) = variants.first() else { continue };
+        let variant = variants.iter().fold(first, |a, b| Variant {
+            cache_layout: a.cache_layout,
+            optional_input: a.optional_input || b.optional_input,
+            causal: a.causal || b.causal,
+        });
+        for (&i, own) in at.iter().zip(&variants) {
+            if variant.optional_input && !own.optional_input {
+                add_zero(graph, i);
+            }
+        }
+        graph.functions.push((operator.body)(variant));
+    }
+}
+
+fn is(node: &Node, operator: &str) -> bool {
+    node.domain == DOMAIN && node.op_type == operator
+}
+
+/// What the node's inputs and attributes ask of a body.
+pub(super) fn variant_of(graph: &Graph, node: &Node) -> Variant {
+    let rank = |i: usize| node.inputs.get(i).and_then(|name| graph.value(name)).map_or(0, |v| v.dims.len());
+    let operator = OPERATORS.iter().find(|operator| is(node, operator.name));
+    Variant {
+        cache_layout: rank(1) == 4,
+        optional_input: operator.is_some_and(|operator| node.inputs.len() == operator.inputs.len()),
+        causal: node.attributes.contains(&("is_causal", Attribute::Int(1))),
+    }
+}
+
+/// Gives node `i` a zero of shape (1, 1, 1, 1) as its optional input.
+fn add_zero(graph: &mut Graph, i: usize) {
+    let ty = graph.nodes[i].inputs.first().and_then(|name| graph.value(name)).map_or(ElementType::F32, |v| v.ty);
+    let name = format!("{ZERO}.{ty}");
+    if !graph.initializers.iter().any(|init| init.name == name) {
+        let source = Source::Bytes(vec![0; ty.size()]);
+        graph.initializers.push(Initializer { name: name.clone(), ty, dims: vec![1; 4], source });
+    }
+    graph.nodes[i].inputs.push(name);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{Dim, Value};
+    use std::collections::BTreeMap;
+
+    fn graph(biased: [bool; 2]) -> Graph {
+        let value = |name: &str| Value { name: name.to_owned(), ty: ElementType::F32, dims: vec![Dim::Unknown; 3] };
+        let names = ["query", "key", "value", "gates", "bias"];
+        let node = |i: usize| Node {
+            op_type: "RoutedAttention",
+            domain: DOMAIN,
+            name: format!("n{i}"),
+            inputs: names[..if biased[i] { 5 } else { 4 }].iter().map(|&n| n.to_owned()).collect(),
+            outputs: vec![format!("n{i}")],
+            attributes: vec![("is_causal", Attribute::Int(i as i64))],
+        };
+        Graph {
+            name: String::new(),
+            opset: 21,
+            ir_version: 10,
+            inputs: names.map(value).to_vec(),
+            outputs: vec![value("n0"), value("n1")],
+            initializers: vec![],
+            nodes: vec![node(0), node(1)],
+            values: BTreeMap::new(),
+            functions: vec![],
+            metadata: BTreeMap::new(),
+        }
+    }
+
+    #[test]
+    fn one_body_serves_nodes_with_and_without_a_bias() {
+        let mut mixed = graph([true, false]);
+        run(&mut mixed);
+        assert_eq!(mixed.functions.len(), 1);
+        assert_eq!(mixed.functions[0].inputs.len(), 5);
+        assert_eq!(mixed.nodes[1].inputs[4], "ai.moh/zero.f32");
+        assert_eq!(mixed.initializers[0].dims, [1, 1, 1, 1]);
+        assert!(mixed.functions[0].nodes.iter().any(|node| node.output == "allowed"), "a node is causal");
+
+        let mut plain = graph([false, false]);
+        run(&mut plain);
+        assert_eq!(plain.functions[0].inputs.len(), 4);
+        assert!(plain.initializers.is_empty());
+    }
+}

@@ -1,0 +1,19 @@
+//! Removes nodes and constants whose values nothing reads: a router whose gates became an input, for one.
+
+use crate::graph::Graph;
+use std::collections::BTreeSet;
+
+pub(super) fn run(graph: &mut Graph) {
+    let mut used: BTreeSet<String> = graph.outputs.iter().map(|output| output.name.clone()).collect();
+    let mut kept = Vec::with_capacity(graph.nodes.len());
+    for node in std::mem::take(&mut graph.nodes).into_iter().rev() {
+        if node.outputs.iter().any(|output| used.contains(output)) {
+            used.extend(node.inputs.iter().cloned());
+            kept.push(node);
+        }
+    }
+    kept.reverse();
+    graph.nodes = kept;
+    graph.initializers.retain(|init| used.contains(&init.name));
+    graph.values.retain(|name, _| used.contains(name));
+}

@@ -1,0 +1,281 @@
+//! Files: weights streamed from the mapped checkpoint, everything prepared in a folder beside the output, then committed.
+
+use crate::encode::EncodedModel;
+use crate::error::Error;
+use crate::graph::{ElementType, Graph, Initializer, Source};
+use moh_models::{Weight, WeightType};
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+/// Bytes converted at a time: memory does not grow with the model.
+const CHUNK_BYTES: usize = 4 << 20;
+
+/// The folder in which an export is prepared; it and what is in it vanish unless the export is committed.
+pub struct Staging {
+    folder: tempfile::TempDir,
+    output: PathBuf,
+    /// Folders that were made for the output, outermost first.
+    made: Vec<PathBuf>,
+    committed: bool,
+}
+
+/// Name of the weight file that belongs to a model file.
+pub fn data_name(model: &Path) -> String {
+    format!("{}_data", model.file_name().unwrap_or_default().to_string_lossy())
+}
+
+impl Staging {
+    /// Makes the output's folder, and a hidden one in it.
+    ///
+    /// # Errors
+    /// [`Error::Io`] where that is not allowed or there is no room.
+    pub fn new(output: &Path) -> Result<Staging, Error> {
+        let parent = match output.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+            _ => PathBuf::from("."),
+        };
+        let mut missing: Vec<PathBuf> =
+            parent.ancestors().take_while(|p| !p.as_os_str().is_empty() && !p.exists()).map(Path::to_owned).collect();
+        missing.reverse();
+        let mut made: Vec<PathBuf> = Vec::new();
+        for folder in missing {
+            if let Err(source) = fs::create_dir(&folder) {
+                remove_empty(&made);
+                return Err(Error::Io { path: folder, source });
+            }
+            made.push(folder);
+        }
+        let temporary = tempfile::Builder::new().prefix(".moh-export-").tempdir_in(&parent);
+        let folder = temporary.map_err(|source| {
+            remove_empty(&made);
+            Error::Io { path: parent, source }
+        })?;
+        Ok(Staging { folder, output: output.to_owned(), made, committed: false })
+    }
+
+    /// Where `name` is prepared.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Where the model is prepared: it has its final name, and finds its weights beside it.
+    pub fn model(&self) -> PathBuf {
+        self.folder.path().join(self.output.file_name().unwrap_or_default())
+    }
+
+    /// Puts the prepared files in their places: at every instant there is the old model, the new one, or none.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; then there is no model file.
+    pub fn commit(mut self, side_files: &[String]) -> Result<Vec<PathBuf>, Error> {
+        let parent = self.output.parent().unwrap_or(Path::new("")).to_owned();
+        match fs::remove_file(&self.output) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Error::io(&self.output)(e)),
+            _ => {}
+        }
+        let mut written = Vec::new();
+        let data = data_name(&self.output);
+        let model = self.output.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        for name in [&data].into_iter().chain(side_files).chain([&model]) {
+            let (from, to) = (self.path(name), parent.join(name));
+            if from.exists() {
+                fs::rename(&from, &to).map_err(Error::io(&to))?;
+                written.push(to);
+            }
+        }
+        self.committed = true;
+        Ok(written)
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        if !self.committed {
+            // The temporary folder goes first: the folders made for the output are empty only then.
+            let _ = fs::remove_dir_all(self.folder.path());
+            remove_empty(&self.made);
+        }
+    }
+}
+
+/// Removes folders, innermost first, that are still empty.
+fn remove_empty(made: &[PathBuf]) {
+    for folder in made.iter().rev() {
+        let _ = fs::remove_dir(folder);
+    }
+}
+
+/// Writes a whole file and syncs it.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    let mut file = File::create(path).map_err(Error::io(path))?;
+    file.write_all(bytes).and_then(|()| file.sync_all()).map_err(Error::io(path))
+}
+
+/// Writes the weight file of `graph`; returns its length, 0 (and no file) where the model has no large tensor.
+///
+/// # Errors
+/// [`Error::Io`]; a weight that is NaN or infinite, or beyond the file's type.
+pub fn write_data(graph: &Graph, encoded: &EncodedModel, path: &Path) -> Result<u64, Error> {
+    if encoded.placements.is_empty() {
+        return Ok(0);
+    }
+    let file = File::create(path).map_err(Error::io(path))?;
+    let mut sink = Sink { out: BufWriter::with_capacity(1 << 20, file), position: 0, path };
+    for placement in &encoded.placements {
+        sink.pad_to(placement.offset)?;
+        sink.initializer(&graph.initializers[placement.initializer])?;
+    }
+    let position = sink.position;
+    let file = sink.out.into_inner().map_err(|e| Error::io(path)(e.into_error()))?;
+    file.sync_all().map_err(Error::io(path))?;
+    Ok(position)
+}
+
+struct Sink<'a> {
+    out: BufWriter<File>,
+    position: u64,
+    path: &'a Path,
+}
+
+impl Sink<'_> {
+    fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        self.position += bytes.len() as u64;
+        self.out.write_all(bytes).map_err(Error::io(self.path))
+    }
+
+    fn pad_to(&mut self, offset: u64) -> Result<(), Error> {
+        let padding = vec![0; (offset - self.position) as usize];
+        self.write(&padding)
+    }
+
+    fn initializer(&mut self, init: &Initializer) -> Result<(), Error> {
+        match &init.source {
+            Source::Bytes(bytes) => self.write(bytes),
+            Source::Weight { weight, transposed: true } => self.transposed(weight, init.ty),
+            Source::Weight { weight, transposed: false } => self.straight(weight, init.ty),
+        }
+    }
+
+    fn straight(&mut self, weight: &Weight, ty: ElementType) -> Result<(), Error> {
+        let size = weight.dtype().bytes();
+        let (mut values, mut bytes) = (Vec::new(), Vec::new());
+        let step = CHUNK_BYTES / 4;
+        for start in (0..weight.elements()).step_by(step) {
+            let end = (start + step).min(weight.elements());
+            values.clear();
+            weight.read_f32(start..end, &mut values);
+            for (i, &value) in values.iter().enumerate() {
+                check(weight, ty, start + i, value)?;
+            }
+            if same_type(weight.dtype(), ty) {
+                self.write(&weight.bytes()[start * size..end * size])?;
+            } else {
+                bytes.clear();
+                append(ty, &values, &mut bytes);
+                self.write(&bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes a matrix (rows, columns) as (columns, rows), a band of columns at a time.
+    fn transposed(&mut self, weight: &Weight, ty: ElementType) -> Result<(), Error> {
+        let &[rows, columns] = weight.shape() else {
+            return Err(moh_models::Error::Internal("a transposed tensor that is no matrix").into());
+        };
+        // A band holds whole cache lines of a row, so that the source is read once.
+        let band = (CHUNK_BYTES / 4 / rows.max(1)).next_multiple_of(32).min(columns.max(1));
+        let (mut part, mut values, mut bytes) = (Vec::new(), Vec::new(), Vec::new());
+        for start in (0..columns).step_by(band) {
+            let width = band.min(columns - start);
+            values.clear();
+            values.resize(width * rows, 0.0);
+            for row in 0..rows {
+                part.clear();
+                let first = row * columns + start;
+                weight.read_f32(first..first + width, &mut part);
+                for (i, &value) in part.iter().enumerate() {
+                    check(weight, ty, first + i, value)?;
+                    values[i * rows + row] = value;
+                }
+            }
+            bytes.clear();
+            append(ty, &values, &mut bytes);
+            self.write(&bytes)?;
+        }
+        Ok(())
+    }
+}
+
+fn same_type(weight: WeightType, ty: ElementType) -> bool {
+    matches!(
+        (weight, ty),
+        (WeightType::F32, ElementType::F32)
+            | (WeightType::F16, ElementType::F16)
+            | (WeightType::BF16, ElementType::BF16)
+    )
+}
+
+/// Whether `ty` can hold the value.
+#[inline]
+fn check(weight: &Weight, ty: ElementType, index: usize, value: f32) -> Result<(), Error> {
+    // Half of the step beyond the largest finite f16 rounds to infinity.
+    const F16_LIMIT: f32 = 65_520.0;
+    if value.is_finite() && (ty != ElementType::F16 || value.abs() < F16_LIMIT) {
+        return Ok(());
+    }
+    let (file, tensor) = (weight.file().to_owned(), weight.name().to_owned());
+    Err(match value.is_finite() {
+        false => moh_models::Error::NotFinite { file, tensor, index, value: f64::from(value) }.into(),
+        true => Error::Range { file, tensor, index, value, ty },
+    })
+}
+
+/// Appends the values as little-endian elements of `ty`.
+fn append(ty: ElementType, values: &[f32], bytes: &mut Vec<u8>) {
+    match ty {
+        ElementType::F16 => bytes.extend(values.iter().flat_map(|&v| half::f16::from_f32(v).to_le_bytes())),
+        ElementType::BF16 => bytes.extend(values.iter().flat_map(|&v| half::bf16::from_f32(v).to_le_bytes())),
+        _ => bytes.extend(values.iter().flat_map(|v| v.to_le_bytes())),
+    }
+}
+
+/// Files of a checkpoint that its users need beside the exported model.
+const SIDE_FILES: &[&str] = &[
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "preprocessor_config.json",
+];
+
+/// The side files to copy into `target`: those of `folder` (with `config` as config.json) that are not there already.
+///
+/// # Errors
+/// [`Error::SideFile`] where another file of that name is there and `force` is not set.
+pub fn side_files(folder: &Path, config: &Path, target: &Path, force: bool) -> Result<Vec<(String, PathBuf)>, Error> {
+    let mut files = Vec::new();
+    for &name in SIDE_FILES {
+        let source = if name == "config.json" { config.to_owned() } else { folder.join(name) };
+        if !source.is_file() {
+            continue;
+        }
+        let path = target.join(name);
+        match fs::read(&path) {
+            Ok(there) if fs::read(&source).map_err(Error::io(&source))? == there => continue,
+            Ok(_) if !force => return Err(Error::SideFile { path, source_file: source }),
+            _ => files.push((name.to_owned(), source)),
+        }
+    }
+    Ok(files)
+}
