@@ -2,8 +2,8 @@
 
 use crate::failure::Failure;
 use ort_sys::{
-    OrtAllocator, OrtAllocatorType, OrtApi, OrtApiBase, OrtErrorCode, OrtMemType, OrtMemoryInfo, OrtStatus,
-    OrtStatusPtr, OrtTensorTypeAndShapeInfo,
+    ONNXTensorElementDataType, OrtAllocator, OrtAllocatorType, OrtApi, OrtApiBase, OrtErrorCode, OrtMemType,
+    OrtMemoryInfo, OrtStatus, OrtStatusPtr, OrtTensorTypeAndShapeInfo,
 };
 use std::ffi::{CStr, CString, c_char};
 use std::fmt;
@@ -183,14 +183,20 @@ pub(crate) struct TensorInfo {
 }
 
 impl TensorInfo {
-    /// A shape for the host; a dimension is its size, or -1 and a name.
-    pub(crate) fn new(api: Api, sizes: &[i64], names: &mut [*const c_char]) -> Result<TensorInfo, Failure> {
+    /// A type and shape for the host; a dimension is its size, or -1 and a name.
+    pub(crate) fn new(
+        api: Api,
+        ty: ONNXTensorElementDataType,
+        sizes: &[i64],
+        names: &mut [*const c_char],
+    ) -> Result<TensorInfo, Failure> {
         let mut raw = ptr::null_mut();
         // SAFETY: the host writes a new object to a local variable.
         unsafe { call!(api, CreateTensorTypeAndShapeInfo(&raw mut raw))? };
         let info = TensorInfo { api, raw: made(raw, "shape")? };
         // SAFETY: the slices are as long as said; the names are terminated strings, and copied.
         unsafe {
+            call!(api, SetTensorElementType(info.raw.as_ptr(), ty))?;
             call!(api, SetDimensions(info.raw.as_ptr(), sizes.as_ptr(), sizes.len()))?;
             call!(api, SetSymbolicDimensions(info.raw.as_ptr(), names.as_mut_ptr(), names.len()))?;
         }

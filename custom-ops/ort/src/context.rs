@@ -2,10 +2,12 @@
 
 use crate::api::{Allocator, Api, CpuMemory, Status, TensorInfo, call, made};
 use crate::failure::Failure;
+use crate::op::onnx_type;
+use moh_kernels::DType;
 use moh_kernels::schema::{AttributeDef, AttributeKind, Value};
 use ort_sys::{
-    OrtKernelContext, OrtKernelInfo, OrtOpAttr, OrtOpAttrType, OrtShapeInferContext, OrtTensorTypeAndShapeInfo,
-    OrtTypeInfo, OrtValue,
+    ONNXTensorElementDataType, OrtKernelContext, OrtKernelInfo, OrtOpAttr, OrtOpAttrType, OrtShapeInferContext,
+    OrtTensorTypeAndShapeInfo, OrtTypeInfo, OrtValue,
 };
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::marker::PhantomData;
@@ -13,6 +15,22 @@ use std::ptr;
 
 /// The most dimensions that an input may have: more than any operator accepts, so that a wrong rank is the operator's error.
 pub(crate) const MAX_RANK: usize = 8;
+
+/// ONNX's number of an element type: what hosts write may be newer than the enumeration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ElementNumber(pub(crate) i32);
+
+impl ElementNumber {
+    /// Where the host writes.
+    fn place(&mut self) -> *mut ONNXTensorElementDataType {
+        (&raw mut self.0).cast()
+    }
+
+    /// The type, if operators have it.
+    pub(crate) fn dtype(self) -> Option<DType> {
+        DType::ALL.into_iter().find(|&dtype| onnx_type(dtype) as i32 == self.0)
+    }
+}
 
 /// A node whose kernel is being made.
 pub(crate) struct KernelInfo<'a> {
@@ -93,6 +111,12 @@ pub(crate) struct Dimension<'a> {
     pub(crate) name: &'a CStr,
 }
 
+/// An input as shape inference sees it. No dimensions are a scalar's or an unknown rank's.
+pub(crate) struct InferredInput<'a> {
+    pub(crate) element_type: ElementNumber,
+    pub(crate) dimensions: Vec<Dimension<'a>>,
+}
+
 impl ShapeContext<'_> {
     /// # Safety
     /// `raw` is the host's and alive.
@@ -121,20 +145,22 @@ impl ShapeContext<'_> {
         })
     }
 
-    /// Every input's dimensions. No dimensions are a scalar's or an unknown rank's.
-    pub(crate) fn inputs(&self) -> Result<Vec<Vec<Dimension<'_>>>, Failure> {
+    /// Every input's type and dimensions.
+    pub(crate) fn inputs(&self) -> Result<Vec<InferredInput<'_>>, Failure> {
         let mut count = 0;
         // SAFETY: the context is alive; the host writes a number to a local variable.
         unsafe { call!(self.api, ShapeInferContext_GetInputCount(self.raw, &raw mut count))? };
-        (0..count).map(|index| self.dimensions_of(index)).collect()
+        (0..count).map(|index| self.input(index)).collect()
     }
 
-    fn dimensions_of(&self, index: usize) -> Result<Vec<Dimension<'_>>, Failure> {
-        let mut info = ptr::null_mut();
-        // SAFETY: the context is alive, and owns what the host writes to the local variable.
+    fn input(&self, index: usize) -> Result<InferredInput<'_>, Failure> {
+        let (mut info, mut element_type) = (ptr::null_mut(), ElementNumber(0));
+        // SAFETY: the context is alive, and owns the shape that the host writes to the local variable.
         let sizes = unsafe {
             call!(self.api, ShapeInferContext_GetInputTypeShape(self.raw, index, &raw mut info))?;
-            sizes(self.api, made(info, "shape of an input")?.as_ptr())?
+            let info = made(info, "shape of an input")?.as_ptr();
+            call!(self.api, GetTensorElementType(info, element_type.place()))?;
+            sizes(self.api, info)?
         };
         let mut names: Vec<*const c_char> = vec![ptr::null(); sizes.len()];
         // SAFETY: the vector is as long as said; the names belong to the context.
@@ -144,14 +170,20 @@ impl ShapeContext<'_> {
             // SAFETY: a terminated string that lives as long as the context, whose lifetime bounds the reference.
             false => unsafe { CStr::from_ptr(name) },
         };
-        Ok(sizes.into_iter().zip(names).map(|(size, text)| Dimension { size, name: name(text) }).collect())
+        let dimensions =
+            sizes.into_iter().zip(names).map(|(size, text)| Dimension { size, name: name(text) }).collect();
+        Ok(InferredInput { element_type, dimensions })
     }
 
-    /// Says what the shape of the output is.
-    pub(crate) fn set_output(&self, dimensions: &[Dimension<'_>]) -> Result<(), Failure> {
+    /// Says what the output is. From onnxruntime 1.20 on the type counts too.
+    pub(crate) fn set_output(
+        &self,
+        ty: ONNXTensorElementDataType,
+        dimensions: &[Dimension<'_>],
+    ) -> Result<(), Failure> {
         let sizes: Vec<i64> = dimensions.iter().map(|d| d.size).collect();
         let mut names: Vec<*const c_char> = dimensions.iter().map(|d| d.name.as_ptr()).collect();
-        let info = TensorInfo::new(self.api, &sizes, &mut names)?;
+        let info = TensorInfo::new(self.api, ty, &sizes, &mut names)?;
         // SAFETY: context and shape are alive; the host copies the shape.
         Ok(unsafe { call!(self.api, ShapeInferContext_SetOutputTypeShape(self.raw, 0, info.as_ptr())) }?)
     }
@@ -170,8 +202,7 @@ unsafe impl Sync for KernelContext<'_> {}
 
 /// An input or output of a running node.
 pub(crate) struct TensorPtr {
-    /// ONNX's number of the element type.
-    pub(crate) element_type: i32,
+    pub(crate) element_type: ElementNumber,
     /// The number of dimensions, which may exceed [`MAX_RANK`].
     pub(crate) rank: usize,
     /// The sizes of the first dimensions, then zeros.
@@ -221,14 +252,14 @@ impl KernelContext<'_> {
     /// `value` is a value of the context.
     unsafe fn tensor(&self, value: *mut OrtValue) -> Result<TensorPtr, Failure> {
         let (mut info, mut data) = (ptr::null_mut(), ptr::null_mut());
-        let (mut element_type, mut rank) = (0i32, 0usize);
+        let (mut element_type, mut rank) = (ElementNumber(0), 0);
         let mut sizes = [0i64; MAX_RANK];
-        // SAFETY: the value is alive; `info` is owned from its creation on. The host writes the type as an i32, which may be
-        // a number that the enumeration does not have, and no more sizes than there is room for.
+        // SAFETY: the value is alive; `info` is owned from its creation on. The host writes no more sizes
+        // than there is room for.
         unsafe {
             call!(self.api, GetTensorTypeAndShape(value, &raw mut info))?;
             let info = TensorInfo::from_raw(self.api, made(info, "type of an input")?);
-            call!(self.api, GetTensorElementType(info.as_ptr(), (&raw mut element_type).cast()))?;
+            call!(self.api, GetTensorElementType(info.as_ptr(), element_type.place()))?;
             call!(self.api, GetDimensionsCount(info.as_ptr(), &raw mut rank))?;
             call!(self.api, GetDimensions(info.as_ptr(), sizes.as_mut_ptr(), rank.min(MAX_RANK)))?;
             call!(self.api, GetTensorMutableData(value, &raw mut data))?;

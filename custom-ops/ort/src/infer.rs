@@ -1,25 +1,36 @@
 //! Output shapes while a model is loaded, when some dimensions are symbols and some ranks are not known.
 
-use crate::context::{Dimension, ShapeContext};
+use crate::context::{Dimension, InferredInput, ShapeContext};
 use crate::failure::Failure;
+use crate::op::onnx_type;
+use moh_kernels::schema::{ElementType, Operand};
 use moh_kernels::shape::OutputDim;
-use moh_kernels::{Attributes, Error, Operator};
+use moh_kernels::{Attributes, DType, Error, Operator};
 
 /// Infers the shape of a node's output for the host.
 pub(crate) fn infer(operator: &'static Operator, context: &ShapeContext<'_>) -> Result<(), Failure> {
     let attributes = Attributes::read(operator, |def| context.attribute(def))?;
     let inputs = context.inputs()?;
-    let sizes: Vec<_> = inputs.iter().map(|dims| Some(dims.iter().map(|d| d.size).collect())).collect();
-    let Some(output) = check(&attributes, &sizes)? else { return Ok(()) };
+    let sizes = |input: &InferredInput<'_>| Some(input.dimensions.iter().map(|d| d.size).collect());
+    let Some(output) = check(&attributes, &inputs.iter().map(sizes).collect::<Vec<_>>())? else { return Ok(()) };
+    // Hosts call the first registration of a name for all of them: T is what the node's inputs are.
+    let t = operator.inputs.iter().zip(&inputs).find(|(operand, _)| operand.ty == ElementType::T);
+    let dtype = match operator.output.ty {
+        ElementType::Float32 => Some(DType::F32),
+        ElementType::T => t.and_then(|(_, input)| input.element_type.dtype()),
+    };
     let dimension = |dim: &OutputDim| match *dim {
         OutputDim::Size(size) => i64::try_from(size).ok().map(|size| Dimension { size, name: c"" }),
-        OutputDim::SameAs { input, axis } => inputs.get(input)?.get(axis).copied(),
+        OutputDim::SameAs { input, axis } => inputs.get(input)?.dimensions.get(axis).copied(),
         OutputDim::Unknown => None,
     };
     // The API has no word for an unknown dimension: the host would take -1 for a size. Then nothing is said of the shape.
     let expressible = |d: &Dimension<'_>| d.size >= 0 || !d.name.is_empty();
     let output: Option<Vec<Dimension<'_>>> = output.iter().map(|dim| dimension(dim).filter(expressible)).collect();
-    output.map_or(Ok(()), |output| context.set_output(&output))
+    match (dtype, output) {
+        (Some(dtype), Some(output)) => context.set_output(onnx_type(dtype), &output),
+        _ => Ok(()),
+    }
 }
 
 /// Judges attributes, and shapes as far as they are known: an input is `None` where it is absent, a size -1 where it is a symbol.
@@ -30,7 +41,7 @@ pub(crate) fn infer(operator: &'static Operator, context: &ShapeContext<'_>) -> 
 pub(crate) fn check(attributes: &Attributes, inputs: &[Option<Vec<i64>>]) -> Result<Option<Vec<OutputDim>>, Error> {
     let operator = attributes.operator();
     // Hosts show a tensor of unknown rank like a scalar. Where a scalar is allowed the operator sees one, which fits everything.
-    let unknown = |(operand, sizes): (&moh_kernels::schema::Operand, &Option<Vec<i64>>)| {
+    let unknown = |(operand, sizes): (&Operand, &Option<Vec<i64>>)| {
         !operand.optional && sizes.as_ref().is_some_and(Vec::is_empty)
     };
     let unknown_rank = operator.inputs.iter().zip(inputs).any(unknown);

@@ -5,7 +5,6 @@ use crate::context::{KernelContext, KernelInfo, MAX_RANK, TensorPtr};
 use crate::failure::Failure;
 use crate::host::SessionHost;
 use crate::infer;
-use crate::op::onnx_type;
 use half::{bf16, f16};
 use moh_kernels::{Attributes, DType, Data, DataMut, Element, Error, Operator, Tensor, cpu};
 use std::borrow::Cow;
@@ -89,8 +88,8 @@ impl<'c> Input<'c> {
             let expected = format!("at most {MAX_RANK} dimensions");
             Err(Error::Shape { operator: operator.name, input: name, expected, found: format!("{rank}") })?;
         }
-        let Some(dtype) = DType::ALL.into_iter().find(|&dtype| onnx_type(dtype) as i32 == element_type) else {
-            return Err(Failure::Host(format!("input {name} has ONNX element type {element_type}")));
+        let Some(dtype) = element_type.dtype() else {
+            return Err(Failure::Host(format!("input {name} has ONNX element type {}", element_type.0)));
         };
         let len = dims[..rank].iter().try_fold(1usize, |n, &dim| n.checked_mul(dim)).filter(|&n| n <= MAX_ELEMENTS);
         let len = len.ok_or_else(|| Failure::Host(format!("input {name} has too many elements")))?;

@@ -1,1 +1,423 @@
+//! The library as a host sees it, with the host of `fake.rs`.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::undocumented_unsafe_blocks)]
+
+use crate::api::{Api, CpuMemory};
+use crate::context::KernelContext;
+use crate::failure::{Failure, guard};
+use crate::fake::{self, Call, Info, Node, Options, Tensor, live, outcome};
+use crate::host::SessionHost;
+use crate::{API_VERSION, RegisterCustomOps};
+use half::{bf16, f16};
+use moh_kernels::schema::{DOMAIN, ElementType, Value};
+use moh_kernels::{Attributes, DType, Data, Host, OPERATORS, Operator, Scratch};
+use ort_sys::*;
+use std::ffi::{CStr, c_char, c_void};
+use std::ptr;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+static NEW: LazyLock<OrtApi> = LazyLock::new(fake::api);
+static OTHER: LazyLock<OrtApi> = LazyLock::new(fake::api);
+
+unsafe extern "system" fn new_host(version: u32) -> *const OrtApi {
+    if version <= 31 { &raw const *NEW } else { ptr::null() }
+}
+unsafe extern "system" fn other_host(_: u32) -> *const OrtApi {
+    &raw const *OTHER
+}
+unsafe extern "system" fn old_host(version: u32) -> *const OrtApi {
+    if version < API_VERSION { &raw const *NEW } else { ptr::null() }
+}
+unsafe extern "system" fn version() -> *const c_char {
+    c"1.16.3".as_ptr()
+}
+
+const HOST: OrtApiBase = OrtApiBase { GetApi: new_host, GetVersionString: version };
+
+fn api() -> Api {
+    unsafe { Api::new(&HOST, API_VERSION) }.unwrap()
+}
+
+fn register(base: &OrtApiBase) -> (Options, Option<(OrtErrorCode, String)>) {
+    let mut options = Options::new();
+    let status = unsafe { RegisterCustomOps((&raw mut options).cast(), base) };
+    (options, outcome(status))
+}
+
+/// The registered table of an operator.
+fn table(operator: &Operator, dtype: DType) -> &'static OrtCustomOp {
+    let (options, status) = register(&HOST);
+    assert_eq!(status, None);
+    let of = |op: &&&OrtCustomOp| unsafe {
+        let name = CStr::from_ptr(op.GetName.unwrap()(**op)).to_str().unwrap();
+        name == operator.name && op.GetOutputType.unwrap()(**op, 0) == crate::op::onnx_type(dtype)
+    };
+    let ops: Vec<&OrtCustomOp> = unsafe { &*options[0] }.ops.iter().map(|&op| unsafe { &*op }).collect();
+    let found = ops.iter().find(of).copied();
+    found.unwrap()
+}
+
+#[test]
+fn every_operator_is_registered_for_every_type() {
+    let (options, status) = register(&HOST);
+    assert_eq!(status, None);
+    let [domain] = options[..] else { panic!("{} domains", options.len()) };
+    let domain = unsafe { &*domain };
+    assert_eq!(domain.name.to_str().unwrap(), DOMAIN);
+    assert_eq!(domain.ops.len(), OPERATORS.len() * DType::ALL.len());
+    for (operator, dtype) in OPERATORS.iter().flat_map(|operator| DType::ALL.map(|dtype| (operator, dtype))) {
+        let op = table(operator, dtype);
+        assert_eq!(op.version, API_VERSION);
+        assert_eq!(unsafe { op.GetStartVersion.unwrap()(op) }, 1);
+        assert!(unsafe { op.GetExecutionProviderType.unwrap()(op) }.is_null());
+        assert_eq!(unsafe { op.GetInputTypeCount.unwrap()(op) }, operator.inputs.len());
+        assert_eq!(unsafe { op.GetOutputTypeCount.unwrap()(op) }, 1);
+        for (i, input) in operator.inputs.iter().enumerate() {
+            let ty = if input.ty == ElementType::T { dtype } else { DType::F32 };
+            assert_eq!(unsafe { op.GetInputType.unwrap()(op, i) }, crate::op::onnx_type(ty));
+            let optional = OrtCustomOpInputOutputCharacteristic::INPUT_OUTPUT_OPTIONAL;
+            assert_eq!(unsafe { op.GetInputCharacteristic.unwrap()(op, i) } == optional, input.optional);
+        }
+        // Beyond API 17: an older host would take it for something else, a newer one looks only at version >= 18.
+        assert!(op.GetMayInplace.is_none() && op.GetAliasMap.is_none());
+    }
+    assert_eq!(live(), 0);
+}
+
+#[test]
+fn sessions_of_a_host_share_a_domain() {
+    let other = OrtApiBase { GetApi: other_host, GetVersionString: version };
+    let (first, second, third) = (register(&HOST).0, register(&HOST).0, register(&other).0);
+    assert_eq!(first, second);
+    assert_ne!(first, third);
+}
+
+#[test]
+fn an_old_host_gets_an_error() {
+    let (options, status) = register(&OrtApiBase { GetApi: old_host, GetVersionString: version });
+    assert!(options.is_empty());
+    let (_, message) = status.unwrap();
+    assert!(message.contains("1.17 or newer") && message.contains("1.16.3"), "{message}");
+    assert_eq!(live(), 0);
+}
+
+#[test]
+fn null_arguments_are_errors() {
+    assert!(outcome(unsafe { RegisterCustomOps(ptr::null_mut(), &HOST) }).is_some());
+    assert!(unsafe { RegisterCustomOps(ptr::null_mut(), ptr::null()) }.0.is_null());
+}
+
+/// 2 sequences, 3 queries, 5 keys, 4 heads on 2, widths 6 and 3.
+struct Example {
+    attributes: Vec<(&'static str, Value)>,
+    shapes: Vec<Vec<usize>>,
+    values: Vec<Vec<f32>>,
+}
+
+impl Example {
+    fn new() -> Example {
+        let shapes = vec![vec![2, 3, 24], vec![2, 5, 12], vec![2, 5, 6], vec![2, 3, 4], vec![2, 1, 1, 5]];
+        // Exact in every type.
+        let value = |i: usize, j: usize| ((i * 31 + j * 7 + j * j % 5) % 13) as f32 / 8.0 - 0.75;
+        let values = shapes.iter().enumerate();
+        let values = values.map(|(i, shape)| (0..shape.iter().product()).map(|j| value(i, j)).collect()).collect();
+        let attributes = vec![
+            ("num_heads", Value::Int(4)),
+            ("kv_num_heads", Value::Int(2)),
+            ("scale", Value::Float(0.5)),
+            ("is_causal", Value::Int(1)),
+        ];
+        Example { attributes, shapes, values }
+    }
+
+    /// The node with dimensions by name, as far as `dims` says.
+    fn node(&self, dtype: DType, dims: impl Fn(usize, usize) -> (i64, &'static str)) -> Node {
+        let info = |(i, shape): (usize, &Vec<usize>)| {
+            let dims: Vec<_> = (0..shape.len()).map(|axis| dims(i, axis)).collect();
+            Some(Info::new(if i == 3 { DType::F32 } else { dtype }, &dims))
+        };
+        Node {
+            attributes: self.attributes.clone(),
+            inputs: self.shapes.iter().enumerate().map(info).collect(),
+            output: None,
+        }
+    }
+
+    fn sized(&self, dtype: DType) -> Node {
+        self.node(dtype, |i, axis| (self.shapes[i][axis] as i64, ""))
+    }
+
+    fn tensor(&self, index: usize, dtype: DType, offset: usize) -> Tensor {
+        let (shape, values) = (&self.shapes[index], &self.values[index]);
+        match dtype {
+            _ if index == 3 => Tensor::new(shape, Data::F32(values), offset),
+            DType::F32 => Tensor::new(shape, Data::F32(values), offset),
+            DType::F16 => {
+                Tensor::new(shape, Data::F16(&values.iter().map(|&x| f16::from_f32(x)).collect::<Vec<_>>()), offset)
+            }
+            DType::BF16 => {
+                Tensor::new(shape, Data::BF16(&values.iter().map(|&x| bf16::from_f32(x)).collect::<Vec<_>>()), offset)
+            }
+        }
+    }
+
+    fn call(&self, dtype: DType, offset: usize) -> Call {
+        Call::new(dtype, (0..self.shapes.len()).map(|i| Some(self.tensor(i, dtype, offset))).collect())
+    }
+
+    fn expected(&self) -> Vec<f64> {
+        let values = self.attributes.clone();
+        let get = |name| values.iter().find(|(n, _)| *n == name).map(|(_, value)| *value);
+        let attributes = Attributes::read(OPERATORS[0], |def| get(def.name)).unwrap();
+        let tensors = self.shapes.iter().zip(&self.values);
+        let tensors: Vec<_> =
+            tensors.map(|(shape, data)| Some(moh_kernels::Tensor { shape, data: Data::F32(data) })).collect();
+        (OPERATORS[0].reference)(&attributes, &tensors)
+    }
+}
+
+/// A made kernel, destroyed on drop.
+struct Made {
+    op: &'static OrtCustomOp,
+    kernel: *mut c_void,
+}
+
+impl Made {
+    fn new(dtype: DType, node: &Node) -> Result<Made, (OrtErrorCode, String)> {
+        let op = table(OPERATORS[0], dtype);
+        let mut kernel = ptr::null_mut();
+        let node = ptr::from_ref(node).cast();
+        let status = unsafe { op.CreateKernelV2.unwrap()(op, &raw const *NEW, node, &raw mut kernel) };
+        match outcome(status) {
+            None => Ok(Made { op, kernel }),
+            Some(error) => Err(error),
+        }
+    }
+
+    fn run(&self, call: &mut Call) -> Result<Vec<f64>, (OrtErrorCode, String)> {
+        let status = unsafe { self.op.KernelComputeV2.unwrap()(self.kernel, ptr::from_mut(call).cast()) };
+        assert_eq!(call.blocks.load(Ordering::Relaxed), 0, "memory not given back");
+        outcome(status).map_or_else(|| Ok(call.output.as_ref().unwrap().values()), Err)
+    }
+}
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        unsafe { self.op.KernelDestroy.unwrap()(self.kernel) }
+    }
+}
+
+#[test]
+fn a_call_computes_the_operator() {
+    let example = Example::new();
+    let expected = example.expected();
+    assert!(expected.iter().any(|x| x.abs() > 0.1));
+    for (dtype, tolerance) in [(DType::F32, 1e-5), (DType::F16, 2e-3), (DType::BF16, 2e-2)] {
+        let kernel = Made::new(dtype, &example.sized(dtype)).unwrap();
+        // At offset 1 nothing is aligned.
+        for offset in [0, 1] {
+            let found = kernel.run(&mut example.call(dtype, offset)).unwrap();
+            let near = |(a, b): (&f64, &f64)| (a - b).abs() <= tolerance * (1.0 + b.abs());
+            assert!(found.len() == expected.len() && found.iter().zip(&expected).all(near), "{dtype} {offset}");
+        }
+    }
+    assert_eq!(live(), 0);
+}
+
+#[test]
+fn no_tokens_make_no_output() {
+    let mut example = Example::new();
+    for shape in &mut example.shapes {
+        shape[0] = 0;
+    }
+    example.values = vec![Vec::new(); 5];
+    let found = Made::new(DType::F32, &example.sized(DType::F32)).unwrap().run(&mut example.call(DType::F32, 0));
+    assert_eq!(found, Ok(Vec::new()));
+}
+
+#[test]
+fn bad_attributes_fail_when_the_kernel_is_made() {
+    let example = Example::new();
+    for i in 0..example.attributes.len() {
+        let mut node = example.sized(DType::F32);
+        let (name, _) = node.attributes.remove(i);
+        let (code, message) = Made::new(DType::F32, &node).err().unwrap();
+        assert_eq!(code, OrtErrorCode::ORT_INVALID_ARGUMENT);
+        assert!(message.contains(&format!("attribute {name}: expected")) && message.contains("nothing"), "{message}");
+
+        let mut node = example.sized(DType::F32);
+        node.attributes[i].1 = match node.attributes[i].1 {
+            Value::Int(_) => Value::Float(1.0),
+            Value::Float(_) => Value::Int(1),
+        };
+        let (_, message) = Made::new(DType::F32, &node).err().unwrap();
+        assert!(message.contains(&format!("attribute {name}: expected")) && message.contains("(1"), "{message}");
+    }
+    // Values too, even where no rank is known.
+    let mut node = example.sized(DType::F32);
+    node.attributes[1].1 = Value::Int(3);
+    node.inputs.iter_mut().flatten().for_each(|info| (info.sizes, info.names) = Default::default());
+    let (_, message) = Made::new(DType::F32, &node).err().unwrap();
+    assert!(message.contains("attribute kv_num_heads: expected a divisor"), "{message}");
+    assert_eq!(live(), 0);
+}
+
+#[test]
+fn bad_shapes_fail_when_they_are_known() {
+    let example = Example::new();
+    let mut node = example.sized(DType::F32);
+    node.inputs[2].as_mut().unwrap().sizes[0] = 7;
+    let (_, message) = Made::new(DType::F32, &node).err().unwrap();
+    assert!(message.contains("input value: expected shape"), "{message}");
+
+    let unknown = example.node(DType::F32, |_, _| (-1, ""));
+    let kernel = Made::new(DType::F32, &unknown).unwrap();
+    for (index, shape, expected) in [
+        (2, vec![7, 5, 6], "input value: expected shape"),
+        (0, vec![6, 24], "input query: expected shape"),
+        (3, vec![], "input head_gates: expected shape"),
+        (1, vec![1; 9], "input key: expected shape at most 8 dimensions"),
+    ] {
+        let mut call = example.call(DType::F32, 0);
+        let values = vec![0.0; shape.iter().product()];
+        call.inputs[index] = Some(Tensor::new(&shape, Data::F32(&values), 0));
+        let (code, message) = kernel.run(&mut call).unwrap_err();
+        assert_eq!(code, OrtErrorCode::ORT_INVALID_ARGUMENT);
+        assert!(message.contains(expected), "{message}");
+        assert!(call.output.is_none());
+    }
+    let mut call = example.call(DType::F32, 0);
+    call.inputs[1] = Some(example.tensor(1, DType::F16, 0));
+    let (_, message) = kernel.run(&mut call).unwrap_err();
+    assert!(message.contains("input key: expected element type float32, found float16"), "{message}");
+    call.inputs[1] = None;
+    let (_, message) = kernel.run(&mut call).unwrap_err();
+    assert!(message.contains("expected 4 to 5, found 4 inputs"), "{message}");
+    drop(kernel);
+    assert_eq!(live(), 0);
+}
+
+fn infer(node: &mut Node) -> Option<(OrtErrorCode, String)> {
+    let op = table(OPERATORS[0], DType::F32);
+    outcome(unsafe { op.InferOutputShapeFn.unwrap()(op, ptr::from_mut(node).cast()) })
+}
+
+#[test]
+fn shape_inference_keeps_symbols() {
+    let example = Example::new();
+    let symbols = |i: usize, axis| match (i, axis) {
+        (_, 0) => (-1, "batch"),
+        (0 | 3, 1) => (-1, "sequence"),
+        (1 | 2, 1) | (4, 3) => (-1, "total"),
+        (i, axis) => (example.shapes[i][axis] as i64, ""),
+    };
+    // The first registration, for f32, is asked for all types.
+    for dtype in DType::ALL {
+        let mut node = example.node(dtype, symbols);
+        assert_eq!(infer(&mut node), None);
+        assert_eq!(node.output, Some(Info::new(dtype, &[(-1, "batch"), (-1, "sequence"), (12, "")])));
+    }
+    assert_eq!(live(), 0);
+}
+
+#[test]
+fn shape_inference_is_silent_about_what_it_does_not_know() {
+    let example = Example::new();
+    // A dimension without a name.
+    let mut node =
+        example.node(DType::F32, |i, axis| if axis == 1 { (-1, "") } else { (example.shapes[i][axis] as i64, "") });
+    assert_eq!(infer(&mut node), None);
+    assert_eq!(node.output, None);
+    // An unknown rank.
+    let mut node = example.sized(DType::F32);
+    node.inputs[1] = Some(Info::new(DType::F32, &[]));
+    assert_eq!(infer(&mut node), None);
+    assert_eq!(node.output, None);
+    // A scalar bias, or one of unknown rank, is no obstacle.
+    let mut node = example.sized(DType::F32);
+    node.inputs[4] = Some(Info::new(DType::F32, &[]));
+    assert_eq!(infer(&mut node), None);
+    assert_eq!(node.output, Some(Info::sized(DType::F32, &[2, 3, 12])));
+    // What is wrong is said.
+    let mut node = example.sized(DType::F32);
+    node.inputs[3] = Some(Info::sized(DType::F32, &[2, 3, 5]));
+    assert!(infer(&mut node).unwrap().1.contains("input head_gates"));
+    assert_eq!(live(), 0);
+}
+
+/// What `body` returns, as the kernel of one call.
+fn hosted(call: &mut Call, body: impl FnOnce(&dyn Host) -> Result<(), Failure>) -> Option<(OrtErrorCode, String)> {
+    let context = unsafe { KernelContext::new(api(), ptr::from_mut(call).cast()) };
+    outcome(guard(api(), || {
+        let memory = CpuMemory::new(api())?;
+        body(&SessionHost::new(&context, &memory))
+    }))
+}
+
+#[test]
+fn tasks_run_once_each() {
+    let counts: Vec<AtomicUsize> = (0..9).map(|_| AtomicUsize::new(0)).collect();
+    let status = hosted(&mut Call::new(DType::F32, Vec::new()), |host| {
+        for tasks in [0, 1, 9] {
+            host.parallel_for(tasks, &|i| {
+                counts[i].fetch_add(1, Ordering::Relaxed);
+            });
+        }
+        Ok(())
+    });
+    assert_eq!(status, None);
+    let counts: Vec<usize> = counts.iter().map(|count| count.load(Ordering::Relaxed)).collect();
+    assert_eq!(counts, [2, 1, 1, 1, 1, 1, 1, 1, 1]);
+}
+
+#[test]
+fn panics_become_errors() {
+    let (code, message) = outcome(guard(api(), || panic!("on purpose {}", 7))).unwrap();
+    assert_eq!(code, OrtErrorCode::ORT_RUNTIME_EXCEPTION);
+    assert!(message.contains("on purpose 7"), "{message}");
+
+    let ran = AtomicUsize::new(0);
+    let status = hosted(&mut Call::new(DType::F32, Vec::new()), |host| {
+        let _scratch = Scratch::new::<f32>(host, 10)?;
+        host.parallel_for(8, &|i| match i {
+            2 | 5 => panic!("in task"),
+            _ => {
+                ran.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        unreachable!()
+    });
+    assert!(status.unwrap().1.contains("in task"));
+    assert_eq!(ran.into_inner(), 6);
+    assert_eq!(live(), 0);
+}
+
+#[test]
+fn failing_threads_are_an_error() {
+    let mut call = Call::new(DType::F32, Vec::new());
+    call.broken_threads = true;
+    let status = hosted(&mut call, |host| {
+        host.parallel_for(2, &|_| ());
+        unreachable!()
+    });
+    assert!(status.unwrap().1.contains("no threads"));
+    assert_eq!(live(), 0);
+}
+
+#[test]
+fn scratch_comes_from_the_session() {
+    let mut call = Call::new(DType::F32, Vec::new());
+    let blocks = ptr::from_ref(&call.blocks);
+    let status = hosted(&mut call, |host| {
+        let mut scratch = [Scratch::new::<f32>(host, 1000)?, Scratch::new::<f32>(host, 0)?];
+        assert_eq!(unsafe { &*blocks }.load(Ordering::Relaxed), 2);
+        assert!(scratch[0].as_mut_slice::<f32>().iter().all(|&x| x == 0.0));
+        drop(scratch);
+        assert_eq!(unsafe { &*blocks }.load(Ordering::Relaxed), 0);
+        Scratch::new::<f32>(host, isize::MAX as usize / 8).map(drop)?;
+        Ok(())
+    });
+    assert!(status.unwrap().1.contains("no memory for"));
+    assert_eq!(live(), 0);
+}

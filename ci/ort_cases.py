@@ -1,0 +1,192 @@
+"""Writes small models of one ai.moh operator, with inputs and expected outputs, for ort_check.py.
+
+usage: ort_cases.py FOLDER        (needs onnx and numpy)
+
+The expected outputs are computed here in float64, independently of the library.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+DOMAIN = "ai.moh"
+TYPES = {"f32": TensorProto.FLOAT, "f16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
+TOLERANCE = {"f32": 2e-5, "f16": 4e-3, "bf16": 3e-2}
+BATCH, Q_LEN, KV_LEN, HEADS, KV_HEADS, HEAD_DIM, VALUE_DIM = 2, 5, 7, 4, 2, 16, 8
+SYMBOLS = {"batch": BATCH, "q_len": Q_LEN, "kv_len": KV_LEN}
+
+
+def round_to(dtype, x):
+    """x (float32) rounded to dtype, as float32."""
+    if dtype == "f16":
+        return x.astype(np.float16).astype(np.float32)
+    if dtype == "bf16":
+        bits = x.view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+    return x
+
+
+def reference(inputs, attributes):
+    """RoutedAttention, densely, in float64."""
+    query, key, value, gates = (inputs[n].astype(np.float64) for n in ("query", "key", "value", "head_gates"))
+    heads, kv_heads = attributes["num_heads"], attributes["kv_num_heads"]
+    split = lambda x, h: x.reshape(x.shape[0], x.shape[1], h, -1).transpose(0, 2, 1, 3)
+    query = split(query, heads)
+    if key.ndim == 3:
+        key, value = split(key, kv_heads), split(value, kv_heads)
+    key, value = (np.repeat(x, heads // kv_heads, axis=1) for x in (key, value))
+    scores = attributes["scale"] * query @ key.transpose(0, 1, 3, 2)
+    if "attn_bias" in inputs:
+        scores = scores + inputs["attn_bias"]
+    if attributes["is_causal"]:
+        q_len, kv_len = scores.shape[2:]
+        scores = np.where(np.arange(kv_len) <= np.arange(q_len)[:, None] + kv_len - q_len, scores, -np.inf)
+    top = scores.max(-1, keepdims=True)
+    weights = np.exp(scores - np.where(np.isinf(top), 0, top))
+    total = weights.sum(-1, keepdims=True)
+    out = np.where(total > 0, weights @ value / np.where(total > 0, total, 1), 0)
+    gates = gates.transpose(0, 2, 1)[..., None]
+    out = np.where(gates == 0, 0, gates * out).transpose(0, 2, 1, 3)
+    return out.reshape(out.shape[0], out.shape[1], -1)
+
+
+class Cases:
+    def __init__(self, folder):
+        self.folder, self.list = Path(folder), []
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def add(self, name, expect="ok", message="", dtype="f32", cache=False, bias=None, causal=0, dims="symbolic",
+            attributes=None, drop=(), types=None, shapes=None, wrong_feed=None, external=False):
+        """One model.
+
+        expect: "ok", or where the error comes: "load" or "run", or some of these; message: part of the error's text.
+        dims: "symbolic", "static" or "unranked" graph inputs. attributes, drop, types, shapes: what is changed or left out.
+        wrong_feed: input -> shape fed at run time. external: key and value are initializers in a file, misaligned.
+        """
+        rng = np.random.default_rng(len(self.list))
+        shape = {
+            "query": ["batch", "q_len", HEADS * HEAD_DIM],
+            "key": ["batch", KV_HEADS, "kv_len", HEAD_DIM] if cache else ["batch", "kv_len", KV_HEADS * HEAD_DIM],
+            "value": ["batch", KV_HEADS, "kv_len", VALUE_DIM] if cache else ["batch", "kv_len", KV_HEADS * VALUE_DIM],
+            "head_gates": ["batch", "q_len", HEADS],
+        }
+        if bias:
+            shape["attn_bias"] = list(bias)
+        shape.update(shapes or {})
+        attrs = {"num_heads": HEADS, "kv_num_heads": KV_HEADS, "scale": HEAD_DIM**-0.5, "is_causal": causal}
+        attrs.update(attributes or {})
+        feeds = {}
+        for name_, dims_ in shape.items():
+            size = [SYMBOLS.get(d, d) for d in dims_]
+            feeds[name_] = round_to(dtype, rng.standard_normal(size).astype(np.float32))
+        gates = feeds["head_gates"]
+        feeds["head_gates"] = (gates * (rng.random(gates.shape) < 0.6)).astype(np.float32)
+        if bias:
+            feeds["attn_bias"][rng.random(feeds["attn_bias"].shape) < 0.3] = -np.inf
+
+        nodes, inputs, initializers = [], [], []
+        operands = []
+        for operand in shape:
+            if operand in drop:
+                continue
+            ty = TYPES[dtype] if operand != "head_gates" else TensorProto.FLOAT
+            ty = (types or {}).get(operand, ty)
+            operands.append(operand + "_cast" if ty == TensorProto.BFLOAT16 else operand)
+            if external and operand in ("key", "value"):
+                array = feeds.pop(operand).astype(helper.tensor_dtype_to_np_dtype(ty))
+                initializers.append(numpy_helper.from_array(array, operand))
+                continue
+            # numpy has no bfloat16: the graph takes float32 and casts.
+            declared = TensorProto.FLOAT if ty == TensorProto.BFLOAT16 else ty
+            dims_ = {"symbolic": shape[operand], "static": [SYMBOLS.get(d, d) for d in shape[operand]], "unranked": None}
+            inputs.append(helper.make_tensor_value_info(operand, declared, dims_[dims]))
+            if ty == TensorProto.BFLOAT16:
+                nodes.append(helper.make_node("Cast", [operand], [operand + "_cast"], to=ty))
+            feeds[operand] = feeds[operand].astype(helper.tensor_dtype_to_np_dtype(declared))
+        kept = {k: v for k, v in attrs.items() if k not in drop}
+        result = "output_raw" if dtype == "bf16" else "output"
+        nodes.append(helper.make_node("RoutedAttention", operands, [result], name="node", domain=DOMAIN, **kept))
+        if dtype == "bf16":
+            nodes.append(helper.make_node("Cast", [result], ["output"], to=TensorProto.FLOAT))
+        out_type = TensorProto.FLOAT if dtype == "bf16" else TYPES[dtype]
+        output = helper.make_tensor_value_info("output", out_type, None)
+        graph = helper.make_graph(nodes, name, inputs, [output], initializers)
+        opsets = [helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, 1)]
+        model = helper.make_model(graph, ir_version=8, opset_imports=opsets)
+        path = self.folder / f"{name}.onnx"
+        expected = {}
+        if "ok" in expect.split():
+            values = {k: v.astype(np.float32) for k, v in feeds.items()}
+            values.update({i.name: numpy_helper.to_array(i).astype(np.float32) for i in initializers})
+            expected = {"expected": reference(values, attrs)}
+        if external:
+            write_misaligned(model, self.folder / f"{name}.data")
+        path.write_bytes(model.SerializeToString())
+        for operand, size in (wrong_feed or {}).items():
+            feeds[operand] = np.zeros(size, feeds[operand].dtype)
+        feeds = {k: v for k, v in feeds.items() if k not in drop}
+        np.savez(self.folder / f"{name}.npz", **feeds, **expected)
+        shape_out = ["batch", "q_len", HEADS * VALUE_DIM] if dims == "symbolic" else [BATCH, Q_LEN, HEADS * VALUE_DIM]
+        self.list.append({
+            "name": name, "expect": expect, "message": message, "tolerance": TOLERANCE[dtype],
+            "shape": None if dims == "unranked" else shape_out,
+        })
+
+
+def write_misaligned(model, path):
+    """Moves the initializers to a file, each at an odd offset."""
+    with open(path, "wb") as file:
+        for tensor in model.graph.initializer:
+            data = tensor.raw_data
+            file.write(b"\0" * (1 + file.tell() % 2))
+            offset = file.tell()
+            file.write(data)
+            tensor.ClearField("raw_data")
+            tensor.data_location = TensorProto.EXTERNAL
+            for key, value in ("location", path.name), ("offset", offset), ("length", len(data)):
+                tensor.external_data.add(key=key, value=str(value))
+
+
+def main(folder):
+    cases = Cases(folder)
+    for dtype in TYPES:
+        for cache in (False, True):
+            layout = "cache" if cache else "rows"
+            cases.add(f"{dtype}-{layout}", dtype=dtype, cache=cache)
+            cases.add(f"{dtype}-{layout}-padding", dtype=dtype, cache=cache, bias=["batch", 1, 1, "kv_len"])
+    cases.add("causal", causal=1)
+    cases.add("static-dims", dims="static", bias=["batch", HEADS, "q_len", "kv_len"])
+    cases.add("unknown-ranks", dims="unranked", bias=["q_len", "kv_len"])
+    cases.add("misaligned-initializers", external=True, dims="static")
+    cases.add("misaligned-initializers-f16", external=True, dims="static", dtype="f16")
+
+    cases.add("missing-attribute", "load", "attribute scale: expected Float, found nothing", drop=["scale"])
+    cases.add("attribute-type", "load", "attribute is_causal: expected Int, found Float", attributes={"is_causal": 0.5})
+    cases.add("attribute-value", "load", "attribute is_causal: expected 0 or 1, found 2", attributes={"is_causal": 2})
+    cases.add("kv-heads-divide", "load", "attribute kv_num_heads", attributes={"kv_num_heads": 3})
+    cases.add("kv-heads-unranked", "load", "attribute kv_num_heads", attributes={"kv_num_heads": 3}, dims="unranked")
+    cases.add("rank-declared", "load", "input query: expected shape", shapes={"query": [10, HEADS * HEAD_DIM]})
+    cases.add("width-declared", "load", "input key: expected shape", shapes={"key": ["batch", "kv_len", 30]})
+    cases.add("rank-fed", "run", "input query: expected shape", dims="unranked", wrong_feed={"query": [10, 64]})
+    cases.add("rank-9-fed", "run", "expected shape at most 8", dims="unranked", wrong_feed={"value": [1] * 9})
+    cases.add("rank-0-fed", "run", "input head_gates: expected shape", dims="unranked", wrong_feed={"head_gates": []})
+    cases.add("batch-fed", "run", "input value: expected shape", dims="unranked",
+              wrong_feed={"value": [BATCH + 1, KV_LEN, KV_HEADS * VALUE_DIM]})
+    cases.add("bias-fed", "run", "input attn_bias: expected shape", dims="unranked", bias=["q_len", "kv_len"],
+              wrong_feed={"attn_bias": [Q_LEN, KV_LEN + 1]})
+    cases.add("missing-input", "load", drop=["head_gates"])
+    cases.add("element-type", "load", types={"query": TensorProto.INT64})
+    # 1.17 casts float16 to float32 where a node of mixed types asks for it.
+    cases.add("mixed-types", "load run ok", types={"key": TensorProto.FLOAT16})
+    cases.add("gates-type", "load run", dtype="f16", types={"head_gates": TensorProto.FLOAT16})
+    (cases.folder / "cases.json").write_text(json.dumps(cases.list, indent=1))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    main(sys.argv[1])

@@ -1,0 +1,265 @@
+"""Checks the onnxruntime of this Python environment with the ai.moh custom-operator library.
+
+usage: ort_check.py LIBRARY CASES [MODEL.onnx ...]        (needs onnxruntime and numpy)
+
+CASES is the folder that ort_cases.py wrote. A MODEL holds its operators' function bodies: it must give the same
+outputs with the library and without, and its profile must name the operators' kernels with the library only.
+Prints one line a check: name, ok, skip or FAIL, and why; exits with 1 if any failed.
+"""
+
+import json
+import re
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+
+NUMPY_TYPES = {"float": np.float32, "float16": np.float16, "double": np.float64, "int64": np.int64,
+               "int32": np.int32, "bool": np.bool_}
+ort.set_default_logger_severity(4)
+
+
+def options(library, threads=0, profile=None):
+    o = ort.SessionOptions()
+    o.log_severity_level = 4
+    o.intra_op_num_threads = threads
+    if library:
+        o.register_custom_ops_library(str(library))
+    if profile:
+        o.enable_profiling = True
+        o.profile_file_prefix = str(profile)
+    return o
+
+
+def session(model, library, **settings):
+    return ort.InferenceSession(str(model), options(library, **settings), providers=["CPUExecutionProvider"])
+
+
+def resident():
+    """Resident memory of this process in KiB."""
+    return int(re.search(r"VmRSS:\s+(\d+)", Path("/proc/self/status").read_text()).group(1))
+
+
+def kernels(profile):
+    """The types of the nodes that a profile names, with their number."""
+    ran = {}
+    for event in json.loads(Path(profile).read_text()):
+        if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
+            op = event["args"]["op_name"]
+            ran[op] = ran.get(op, 0) + 1
+    return ran
+
+
+def close(found, expected, tolerance):
+    found, expected = found.astype(np.float64), expected.astype(np.float64)
+    if found.shape != expected.shape:
+        raise AssertionError(f"shape {found.shape}, expected {expected.shape}")
+    if not np.array_equal(np.isnan(found), np.isnan(expected)):
+        raise AssertionError("NaN in other places than expected")
+    error = np.nan_to_num(np.abs(found - expected) / (1 + np.abs(expected))).max(initial=0)
+    if not error <= tolerance:
+        raise AssertionError(f"error {error:.2g}, more than {tolerance:g}")
+    return f"error {error:.1e}"
+
+
+class Skip(Exception):
+    """Why a check does not apply."""
+
+
+class Checks:
+    def __init__(self, library, cases):
+        self.library, self.folder, self.failed = library, Path(cases), 0
+        self.cases = json.loads((self.folder / "cases.json").read_text())
+
+    def run(self, name, check):
+        # Printed first: if the process dies, the last line names the check.
+        print(name, end="\t", flush=True)
+        try:
+            print("ok", check() or "", sep="\t", flush=True)
+        except Skip as reason:
+            print("skip", reason, sep="\t", flush=True)
+        except Exception as error:  # whatever a host throws
+            self.failed += 1
+            print("FAIL", f"{type(error).__name__}: {error}".replace("\n", " ")[:300], sep="\t", flush=True)
+
+    def feeds(self, case):
+        """A case's inputs and expected output."""
+        arrays = dict(np.load(self.folder / f"{case['name']}.npz"))
+        return arrays, arrays.pop("expected", None)
+
+    def model(self, name):
+        return self.folder / f"{name}.onnx"
+
+    def case(self, case):
+        feeds, expected = self.feeds(case)
+        try:
+            s = session(self.model(case["name"]), self.library)
+        except Exception as error:
+            return self.error(case, "load", error)
+        if case["shape"] and case["expect"] == "ok":
+            # Symbolic dimensions must survive shape inference.
+            found = s.get_outputs()[0].shape
+            assert found == case["shape"], f"inferred shape {found}, expected {case['shape']}"
+        try:
+            found = s.run(None, feeds)[0]
+        except Exception as error:
+            return self.error(case, "run", error)
+        assert "ok" in case["expect"].split(), f"no error, expected one at {case['expect']}"
+        return close(found, expected, case["tolerance"])
+
+    @staticmethod
+    def error(case, stage, error):
+        text = str(error).replace("\n", " ")
+        assert stage in case["expect"].split(), f"error at {stage}, expected {case['expect']}: {text}"
+        assert case["message"] in text, f"error without '{case['message']}': {text}"
+        return f"error at {stage}"
+
+    def kernel_runs(self):
+        """The profile names the kernel."""
+        with tempfile.TemporaryDirectory() as folder:
+            s = session(self.model("causal"), self.library, profile=Path(folder) / "p")
+            s.run(None, self.feeds({"name": "causal"})[0])
+            ran = kernels(s.end_profiling())
+        assert ran == {"RoutedAttention": 1}, f"kernels {ran}"
+
+    def threads(self):
+        """Concurrent calls of two sessions, of 1 and 2 threads, give what one call gives."""
+        feeds, expected = self.feeds({"name": "f32-rows-padding"})
+        sessions = [session(self.model("f32-rows-padding"), self.library, threads=n) for n in (1, 2)]
+        errors = []
+
+        def work(s):
+            try:
+                for _ in range(200):
+                    close(s.run(None, feeds)[0], expected, 2e-5)
+            except Exception as error:
+                errors.append(error)
+
+        workers = [threading.Thread(target=work, args=(s,)) for s in sessions * 3]
+        for w in workers:
+            w.start()
+        for w in workers:
+            w.join()
+        if errors:
+            raise errors[0]
+
+    def many_runs(self):
+        """10,000 calls, failing ones among them, leave no memory behind."""
+        good, bad = session(self.model("f32-rows"), self.library), session(self.model("rank-fed"), self.library)
+        feeds, wrong = self.feeds({"name": "f32-rows"})[0], self.feeds({"name": "rank-fed"})[0]
+
+        def some(calls):
+            for i in range(calls):
+                good.run(None, feeds)
+                if i % 10 == 0:
+                    try:
+                        bad.run(None, wrong)
+                    except Exception:
+                        continue
+                    raise AssertionError("no error")
+
+        some(2000)
+        before = resident()
+        some(10000)
+        grown = resident() - before
+        # 10,000 leaked objects of 100 bytes would be 1 MiB.
+        assert grown < 700, f"{grown} KiB more"
+        return f"{grown} KiB"
+
+    def many_sessions(self):
+        """Sessions that come and go leave no memory behind; the library stays usable."""
+        def some(count):
+            for _ in range(count):
+                s = session(self.model("f32-rows"), self.library, threads=1)
+                s.run(None, feeds)
+        feeds = self.feeds({"name": "f32-rows"})[0]
+        some(100)
+        before = resident()
+        some(200)
+        grown = resident() - before
+        assert grown < 3000, f"{grown} KiB more"
+        return f"{grown} KiB"
+
+    def same_options(self):
+        """Two sessions may share one set of options."""
+        o = options(self.library)
+        for _ in range(2):
+            s = ort.InferenceSession(str(self.model("causal")), o, providers=["CPUExecutionProvider"])
+            feeds, expected = self.feeds({"name": "causal"})
+            close(s.run(None, feeds)[0], expected, 2e-5)
+
+    def registered_twice(self):
+        """An error, not a crash, and the next session works."""
+        o = options(self.library)
+        try:
+            o.register_custom_ops_library(str(self.library))
+            ort.InferenceSession(str(self.model("causal")), o, providers=["CPUExecutionProvider"])
+        except Exception:
+            return self.same_options()
+        raise AssertionError("no error")
+
+    def portable(self, model):
+        """A whole model, with the library and without."""
+        outputs, feeds = {}, None
+        for library in (None, self.library):
+            with tempfile.TemporaryDirectory() as folder:
+                try:
+                    s = session(model, library, threads=2, profile=Path(folder) / "p")
+                except Exception as error:
+                    if ort.__version__.startswith("1.17.") and re.search("IR version|opset", str(error)):
+                        raise Skip("the model is newer than this host") from error
+                    raise
+                feeds = feeds or example_inputs(s)
+                outputs[library] = s.run(None, feeds)
+                ran = kernels(s.end_profiling())
+            assert ("RoutedAttention" in ran) == bool(library), f"kernels with library {library}: {ran}"
+        half = any(x.dtype == np.float16 for x in outputs[None])
+        errors = [close(x, y, 2e-2 if half else 2e-4) for x, y in zip(outputs[self.library], outputs[None])]
+        return f"{ran['RoutedAttention']} nodes, {max(errors)}"
+
+
+def example_inputs(s):
+    """Small inputs for a model: equal symbols are equal sizes; past lengths are 0."""
+    rng, sizes = np.random.default_rng(0), {}
+    small = {"batch": 2, "batch_size": 2}
+
+    def size(dim):
+        if isinstance(dim, int):
+            return dim
+        zero = dim is not None and "past" in dim and "+" not in dim and "total" not in dim
+        return 0 if zero else small.get(dim) or sizes.setdefault(dim, 6)
+
+    feeds = {}
+    for i in s.get_inputs():
+        shape = [size(d) for d in i.shape]
+        ty = NUMPY_TYPES[re.fullmatch(r"tensor\((\w+)\)", i.type).group(1)]
+        if "mask" in i.name:
+            feeds[i.name] = np.ones(shape, ty)
+        elif i.name == "position_ids":
+            feeds[i.name] = np.broadcast_to(np.arange(shape[-1]), shape).astype(ty)
+        elif np.issubdtype(ty, np.floating):
+            feeds[i.name] = rng.standard_normal(shape).astype(ty)
+        else:
+            feeds[i.name] = rng.integers(0, 8, shape).astype(ty)
+    return feeds
+
+
+def main(library, cases, *models):
+    checks = Checks(library, cases)
+    for case in checks.cases:
+        checks.run(case["name"], lambda: checks.case(case))
+    for check in (checks.kernel_runs, checks.threads, checks.same_options, checks.registered_twice,
+                  checks.many_runs, checks.many_sessions):
+        checks.run(check.__name__.replace("_", "-"), check)
+    for model in models:
+        checks.run(model, lambda: checks.portable(model))
+    sys.exit(1 if checks.failed else 0)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
+    main(*sys.argv[1:])
