@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Format, lints, documentation, dependencies, spelling. What passes here passes in CI.
+#
+# Needs Rust with rustfmt and clippy. typos and cargo-deny are taken from the PATH, or put into target/tools once: typos by
+# pip, cargo-deny by cargo, which takes some minutes.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+tools=$PWD/target/tools
+export PATH=$PATH:$tools/bin PIP_DISABLE_PIP_VERSION_CHECK=1
+
+step() { printf '\n== %s\n' "$*"; }
+
+step "format"
+cargo fmt --all --check
+
+# The release profile, because ci/test.sh uses it: procedural macros and build scripts are compiled once for both.
+step "clippy"
+cargo clippy --release --locked --workspace --all-targets -- -D warnings
+
+step "documentation"
+RUSTDOCFLAGS="-D warnings" cargo doc --release --locked --workspace --no-deps --quiet
+
+step "dependencies"
+if ! command -v cargo-deny >/dev/null; then
+    cargo install cargo-deny --version 0.20.2 --locked --quiet --root "$tools"
+fi
+cargo deny --locked --log-level error check bans licenses sources
+
+step "spelling"
+if ! command -v typos >/dev/null; then
+    if ! python3 -m pip --version >/dev/null 2>&1; then
+        echo "error: no typos in the PATH, and no pip to fetch it: install python3 and pip, or typos-cli" >&2
+        exit 1
+    fi
+    python3 -m pip install --quiet --target "$tools" typos==1.52.0
+fi
+typos
+
+printf '\nall checks passed\n'

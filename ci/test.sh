@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Builds everything, and runs all tests with onnxruntime and libmoh_ops.so in place: nothing is skipped.
+#
+# Needs Rust, python3 and pip. onnxruntime is fetched from PyPI into target/onnxruntime once.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+missing() {
+    echo "error: $1 is needed: $2" >&2
+    exit 1
+}
+command -v cargo >/dev/null || missing cargo "install Rust, https://rustup.rs"
+command -v python3 >/dev/null || missing python3 "it fetches onnxruntime, and runs it in the versions that users have"
+python3 -m pip --version >/dev/null 2>&1 || missing "pip for python3" "Debian calls it python3-pip"
+
+step() { printf '\n== %s\n' "$*"; }
+export PIP_DISABLE_PIP_VERSION_CHECK=1
+
+step "build"
+cargo build --release --locked --workspace
+
+step "onnxruntime"
+# Absolute, because each crate's tests run in its own folder.
+ORT_DYLIB_PATH=$(ci/fetch-onnxruntime.sh "$PWD/target/onnxruntime")
+export ORT_DYLIB_PATH MOH_REQUIRE_ORT=1
+echo "$ORT_DYLIB_PATH"
+
+step "tests"
+cargo test --release --locked --workspace
+
+# Operator set 20 and IR 9 load in the oldest version too.
+step "onnxruntime, old and new"
+models=()
+for checkpoint in examples/checkpoints/*/; do
+    model=target/ci-models/$(basename "$checkpoint")/model.onnx
+    target/release/moh-export "$checkpoint" -o "$model" --opset 20 --ir-version 9 --force --quiet
+    models+=("$model")
+done
+if [[ -z ${MOH_ORT_VERSIONS:-} ]] && ! python3 -c 'import sys; sys.exit(sys.version_info >= (3, 13))'; then
+    echo "note: old onnxruntime has no packages for $(python3 --version): only 1.31.1 is tried" >&2
+    export MOH_ORT_VERSIONS=1.31.1
+fi
+ci/ort-versions.sh "${models[@]}"
+
+printf '\nall tests passed\n'
