@@ -5,7 +5,7 @@ use super::*;
 fn config() -> Config {
     let values = json!({
         "depth": 12, "eps": 1e-6, "bias": true, "name": "dit", "nothing": null,
-        "heads": [4, 4, 6], "scalar": 6, "negative": -1, "mixed": [1, "a"],
+        "zero": 0, "huge": 16777217, "heads": [4, 4, 6], "scalar": 6, "negative": -1, "mixed": [1, "a"],
         "long": "x".repeat(1000),
     });
     let Value::Object(values) = values else { unreachable!() };
@@ -15,7 +15,7 @@ fn config() -> Config {
 #[test]
 fn values_and_defaults() {
     let config = config();
-    assert_eq!(config.usize("depth").unwrap(), 12);
+    assert_eq!((config.usize("depth").unwrap(), config.positive("depth").unwrap()), (12, 12));
     assert_eq!((config.usize_or("depth", 1).unwrap(), config.usize_or("absent", 1).unwrap()), (12, 1));
     assert_eq!((config.f64("eps").unwrap(), config.f64("depth").unwrap()), (1e-6, 12.0));
     assert_eq!(config.f64_or("nothing", 0.5).unwrap(), 0.5);
@@ -38,6 +38,10 @@ fn errors_name_file_key_and_value() {
     check(config.usize("absent").unwrap_err(), "absent", "a non-negative integer", "nothing");
     check(config.usize("nothing").unwrap_err(), "nothing", "a non-negative integer", "nothing");
     check(config.usize("negative").unwrap_err(), "negative", "a non-negative integer", "-1");
+    check(config.positive("zero").unwrap_err(), "zero", "a number from 1 to 16777216", "0");
+    check(config.positive("huge").unwrap_err(), "huge", "a number from 1 to 16777216", "16777217");
+    check(config.positive("absent").unwrap_err(), "absent", "a non-negative integer", "nothing");
+    check(config.rejects("depth", "an even number", "13"), "depth", "an even number", "13");
     check(config.usize_or("eps", 1).unwrap_err(), "eps", "a non-negative integer", "1e-6");
     check(config.f64("name").unwrap_err(), "name", "a number", "\"dit\"");
     check(config.f64("absent").unwrap_err(), "absent", "a number", "nothing");
