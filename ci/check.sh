@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 tools=$PWD/target/tools
-export PATH=$PATH:$tools/bin PIP_DISABLE_PIP_VERSION_CHECK=1
+export PATH=$PATH:$tools/cargo/bin:$tools/pip/bin PIP_DISABLE_PIP_VERSION_CHECK=1
 
 step() { printf '\n== %s\n' "$*"; }
 
@@ -23,7 +23,7 @@ RUSTDOCFLAGS="-D warnings" cargo doc --release --locked --workspace --no-deps --
 
 step "dependencies"
 if ! command -v cargo-deny >/dev/null; then
-    cargo install cargo-deny --version 0.20.2 --locked --quiet --root "$tools"
+    cargo install cargo-deny --version 0.20.2 --locked --quiet --root "$tools/cargo"
 fi
 cargo deny --locked --log-level error check bans licenses sources
 
@@ -33,7 +33,7 @@ if ! command -v typos >/dev/null; then
         echo "error: no typos in the PATH, and no pip to fetch it: install python3 and pip, or typos-cli" >&2
         exit 1
     fi
-    python3 -m pip install --quiet --target "$tools" typos==1.52.0
+    python3 -m pip install --quiet --upgrade --target "$tools/pip" typos==1.52.0
 fi
 typos
 
