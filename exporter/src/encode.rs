@@ -1,10 +1,13 @@
-//! The graph as an ONNX `ModelProto`, and the plan of its weight file.
+//! The graph as an ONNX `ModelProto`, and the plan of the weight file beside it.
 
-use crate::graph::{Attribute, Dim, ElementType, Graph, Initializer, Node, Source, Value};
+use crate::error::Error;
+use crate::graph::{Attribute, Dim, ElementType, Graph, Initializer, Node, Value};
 use crate::proto::{self, attribute_proto::AttributeType};
+use crate::write::write_initializer;
 use moh_kernels::function::{Body, BodyNode, BodyValue};
 use moh_kernels::schema;
 use prost::Message;
+use std::collections::BTreeMap;
 
 /// Tensors shorter than this stay in the model file: shapes and scalars, which runtimes read while they load.
 const INLINE_BYTES: usize = 1024;
@@ -12,39 +15,47 @@ const INLINE_BYTES: usize = 1024;
 /// Alignment of tensors in the weight file: what CUDA's libraries want, and more than any CPU does.
 const ALIGNMENT: u64 = 256;
 
-/// One tensor's place in the weight file.
-#[derive(Debug, Clone)]
-pub struct Placement {
-    /// Index in the graph's initializers.
-    pub initializer: usize,
-    /// First byte.
-    pub offset: u64,
+/// Offsets of the large tensors in the weight file, by name, in order of offset.
+#[derive(Debug, Clone, Default)]
+pub struct Plan {
+    offsets: Vec<(String, u64)>,
 }
 
-/// An encoded model: the bytes of `model.onnx`, and what goes where in the file beside it.
-#[derive(Debug, Clone)]
-pub struct EncodedModel {
-    /// Bytes of the model file.
-    pub model: Vec<u8>,
-    /// The weight file, in order of offset.
-    pub placements: Vec<Placement>,
-}
-
-/// Encodes `graph`, with its weights in the file named `data_name` beside the model.
-pub fn encode(graph: &Graph, data_name: &str) -> EncodedModel {
-    let (mut placements, mut end) = (Vec::new(), 0u64);
-    let initializers = graph.initializers.iter().enumerate().map(|(i, init)| match &init.source {
-        Source::Bytes(bytes) if bytes.len() < INLINE_BYTES => {
-            proto::TensorProto { raw_data: Some(bytes.clone()), ..tensor(init) }
-        }
-        _ => {
+impl Plan {
+    /// Places the large tensors of `graph` one after the other.
+    pub fn new(graph: &Graph) -> Plan {
+        let mut end = 0u64;
+        let large = graph.initializers.iter().filter(|init| init.bytes() >= INLINE_BYTES);
+        let place = |init: &Initializer| {
             let offset = end.next_multiple_of(ALIGNMENT);
             end = offset + init.bytes() as u64;
-            placements.push(Placement { initializer: i, offset });
-            external(init, data_name, offset)
-        }
+            (init.name.clone(), offset)
+        };
+        Plan { offsets: large.map(place).collect() }
+    }
+
+    /// Names and offsets.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.offsets.iter().map(|(name, offset)| (name.as_str(), *offset))
+    }
+}
+
+/// The bytes of a model file for `graph`, whose large tensors lie as planned in the file named `data_name` beside it.
+///
+/// # Errors
+/// A large tensor that the plan does not have.
+pub fn encode(graph: &Graph, plan: &Plan, data_name: &str) -> Result<Vec<u8>, Error> {
+    let offsets: BTreeMap<&str, u64> = plan.iter().collect();
+    let inline = |init: &Initializer| {
+        let mut bytes = Vec::with_capacity(init.bytes());
+        write_initializer(init, &mut bytes)?;
+        Ok(proto::TensorProto { raw_data: Some(bytes), ..tensor(init) })
+    };
+    let initializers = graph.initializers.iter().map(|init| match offsets.get(init.name.as_str()) {
+        Some(&offset) => Ok(external(init, data_name, offset)),
+        None if init.bytes() < INLINE_BYTES => inline(init),
+        None => Err(moh_models::Error::Internal("a tensor without a place in the weight file").into()),
     });
-    let initializer = initializers.collect();
     let model = proto::ModelProto {
         ir_version: Some(graph.ir_version),
         opset_import: opsets(graph),
@@ -53,7 +64,7 @@ pub fn encode(graph: &Graph, data_name: &str) -> EncodedModel {
         graph: Some(proto::GraphProto {
             name: Some(graph.name.clone()),
             node: graph.nodes.iter().map(node).collect(),
-            initializer,
+            initializer: initializers.collect::<Result<_, Error>>()?,
             input: graph.inputs.iter().map(value_info).collect(),
             output: graph.outputs.iter().map(value_info).collect(),
             ..Default::default()
@@ -62,7 +73,7 @@ pub fn encode(graph: &Graph, data_name: &str) -> EncodedModel {
         functions: graph.functions.iter().map(|body| function(body, graph.opset)).collect(),
         ..Default::default()
     };
-    EncodedModel { model: model.encode_to_vec(), placements }
+    Ok(model.encode_to_vec())
 }
 
 fn entry(key: &str, value: &str) -> proto::StringStringEntryProto {

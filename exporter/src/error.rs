@@ -80,4 +80,12 @@ impl Error {
         let path = path.into();
         move |source| Error::Io { path, source }
     }
+
+    /// Says which file an [`Error::Io`] of a stream was about.
+    pub(crate) fn on(self, path: &std::path::Path) -> Error {
+        match self {
+            Error::Io { source, .. } => Error::Io { path: path.to_owned(), source },
+            other => other,
+        }
+    }
 }

@@ -20,8 +20,10 @@ pub use graph::ElementType;
 pub use passes::AttentionStyle;
 pub use report::Report;
 
+use encode::{Plan, encode};
 use moh_models::{Checkpoint, Model, WeightType};
-use record::{Gates, record};
+use passes::Gates;
+use record::record;
 use std::path::{Path, PathBuf};
 use write::Staging;
 
@@ -140,21 +142,22 @@ pub fn export(path: &Path, output: &Path, options: &Options) -> Result<Report, E
     let sides = write::side_files(checkpoint.folder(), checkpoint.config().path(), target, options.force)?;
 
     let (dtype, note) = choose_dtype(&checkpoint, options);
+    let recorded = record(&model, record::Options { dtype, opset: options.opset, ir_version })?;
     let gates = if options.output_gates { Gates::Output } else { Gates::Hidden };
-    let recording = record::Options { dtype, opset: options.opset, ir_version, gates };
-    let mut graph = record(&model, recording)?;
-    passes::run(&mut graph, options.attention);
+    let mut graph = recorded.clone();
+    passes::run(&mut graph, gates, options.attention);
+    let plan = Plan::new(&graph);
     let data_name = write::data_name(output);
-    let encoded = encode::encode(&graph, &data_name);
 
     let staging = Staging::new(output)?;
-    write::write_data(&graph, &encoded, &staging.path(&data_name))?;
-    write::write_file(&staging.model(), &encoded.model)?;
+    write::write_file(&staging.model(), &encode(&graph, &plan, &data_name)?)?;
+    write::write_data(&graph, &plan, &staging.path(&data_name))?;
     for (name, source) in &sides {
         std::fs::copy(source, staging.path(name)).map_err(Error::io(source))?;
     }
     let verification = match options.verify.unwrap_or(model.parameters() <= VERIFY_PARAMETERS) {
-        true => verify::verify(&model, recording, options.attention, &staging)?,
+        true => verify::Subject { model: &model, recorded: &recorded, plan: &plan, dtype, style: options.attention }
+            .verify(&staging)?,
         false => verify::Verification::Skipped("not asked for".to_owned()),
     };
     let names: Vec<String> = sides.into_iter().map(|(name, _)| name).collect();

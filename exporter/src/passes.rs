@@ -1,8 +1,11 @@
 //! What happens to a recorded graph before it is encoded. A pass is one file and one line.
 
 mod bodies;
+mod gates;
 mod inline;
 mod prune;
+
+pub use gates::Gates;
 
 use crate::graph::Graph;
 
@@ -16,7 +19,8 @@ pub enum AttentionStyle {
 }
 
 /// Runs every pass.
-pub fn run(graph: &mut Graph, style: AttentionStyle) {
+pub fn run(graph: &mut Graph, gates: Gates, style: AttentionStyle) {
+    gates::run(graph, gates);
     prune::run(graph);
     match style {
         AttentionStyle::Routed => bodies::run(graph),

@@ -10,17 +10,6 @@ use moh_models::ops::{Attention, Binary, Conv, Linear, Ops, Reduce, Result, Tap,
 use moh_models::{Error, Weight};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What becomes of the routers' gates.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Gates {
-    /// They stay inside.
-    Hidden,
-    /// They are outputs too, `gates.<module path>`: (batch, q_len, num_heads) in float32.
-    Output,
-    /// They are inputs of that name and shape, and no router is computed.
-    Input,
-}
-
 /// How to record.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
@@ -30,11 +19,9 @@ pub struct Options {
     pub opset: i64,
     /// ONNX IR version.
     pub ir_version: i64,
-    /// What becomes of the gates.
-    pub gates: Gates,
 }
 
-/// Records `model`.
+/// Records `model`, with its routers' gates as additional outputs `gates.<module path>`.
 ///
 /// # Errors
 /// Those of the family's `forward`.
@@ -69,6 +56,20 @@ fn metadata(model: &Model) -> BTreeMap<String, String> {
         entry("top_k", list(&|layer| layer.heads.top_k)),
         entry("exporter", format!("moh-export {}", env!("CARGO_PKG_VERSION"))),
     ])
+}
+
+/// Prefix of the gates' names.
+pub(crate) const GATES: &str = "gates.";
+
+fn identity(from: &str, to: &str) -> Node {
+    Node {
+        op_type: "Identity",
+        domain: "",
+        name: format!("{to}/Identity"),
+        inputs: vec![from.to_owned()],
+        outputs: vec![to.to_owned()],
+        attributes: Vec::new(),
+    }
 }
 
 struct Recorder {
@@ -219,14 +220,7 @@ impl Recorder {
             self.graph.values.remove(value);
             self.graph.values.insert(declared.name.clone(), declared.clone());
         } else {
-            self.graph.nodes.push(Node {
-                op_type: "Identity",
-                domain: "",
-                name: format!("{}/Identity", declared.name),
-                inputs: vec![value.to_owned()],
-                outputs: vec![declared.name.clone()],
-                attributes: Vec::new(),
-            });
+            self.graph.nodes.push(identity(value, &declared.name));
         }
         self.graph.outputs.push(declared);
     }
@@ -516,27 +510,11 @@ impl Ops for Recorder {
     }
 
     fn gates(&mut self, gates: Value, _active: usize) -> Result<Value> {
-        let declared = Value { name: format!("gates.{}", self.path.join(".")), ..gates.clone() };
-        match self.options.gates {
-            Gates::Hidden => Ok(gates),
-            Gates::Output => {
-                self.names.insert(declared.name.clone());
-                self.graph.nodes.push(Node {
-                    op_type: "Identity",
-                    domain: "",
-                    name: format!("{}/Identity", declared.name),
-                    inputs: vec![gates.name.clone()],
-                    outputs: vec![declared.name.clone()],
-                    attributes: Vec::new(),
-                });
-                self.gate_outputs.push(declared);
-                Ok(gates)
-            }
-            Gates::Input => {
-                self.graph.inputs.push(declared.clone());
-                Ok(declared)
-            }
-        }
+        let declared = Value { name: format!("{GATES}{}", self.path.join(".")), ..gates.clone() };
+        self.names.insert(declared.name.clone());
+        self.graph.nodes.push(identity(&gates.name, &declared.name));
+        self.gate_outputs.push(declared);
+        Ok(gates)
     }
 
     fn tap(&mut self, _kind: Tap, _value: &Value) -> Result<()> {

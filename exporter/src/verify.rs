@@ -1,26 +1,301 @@
 //! Runs the written model and compares it with candle.
+//!
+//! Free-running, f32 must select the same heads and give the same outputs; rows whose routing f32 does not decide are left out
+//! and counted. In f16 a few rows route differently and their outputs are another model's, rightly: there the outputs are
+//! compared with the reference's gates fed in, and differing rows are only counted.
 
+use crate::encode::{Plan, encode};
 use crate::error::Error;
-use crate::passes::AttentionStyle;
-use crate::record;
-use crate::write::Staging;
-use moh_models::Model;
+use crate::graph::{ElementType, Graph};
+use crate::passes::{self, AttentionStyle, Gates};
+use crate::record::GATES;
+use crate::write::{self, Staging};
+use candle_core::{Device, Tensor};
+use moh_kernels::tolerance;
+use moh_models::eager::{Eager, GAPS};
+use moh_models::families::Inputs;
+use moh_models::sample::{Sample, SampleData};
+use moh_models::{Model, ops::Type};
+use moh_runtime::{Model as Runnable, Tensor as Host};
+use std::collections::BTreeMap;
+use std::path::Path;
 
 /// What verifying found.
 #[derive(Debug, Clone)]
 pub enum Verification {
-    /// Not done.
+    /// Not done, and why.
     Skipped(String),
+    /// The model agrees with candle.
+    Agrees(Agreement),
+}
+
+/// Figures of a model that agrees with candle.
+#[derive(Debug, Clone, Default)]
+pub struct Agreement {
+    /// What ran the model.
+    pub runtime: String,
+    /// Largest error of an output, in units of the largest output (or of 1).
+    pub error: f32,
+    /// What it may be.
+    pub tolerance: f32,
+    /// Whether outputs were compared with the reference's gates fed in.
+    pub given_gates: bool,
+    /// Rows of gates: tokens times layers.
+    pub rows: usize,
+    /// Rows that select other heads than the reference.
+    pub rerouted: usize,
 }
 
 impl std::fmt::Display for Verification {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Verification::Skipped(why) => write!(f, "no ({why})"),
+            Verification::Agrees(a) => {
+                let gates = if a.given_gates { ", the reference's gates given" } else { "" };
+                write!(f, "with {}: max error {:.1e} (at most {:.0e}){gates}; ", a.runtime, a.error, a.tolerance)?;
+                match a.rerouted {
+                    0 => write!(f, "same heads in all {} rows", a.rows),
+                    n => write!(f, "other heads in {n} of {} rows, within rounding", a.rows),
+                }
+            }
         }
     }
 }
 
-pub(crate) fn verify(_: &Model, _: record::Options, _: AttentionStyle, _: &Staging) -> Result<Verification, Error> {
-    Ok(Verification::Skipped("todo".into()))
+/// What is verified: the model, its recorded graph, and what was written.
+pub(crate) struct Subject<'a> {
+    pub(crate) model: &'a Model,
+    pub(crate) recorded: &'a Graph,
+    pub(crate) plan: &'a Plan,
+    pub(crate) dtype: ElementType,
+    pub(crate) style: AttentionStyle,
+}
+
+/// candle's results for one sample.
+struct Expected {
+    outputs: Vec<Tensor>,
+    gates: BTreeMap<String, Tensor>,
+    gaps: BTreeMap<String, Tensor>,
+}
+
+impl Subject<'_> {
+    pub(crate) fn verify(&self, staging: &Staging) -> Result<Verification, Error> {
+        let dtype = match self.dtype {
+            ElementType::BF16 => return Ok(Verification::Skipped("no CPU runtime multiplies bf16".to_owned())),
+            ElementType::F16 => moh_kernels::DType::F16,
+            _ => moh_kernels::DType::F32,
+        };
+        let samples = self.model.samples();
+        let mut eager = Eager::new().with_taps();
+        let expected: Vec<Expected> =
+            samples.iter().map(|sample| self.expected(&mut eager, sample)).collect::<Result<_, _>>()?;
+        drop(eager);
+
+        let mut written = Runner::load(&staging.model())?;
+        let mut agreement = Agreement {
+            runtime: written.describe(),
+            tolerance: tolerance::model_output(dtype),
+            ..Agreement::default()
+        };
+        let mut shown = self.variant(staging, Gates::Output)?;
+        let mut undecided = 0;
+        for (sample, expected) in samples.iter().zip(&expected) {
+            undecided += self.compare_gates(&shown.run(self.host_inputs(sample)?)?, expected, &mut agreement)?;
+        }
+        drop(shown);
+
+        agreement.given_gates = dtype != moh_kernels::DType::F32 || undecided > 0;
+        let mut given = if agreement.given_gates { Some(self.variant(staging, Gates::Input)?) } else { None };
+        for (sample, expected) in samples.iter().zip(&expected) {
+            let inputs = self.host_inputs(sample)?;
+            let outputs = written.run(inputs.clone())?;
+            let compared = match &mut given {
+                None => outputs,
+                Some(given) => {
+                    self.check_finite(&outputs)?;
+                    let mut inputs = inputs;
+                    for (name, gates) in &expected.gates {
+                        inputs.push((name.clone(), host(gates)?));
+                    }
+                    given.run(inputs)?
+                }
+            };
+            self.compare_outputs(&compared, expected, &mut agreement)?;
+        }
+        Ok(Verification::Agrees(agreement))
+    }
+
+    fn expected(&self, eager: &mut Eager, sample: &[Sample]) -> Result<Expected, Error> {
+        let tensor = |s: &Sample| match &s.data {
+            SampleData::F32(data) => Tensor::from_slice(data, s.shape.as_slice(), &Device::Cpu),
+            SampleData::I64(data) => Tensor::from_slice(data, s.shape.as_slice(), &Device::Cpu),
+        };
+        let inputs = sample.iter().map(|s| Ok((s.name.clone(), tensor(s).map_err(moh_models::Error::from)?)));
+        let outputs = self.model.forward(eager, &Inputs::new(inputs.collect::<Result<Vec<_>, Error>>()?))?;
+        let taps = eager.take_taps();
+        let with = |prefix: &'static str| {
+            let chosen = taps.iter().filter(move |(name, _)| name.starts_with(prefix));
+            chosen.map(|(name, tensor)| (name.clone(), tensor.clone())).collect()
+        };
+        Ok(Expected { outputs, gates: with(GATES), gaps: with(GAPS) })
+    }
+
+    /// Another view of the recorded graph, on the same weight file.
+    fn variant(&self, staging: &Staging, gates: Gates) -> Result<Runner, Error> {
+        let mut graph = self.recorded.clone();
+        passes::run(&mut graph, gates, self.style);
+        let path = staging.path("verify.onnx");
+        let data_name = write::data_name(&staging.model());
+        write::write_file(&path, &encode(&graph, self.plan, &data_name)?)?;
+        let runner = Runner::load(&path);
+        std::fs::remove_file(&path).map_err(Error::io(&path))?;
+        runner
+    }
+
+    /// The sample in the element types of the exported model.
+    fn host_inputs(&self, sample: &[Sample]) -> Result<Vec<(String, Host)>, Error> {
+        let ports = self.model.inputs();
+        let half = |name: &str| {
+            let port = ports.iter().find(|port| port.name == name);
+            self.dtype == ElementType::F16 && port.is_some_and(|port| port.ty == Type::Model)
+        };
+        let one = |s: &Sample| {
+            let shape = s.shape.clone();
+            let tensor = match &s.data {
+                SampleData::F32(data) if half(&s.name) => {
+                    Host::new(shape, data.iter().map(|&v| half::f16::from_f32(v)).collect::<Vec<_>>())
+                }
+                SampleData::F32(data) => Host::new(shape, data.clone()),
+                SampleData::I64(data) => Host::new(shape, data.clone()),
+            };
+            Ok((s.name.clone(), tensor.map_err(|e| Error::VerifyRun(e.to_string()))?))
+        };
+        sample.iter().map(one).collect()
+    }
+
+    /// Counts rows that select other heads; returns those whose selection f32 does not decide.
+    fn compare_gates(
+        &self,
+        outputs: &BTreeMap<String, Host>,
+        expected: &Expected,
+        agreement: &mut Agreement,
+    ) -> Result<usize, Error> {
+        let mut undecided = 0;
+        // In the order of the layers: what follows an undecided row may differ.
+        for name in self.model.layers().iter().map(|layer| format!("{GATES}{}", layer.path)) {
+            let Some(reference) = expected.gates.get(&name) else { continue };
+            let found = numbers(outputs, &name)?;
+            let heads = *reference.dims().last().unwrap_or(&1);
+            let reference = values(reference)?;
+            if found.len() != reference.len() {
+                return Err(Error::Disagreement(format!(
+                    "{name} has {} values, expected {}",
+                    found.len(),
+                    reference.len()
+                )));
+            }
+            let gaps = match expected.gaps.get(&name.replacen(GATES, GAPS, 1)) {
+                Some(gaps) => values(gaps)?,
+                None => vec![f32::INFINITY; reference.len() / heads],
+            };
+            for (row, (found, reference)) in found.chunks(heads).zip(reference.chunks(heads)).enumerate() {
+                agreement.rows += 1;
+                if found.iter().zip(reference).all(|(a, b)| (*a != 0.0) == (*b != 0.0)) {
+                    continue;
+                }
+                agreement.rerouted += 1;
+                if gaps.get(row).is_some_and(|gap| *gap < tolerance::ROUTING_GAP_F32) {
+                    undecided += 1;
+                } else if self.dtype == ElementType::F32 && undecided == 0 {
+                    // Below an undecided row everything may differ; before one, nothing may.
+                    return Err(Error::Disagreement(format!(
+                        "{name}, row {row}: gates {found:?}, expected {reference:?}"
+                    )));
+                }
+            }
+        }
+        Ok(undecided)
+    }
+
+    fn compare_outputs(
+        &self,
+        outputs: &BTreeMap<String, Host>,
+        expected: &Expected,
+        agreement: &mut Agreement,
+    ) -> Result<(), Error> {
+        for (port, reference) in self.model.outputs().iter().zip(&expected.outputs) {
+            let (found, reference) = (numbers(outputs, &port.name)?, values(reference)?);
+            if found.len() != reference.len() {
+                let lengths = format!("{} has {} values, expected {}", port.name, found.len(), reference.len());
+                return Err(Error::Disagreement(lengths));
+            }
+            let largest = reference.iter().fold(1f32, |m, v| m.max(v.abs()));
+            for (i, (a, b)) in found.iter().zip(&reference).enumerate() {
+                let error = (a - b).abs() / largest;
+                if error.is_nan() || error > agreement.tolerance {
+                    let name = &port.name;
+                    return Err(Error::Disagreement(format!("{name}: element {i} is {a}, expected {b}")));
+                }
+                agreement.error = agreement.error.max(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn check_finite(&self, outputs: &BTreeMap<String, Host>) -> Result<(), Error> {
+        for port in self.model.outputs() {
+            if let Some(i) = numbers(outputs, &port.name)?.iter().position(|v| !v.is_finite()) {
+                return Err(Error::Disagreement(format!("{}: element {i} is not finite", port.name)));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A loaded model that takes and gives tensors by name.
+struct Runner {
+    model: Runnable,
+}
+
+impl Runner {
+    fn load(path: &Path) -> Result<Runner, Error> {
+        let model = Runnable::load(path, &moh_runtime::Options::default()).map_err(run_error)?;
+        Ok(Runner { model })
+    }
+
+    /// The runtime, and whether our kernels are in it.
+    fn describe(&self) -> String {
+        let bodies =
+            self.model.notices().iter().any(|notice| matches!(notice, moh_runtime::Notice::NoCustomOps { .. }));
+        match (self.model.runtime_name(), bodies) {
+            ("onnxruntime", true) => "onnxruntime without libmoh_ops".to_owned(),
+            ("onnxruntime", false) => "onnxruntime and libmoh_ops".to_owned(),
+            (other, _) => other.to_owned(),
+        }
+    }
+
+    fn run(&mut self, inputs: Vec<(String, Host)>) -> Result<BTreeMap<String, Host>, Error> {
+        let inputs = inputs.into_iter().map(|(name, tensor)| (name, tensor.into()));
+        let outputs = self.model.run(inputs).map_err(run_error)?;
+        let names = self.model.outputs().iter().map(|port| port.name.clone());
+        names.zip(outputs).map(|(name, value)| Ok((name, value.to_tensor().map_err(run_error)?))).collect()
+    }
+}
+
+fn run_error(e: moh_runtime::Error) -> Error {
+    Error::VerifyRun(e.to_string())
+}
+
+fn host(tensor: &Tensor) -> Result<Host, Error> {
+    Host::new(tensor.dims().to_vec(), values(tensor)?).map_err(run_error)
+}
+
+fn values(tensor: &Tensor) -> Result<Vec<f32>, Error> {
+    let flat = tensor.to_dtype(candle_core::DType::F32).and_then(|t| t.flatten_all()).and_then(|t| t.to_vec1());
+    Ok(flat.map_err(moh_models::Error::from)?)
+}
+
+fn numbers(outputs: &BTreeMap<String, Host>, name: &str) -> Result<Vec<f32>, Error> {
+    let tensor = outputs.get(name).ok_or_else(|| Error::Disagreement(format!("there is no output {name}")))?;
+    tensor.data().to_f32().ok_or_else(|| Error::Disagreement(format!("output {name} holds no floating-point numbers")))
 }

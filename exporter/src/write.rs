@@ -1,6 +1,6 @@
 //! Files: weights streamed from the mapped checkpoint, everything prepared in a folder beside the output, then committed.
 
-use crate::encode::EncodedModel;
+use crate::encode::Plan;
 use crate::error::Error;
 use crate::graph::{ElementType, Graph, Initializer, Source};
 use moh_models::{Weight, WeightType};
@@ -115,100 +115,91 @@ pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     file.write_all(bytes).and_then(|()| file.sync_all()).map_err(Error::io(path))
 }
 
-/// Writes the weight file of `graph`; returns its length, 0 (and no file) where the model has no large tensor.
+/// Writes the weight file that `plan` lays out; returns its length, 0 (and no file) where the model has no large tensor.
 ///
 /// # Errors
 /// [`Error::Io`]; a weight that is NaN or infinite, or beyond the file's type.
-pub fn write_data(graph: &Graph, encoded: &EncodedModel, path: &Path) -> Result<u64, Error> {
-    if encoded.placements.is_empty() {
+pub fn write_data(graph: &Graph, plan: &Plan, path: &Path) -> Result<u64, Error> {
+    let mut places = plan.iter().peekable();
+    if places.peek().is_none() {
         return Ok(0);
     }
     let file = File::create(path).map_err(Error::io(path))?;
-    let mut sink = Sink { out: BufWriter::with_capacity(1 << 20, file), position: 0, path };
-    for placement in &encoded.placements {
-        sink.pad_to(placement.offset)?;
-        sink.initializer(&graph.initializers[placement.initializer])?;
+    let mut out = BufWriter::with_capacity(1 << 20, file);
+    let mut position = 0u64;
+    for (name, offset) in places {
+        let Some(init) = graph.initializers.iter().find(|init| init.name == name) else {
+            return Err(moh_models::Error::Internal("a place in the weight file without a tensor").into());
+        };
+        out.write_all(&vec![0; (offset - position) as usize]).map_err(Error::io(path))?;
+        write_initializer(init, &mut out).map_err(|e| e.on(path))?;
+        position = offset + init.bytes() as u64;
     }
-    let position = sink.position;
-    let file = sink.out.into_inner().map_err(|e| Error::io(path)(e.into_error()))?;
+    let file = out.into_inner().map_err(|e| Error::io(path)(e.into_error()))?;
     file.sync_all().map_err(Error::io(path))?;
     Ok(position)
 }
 
-struct Sink<'a> {
-    out: BufWriter<File>,
-    position: u64,
-    path: &'a Path,
+/// Writes an initializer's elements, converted to its type.
+///
+/// # Errors
+/// [`Error::Io`] with an empty path; a weight that is NaN or infinite, or beyond the type.
+pub(crate) fn write_initializer(init: &Initializer, out: &mut impl Write) -> Result<(), Error> {
+    match &init.source {
+        Source::Bytes(bytes) => out.write_all(bytes).map_err(Error::io("")),
+        Source::Weight { weight, transposed: true } => transposed(weight, init.ty, out),
+        Source::Weight { weight, transposed: false } => straight(weight, init.ty, out),
+    }
 }
 
-impl Sink<'_> {
-    fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        self.position += bytes.len() as u64;
-        self.out.write_all(bytes).map_err(Error::io(self.path))
-    }
-
-    fn pad_to(&mut self, offset: u64) -> Result<(), Error> {
-        let padding = vec![0; (offset - self.position) as usize];
-        self.write(&padding)
-    }
-
-    fn initializer(&mut self, init: &Initializer) -> Result<(), Error> {
-        match &init.source {
-            Source::Bytes(bytes) => self.write(bytes),
-            Source::Weight { weight, transposed: true } => self.transposed(weight, init.ty),
-            Source::Weight { weight, transposed: false } => self.straight(weight, init.ty),
+fn straight(weight: &Weight, ty: ElementType, out: &mut impl Write) -> Result<(), Error> {
+    let size = weight.dtype().bytes();
+    let (mut values, mut bytes) = (Vec::new(), Vec::new());
+    let step = CHUNK_BYTES / 4;
+    for start in (0..weight.elements()).step_by(step) {
+        let end = (start + step).min(weight.elements());
+        values.clear();
+        weight.read_f32(start..end, &mut values);
+        for (i, &value) in values.iter().enumerate() {
+            check(weight, ty, start + i, value)?;
         }
-    }
-
-    fn straight(&mut self, weight: &Weight, ty: ElementType) -> Result<(), Error> {
-        let size = weight.dtype().bytes();
-        let (mut values, mut bytes) = (Vec::new(), Vec::new());
-        let step = CHUNK_BYTES / 4;
-        for start in (0..weight.elements()).step_by(step) {
-            let end = (start + step).min(weight.elements());
-            values.clear();
-            weight.read_f32(start..end, &mut values);
-            for (i, &value) in values.iter().enumerate() {
-                check(weight, ty, start + i, value)?;
-            }
-            if same_type(weight.dtype(), ty) {
-                self.write(&weight.bytes()[start * size..end * size])?;
-            } else {
-                bytes.clear();
-                append(ty, &values, &mut bytes);
-                self.write(&bytes)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Writes a matrix (rows, columns) as (columns, rows), a band of columns at a time.
-    fn transposed(&mut self, weight: &Weight, ty: ElementType) -> Result<(), Error> {
-        let &[rows, columns] = weight.shape() else {
-            return Err(moh_models::Error::Internal("a transposed tensor that is no matrix").into());
-        };
-        // A band holds whole cache lines of a row, so that the source is read once.
-        let band = (CHUNK_BYTES / 4 / rows.max(1)).next_multiple_of(32).min(columns.max(1));
-        let (mut part, mut values, mut bytes) = (Vec::new(), Vec::new(), Vec::new());
-        for start in (0..columns).step_by(band) {
-            let width = band.min(columns - start);
-            values.clear();
-            values.resize(width * rows, 0.0);
-            for row in 0..rows {
-                part.clear();
-                let first = row * columns + start;
-                weight.read_f32(first..first + width, &mut part);
-                for (i, &value) in part.iter().enumerate() {
-                    check(weight, ty, first + i, value)?;
-                    values[i * rows + row] = value;
-                }
-            }
+        if same_type(weight.dtype(), ty) {
+            out.write_all(&weight.bytes()[start * size..end * size]).map_err(Error::io(""))?;
+        } else {
             bytes.clear();
             append(ty, &values, &mut bytes);
-            self.write(&bytes)?;
+            out.write_all(&bytes).map_err(Error::io(""))?;
         }
-        Ok(())
     }
+    Ok(())
+}
+
+/// Writes a matrix (rows, columns) as (columns, rows), a band of columns at a time.
+fn transposed(weight: &Weight, ty: ElementType, out: &mut impl Write) -> Result<(), Error> {
+    let &[rows, columns] = weight.shape() else {
+        return Err(moh_models::Error::Internal("a transposed tensor that is no matrix").into());
+    };
+    // A band holds whole cache lines of a row, so that the source is read once.
+    let band = (CHUNK_BYTES / 4 / rows.max(1)).next_multiple_of(32).min(columns.max(1));
+    let (mut part, mut values, mut bytes) = (Vec::new(), Vec::new(), Vec::new());
+    for start in (0..columns).step_by(band) {
+        let width = band.min(columns - start);
+        values.clear();
+        values.resize(width * rows, 0.0);
+        for row in 0..rows {
+            part.clear();
+            let first = row * columns + start;
+            weight.read_f32(first..first + width, &mut part);
+            for (i, &value) in part.iter().enumerate() {
+                check(weight, ty, first + i, value)?;
+                values[i * rows + row] = value;
+            }
+        }
+        bytes.clear();
+        append(ty, &values, &mut bytes);
+        out.write_all(&bytes).map_err(Error::io(""))?;
+    }
+    Ok(())
 }
 
 fn same_type(weight: WeightType, ty: ElementType) -> bool {

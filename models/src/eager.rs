@@ -8,6 +8,10 @@ use crate::ops::{Attention, Binary, Conv, Linear, Ops, Reduce, Result, Tap, Type
 use candle_core::{D, DType, Device, Tensor};
 use std::collections::BTreeMap;
 
+/// Prefix of the routers' margins among the taps: for every token the distance from the last head kept to the first one
+/// dropped, relative to the former.
+pub const GAPS: &str = "gap.";
+
 /// Runs a family's `forward` in candle.
 #[derive(Default)]
 pub struct Eager {
@@ -137,13 +141,21 @@ impl Ops for Eager {
         let width = x.dim(D::Minus1)?;
         let values = x.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
         let mut mask = vec![0f32; values.len()];
+        let mut gaps = Vec::with_capacity(values.len() / width.max(1));
         for (row, mask) in values.chunks(width).zip(mask.chunks_mut(width)) {
             let mut order: Vec<usize> = (0..width).collect();
             order.sort_by(|&a, &b| row[b].total_cmp(&row[a]));
             for &i in order.iter().take(k) {
                 mask[i] = 1.0;
             }
+            let (last, first) = (order.get(k.wrapping_sub(1)), order.get(k));
+            gaps.push(match (last, first) {
+                (Some(&last), Some(&first)) => (row[last] - row[first]) / row[last].abs().max(f32::MIN_POSITIVE),
+                _ => f32::INFINITY,
+            });
         }
+        let gaps = Tensor::from_vec(gaps, &x.dims()[..x.rank() - 1], x.device())?;
+        self.keep(format!("{GAPS}{}", self.path()), &gaps);
         Ok(Tensor::from_vec(mask, x.shape(), x.device())?.to_dtype(x.dtype())?)
     }
 

@@ -1,0 +1,126 @@
+//! moh-export as a user calls it.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn source(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name)
+}
+
+fn copy(name: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for entry in fs::read_dir(source(name)).unwrap() {
+        let path = entry.unwrap().path();
+        fs::copy(&path, folder.path().join(path.file_name().unwrap())).unwrap();
+    }
+    folder
+}
+
+fn export(folder: &Path, arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_moh-export")).current_dir(folder).args(arguments).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+#[test]
+fn in_the_checkpoints_folder() {
+    let folder = copy("examples/checkpoints/shakespeare-moh-llama");
+    let before = fs::read(folder.path().join("config.json")).unwrap();
+    let done = export(folder.path(), &["model.safetensors", "-o", "model.onnx"]);
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    let said = text(&done.stdout);
+    let facts =
+        ["moh-llama", "layers        4", "heads         8 (x4)", "shared      4 (x4)", "top-k       2 (x4)", "75.0 %"];
+    for part in facts.into_iter().chain(["parameters", "MACs/token", "model.onnx_data", "max error"]) {
+        assert!(said.contains(part), "{part:?} is not in:\n{said}");
+    }
+    assert!(folder.path().join("model.onnx").is_file() && folder.path().join("model.onnx_data").is_file());
+    assert_eq!(fs::read(folder.path().join("config.json")).unwrap(), before);
+
+    let again = export(folder.path(), &["model.safetensors", "-o", "model.onnx"]);
+    assert!(!again.status.success() && text(&again.stderr).contains("--force"));
+    let forced = export(folder.path(), &["model.safetensors", "-o", "model.onnx", "--force", "-q", "--no-verify"]);
+    assert!(
+        forced.status.success() && forced.stdout.is_empty() && forced.stderr.is_empty(),
+        "{}",
+        text(&forced.stderr)
+    );
+}
+
+#[test]
+fn side_files_go_along() {
+    let folder = copy("examples/checkpoints/shakespeare-moh-llama");
+    let done = export(folder.path(), &[".", "-o", "out/model.onnx", "--no-verify"]);
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    for name in ["config.json", "tokenizer.json", "tokenizer_config.json"] {
+        let (from, to) = (folder.path().join(name), folder.path().join("out").join(name));
+        assert_eq!(fs::read(from).unwrap(), fs::read(to).unwrap());
+    }
+    assert!(!folder.path().join("out/heldout.safetensors").exists());
+    fs::write(folder.path().join("out/tokenizer.json"), "mine").unwrap();
+    fs::remove_file(folder.path().join("out/model.onnx")).unwrap();
+    fs::remove_file(folder.path().join("out/model.onnx_data")).unwrap();
+    let done = export(folder.path(), &[".", "-o", "out/model.onnx", "--no-verify"]);
+    assert!(!done.status.success() && text(&done.stderr).contains("tokenizer.json"), "{}", text(&done.stderr));
+    assert_eq!(fs::read_to_string(folder.path().join("out/tokenizer.json")).unwrap(), "mine");
+    assert!(!folder.path().join("out/model.onnx").exists());
+}
+
+#[test]
+fn every_option() {
+    let folder = copy("tests/golden/dit-tiny-75");
+    let variants: &[&[&str]] = &[
+        &["--dtype", "f16"],
+        &["--dtype", "bf16"],
+        &["--attention", "portable"],
+        &["--opset", "20", "--ir-version", "9"],
+        &["--output-gates", "--verify"],
+    ];
+    for (i, options) in variants.iter().enumerate() {
+        let output = format!("out{i}/model.onnx");
+        let arguments: Vec<&str> =
+            ["model.safetensors", "-o", &output].into_iter().chain(options.iter().copied()).collect();
+        let done = export(folder.path(), &arguments);
+        assert!(done.status.success(), "{options:?}: {}", text(&done.stderr));
+        assert!(text(&done.stdout).contains("moh-dit"));
+        let left: Vec<_> =
+            fs::read_dir(folder.path().join(format!("out{i}"))).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert_eq!(left.len(), 3, "{left:?}");
+    }
+    let help = export(folder.path(), &["--help"]);
+    for option in [
+        "--family",
+        "--config",
+        "--dtype",
+        "--attention",
+        "--opset",
+        "--ir-version",
+        "--output-gates",
+        "--verify",
+        "--no-verify",
+        "--force",
+        "--quiet",
+    ] {
+        assert!(text(&help.stdout).contains(option), "{option}");
+    }
+}
+
+#[test]
+fn dense_families_and_configs() {
+    let folder = copy("tests/golden/llama-moh-tiny");
+    let done = export(folder.path(), &[".", "-o", "dense/model.onnx", "--family", "llama"]);
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    assert!(text(&done.stdout).contains("active heads  100.0 %"));
+    let config = fs::read_to_string(folder.path().join("config.json")).unwrap();
+    fs::create_dir(folder.path().join("other")).unwrap();
+    fs::write(folder.path().join("other/c.json"), config.replacen('{', "{\"moh_routed_fraction\": 0.5,", 1)).unwrap();
+    let done = export(folder.path(), &["model.safetensors", "-o", "all/model.onnx", "--config", "other/c.json"]);
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    assert!(text(&done.stdout).contains("top-k       4 (x3)"), "{}", text(&done.stdout));
+    assert!(fs::read_to_string(folder.path().join("all/config.json")).unwrap().contains("moh_routed_fraction"));
+}
