@@ -166,9 +166,9 @@ fn mutated_files_are_refused_or_read_alike() {
     let well = file_of(&[("blocks.0.w", &[2, 3], 1.0), ("blocks.0.b", &[3], 2.0), ("s", &[], 3.0)]);
     let text = 8..well.len() - 40;
     let folder = Folder::new();
-    let mut random = Random(77);
+    let mut random = Random(1);
     let mut accepted = 0;
-    for _ in 0..200_000 {
+    for _ in 0..4000 {
         let mut bytes = well.clone();
         for _ in 0..1 + random.below(3) {
             mutate(&mut bytes, &text, &mut random);
@@ -185,8 +185,7 @@ fn mutated_files_are_refused_or_read_alike() {
             let _ = weight.check_finite();
         }
     }
-    println!("accepted {accepted}");
-    assert!((40..180_000).contains(&accepted), "{accepted} of 4000 accepted: the mutations test too little");
+    assert!((40..3600).contains(&accepted), "{accepted} of 4000 accepted: the mutations test too little");
 }
 
 fn mutate(bytes: &mut Vec<u8>, text: &std::ops::Range<usize>, random: &mut Random) {
