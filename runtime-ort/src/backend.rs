@@ -1,0 +1,80 @@
+//! The runtimes, each behind the same few functions.
+
+mod environment;
+mod onnxruntime;
+mod tract;
+
+use crate::error::{Error, Result};
+use crate::header::Header;
+use crate::info::TensorInfo;
+use crate::options::{Notice, Options, RuntimeChoice};
+use crate::value::Value;
+use onnxruntime::OrtModel;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use tract::TractModel;
+
+/// A model and what is known of it.
+pub(crate) struct Loaded<M> {
+    pub(crate) model: M,
+    pub(crate) inputs: Vec<TensorInfo>,
+    pub(crate) outputs: Vec<TensorInfo>,
+    pub(crate) metadata: BTreeMap<String, String>,
+    pub(crate) notices: Vec<Notice>,
+}
+
+impl<M> Loaded<M> {
+    fn map<N>(self, f: impl FnOnce(M) -> N) -> Loaded<N> {
+        let Loaded { model, inputs, outputs, metadata, notices } = self;
+        Loaded { model: f(model), inputs, outputs, metadata, notices }
+    }
+}
+
+/// A model in one of the runtimes.
+pub(crate) enum Backend {
+    Ort(OrtModel),
+    Tract(TractModel),
+}
+
+impl Backend {
+    /// Loads the model in the runtime that the options choose.
+    pub(crate) fn load(path: &Path, header: &Header, options: &Options) -> Result<Loaded<Backend>> {
+        let tract = || TractModel::load(path, header, options).map(|loaded| loaded.map(Backend::Tract));
+        let ort = || OrtModel::load(path, header, options).map(|loaded| loaded.map(Backend::Ort));
+        match options.runtime {
+            RuntimeChoice::Ort => ort(),
+            RuntimeChoice::Tract => tract(),
+            RuntimeChoice::Auto => match ort() {
+                Err(Error::OrtMissing { reason }) => {
+                    let mut loaded = tract()?;
+                    loaded.notices.push(Notice::TractFallback { reason });
+                    Ok(loaded)
+                }
+                result => result,
+            },
+        }
+    }
+
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Backend::Ort(_) => onnxruntime::NAME,
+            Backend::Tract(_) => tract::NAME,
+        }
+    }
+
+    /// Runs the model on values in the order of its inputs; gives its outputs in their order.
+    pub(crate) fn run(&mut self, inputs: &[Value]) -> Result<Vec<Value>> {
+        match self {
+            Backend::Ort(model) => model.run(inputs),
+            Backend::Tract(model) => model.run(inputs),
+        }
+    }
+
+    /// The profile's path; `None` in a runtime that writes none.
+    pub(crate) fn end_profiling(&mut self) -> Option<Result<PathBuf>> {
+        match self {
+            Backend::Ort(model) => Some(model.end_profiling()),
+            Backend::Tract(_) => None,
+        }
+    }
+}

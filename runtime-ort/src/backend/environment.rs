@@ -1,0 +1,71 @@
+//! onnxruntime's library, loaded once a process.
+
+use crate::error::{Error, Result};
+use crate::locate::{self, ORT_VARIABLE, Search};
+use ort::LoadDynamicError;
+use ort::environment::Environment;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+/// ort allows one environment a process, and none after it is dropped: it is kept for the process's life.
+static LOADED: Mutex<Option<Loaded>> = Mutex::new(None);
+
+struct Loaded {
+    library: PathBuf,
+    environment: Environment,
+}
+
+/// The process's environment, made from the library that `option`, the variable or a search names.
+///
+/// # Errors
+/// [`Error::OrtLibrary`] for a library that was named and cannot be used, [`Error::OrtMissing`] where a search found none.
+pub(crate) fn environment(option: Option<&Path>) -> Result<Environment> {
+    let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(loaded) = &*loaded {
+        return reuse(loaded, option);
+    }
+    let made = match locate::onnxruntime(option) {
+        Search::Named(path) => load(&path).map_err(|reason| Error::OrtLibrary { path, reason })?,
+        Search::Candidates(paths) => first_usable(&paths)?,
+    };
+    Ok(loaded.insert(made).environment.clone())
+}
+
+fn reuse(loaded: &Loaded, option: Option<&Path>) -> Result<Environment> {
+    match option {
+        Some(path) if path.canonicalize().ok().as_deref() != Some(&loaded.library) => Err(Error::OrtLibrary {
+            path: path.to_owned(),
+            reason: format!("this process already uses {}, and can use only one", loaded.library.display()),
+        }),
+        _ => Ok(loaded.environment.clone()),
+    }
+}
+
+fn first_usable(paths: &[PathBuf]) -> Result<Loaded> {
+    let mut tried = Vec::new();
+    for path in paths {
+        match load(path) {
+            Ok(loaded) => return Ok(loaded),
+            Err(reason) => tried.push(format!("{}: {reason}", path.display())),
+        }
+    }
+    let tried = if tried.is_empty() { "none was found".to_owned() } else { tried.join("; ") };
+    let reason =
+        format!("{tried} (install it, as with `pip install onnxruntime`, or name the library in {ORT_VARIABLE})");
+    Err(Error::OrtMissing { reason })
+}
+
+/// Loads one library; a reason why it cannot be used leaves the process free to try another.
+fn load(path: &Path) -> std::result::Result<Loaded, String> {
+    let library = path.canonicalize().map_err(|e| e.to_string())?;
+    let builder = ort::init_from(&library).map_err(|e| match e {
+        LoadDynamicError::Dlopen { error, .. } => format!("cannot be loaded: {error}"),
+        LoadDynamicError::MissingApi { .. } => "it is not an onnxruntime library: OrtGetApiBase is missing".to_owned(),
+        LoadDynamicError::InvalidVersionString => "its version is unreadable".to_owned(),
+        LoadDynamicError::BadVersion { version_str, .. } => {
+            format!("expected version 1.{} or newer, found {version_str}", ort::MINOR_VERSION)
+        }
+    })?;
+    let environment = builder.with_name("moh").with_telemetry(false).build().map_err(|e| e.to_string())?;
+    Ok(Loaded { library, environment })
+}

@@ -1,0 +1,145 @@
+//! A model in onnxruntime.
+
+use super::Loaded;
+use super::environment::environment;
+use crate::error::{Error, Result};
+use crate::header::Header;
+use crate::info::{Dim, TensorInfo};
+use crate::locate::{self, Search};
+use crate::options::{Notice, Options};
+use crate::tensor::{Data, Tensor};
+use crate::value::{Repr, Value, from_ort_type, unknown};
+use moh_kernels::schema::DOMAIN;
+use ort::session::builder::SessionBuilder;
+use ort::session::{Session, SessionInputValue};
+use ort::value::{Outlet, PrimitiveTensorElementType, TensorRef, ValueType};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+pub(crate) const NAME: &str = "onnxruntime";
+
+pub(crate) struct OrtModel {
+    path: PathBuf,
+    session: Session,
+}
+
+impl OrtModel {
+    /// Loads the model; a library that was found, not named, and fails becomes a notice.
+    pub(crate) fn load(path: &Path, header: &Header, options: &Options) -> Result<Loaded<OrtModel>> {
+        let environment = environment(options.ort_library.as_deref())?;
+        let refused = |e: ort::Error| Error::Load { path: path.to_owned(), runtime: NAME, reason: e.to_string() };
+        let mut builder = Session::builder(&environment).map_err(refused)?;
+        if let Some(threads) = options.threads {
+            builder = builder.with_intra_threads(threads.max(1)).map_err(|e| refused(e.into()))?;
+        }
+        if let Some(profile) = &options.profile {
+            builder = builder.with_profiling(profile).map_err(|e| refused(e.into()))?;
+        }
+        let mut notices = Vec::new();
+        if !options.without_custom_ops && header.opset(DOMAIN).is_some() {
+            builder = with_operators(builder, options.ops_library.as_deref(), &mut notices)?;
+        }
+        let session = builder.commit_from_file(path).map_err(refused)?;
+
+        let info = |outlets: &[Outlet]| outlets.iter().map(|outlet| tensor_info(path, outlet)).collect::<Result<_>>();
+        let (inputs, outputs) = (info(session.inputs())?, info(session.outputs())?);
+        let metadata = metadata(&session).map_err(refused)?;
+        Ok(Loaded { model: OrtModel { path: path.to_owned(), session }, inputs, outputs, metadata, notices })
+    }
+
+    /// Runs the model on values in the order of its inputs.
+    pub(crate) fn run(&mut self, inputs: &[Value]) -> Result<Vec<Value>> {
+        let path = &self.path;
+        let failed = |e: ort::Error| Error::Run { path: path.clone(), runtime: NAME, reason: e.to_string() };
+        let copies = inputs.iter().map(host_copy).collect::<Result<Vec<Option<Tensor>>>>()?;
+        let values = inputs.iter().zip(&copies).map(|(value, copy)| borrow(value, copy.as_ref()));
+        let values = values.collect::<ort::Result<Vec<SessionInputValue<'_>>>>().map_err(failed)?;
+        let outputs = self.session.run(values.as_slice()).map_err(failed)?;
+        outputs.into_iter().map(|(name, value)| Value::from_ort(name, value)).collect()
+    }
+
+    /// Ends the profile and gives its path.
+    pub(crate) fn end_profiling(&mut self) -> Result<PathBuf> {
+        let path = &self.path;
+        let failed = |e: ort::Error| Error::Run { path: path.clone(), runtime: NAME, reason: e.to_string() };
+        self.session.end_profiling().map(PathBuf::from).map_err(failed)
+    }
+}
+
+fn with_operators(builder: SessionBuilder, option: Option<&Path>, notices: &mut Vec<Notice>) -> Result<SessionBuilder> {
+    match locate::operators(option) {
+        Search::Named(path) => {
+            let library = path.canonicalize().map_err(|source| Error::Read { path: path.clone(), source })?;
+            builder
+                .with_operator_library(library)
+                .map_err(|e| Error::OpsLibrary { path, reason: e.message().to_owned() })
+        }
+        Search::Candidates(paths) => {
+            let Some(path) = paths.first() else {
+                let reason = format!("{} is not beside the executable", locate::operators_name());
+                notices.push(Notice::NoCustomOps { reason });
+                return Ok(builder);
+            };
+            builder.with_operator_library(path).or_else(|e| {
+                notices.push(Notice::NoCustomOps { reason: format!("{}: {}", path.display(), e.message()) });
+                Ok(e.recover())
+            })
+        }
+    }
+}
+
+fn metadata(session: &Session) -> ort::Result<BTreeMap<String, String>> {
+    let metadata = session.metadata()?;
+    let keys = metadata.custom_keys()?;
+    Ok(keys.into_iter().filter_map(|key| metadata.custom(&key).map(|value| (key, value))).collect())
+}
+
+fn tensor_info(path: &Path, outlet: &Outlet) -> Result<TensorInfo> {
+    let name = outlet.name().to_owned();
+    let ValueType::Tensor { ty, shape, dimension_symbols } = outlet.dtype() else {
+        let reason = format!("{name} is {}, only tensors are supported", outlet.dtype());
+        return Err(Error::Unsupported { path: path.to_owned(), reason });
+    };
+    let element_type = from_ort_type(*ty).ok_or_else(|| unknown(&name, ty.to_string()))?;
+    let symbols = dimension_symbols.iter().map(String::as_str).chain(std::iter::repeat(""));
+    let dim = |(&size, symbol): (&i64, &str)| usize::try_from(size).map_or(Dim::Symbol(symbol.to_owned()), Dim::Fixed);
+    let dims = shape.iter().zip(symbols).map(dim).collect();
+    Ok(TensorInfo { name, element_type, dims })
+}
+
+/// A copy for values that another runtime keeps.
+fn host_copy(value: &Value) -> Result<Option<Tensor>> {
+    match value.repr() {
+        Repr::Host(_) | Repr::Ort(_) => Ok(None),
+        Repr::Tract(_) => value.to_tensor().map(Some),
+    }
+}
+
+fn borrow<'v>(value: &'v Value, copy: Option<&'v Tensor>) -> ort::Result<SessionInputValue<'v>> {
+    match (copy, value.repr()) {
+        (None, Repr::Ort(value)) => Ok(SessionInputValue::from(&**value)),
+        (None, Repr::Host(tensor)) => view(tensor),
+        (Some(tensor), _) => view(tensor),
+        (None, Repr::Tract(_)) => Err(ort::Error::new("a value of another runtime was not copied")),
+    }
+}
+
+fn view(tensor: &Tensor) -> ort::Result<SessionInputValue<'_>> {
+    fn of<'v, T>(shape: &[usize], data: &'v [T]) -> ort::Result<SessionInputValue<'v>>
+    where
+        T: PrimitiveTensorElementType + std::fmt::Debug + Clone + 'static,
+    {
+        TensorRef::from_array_view((shape.to_vec(), data)).map(SessionInputValue::from)
+    }
+    let shape = tensor.shape();
+    match tensor.data() {
+        Data::F32(x) => of(shape, x),
+        Data::F16(x) => of(shape, x),
+        Data::BF16(x) => of(shape, x),
+        Data::F64(x) => of(shape, x),
+        Data::I64(x) => of(shape, x),
+        Data::I32(x) => of(shape, x),
+        Data::U8(x) => of(shape, x),
+        Data::Bool(x) => of(shape, x),
+    }
+}

@@ -1,0 +1,179 @@
+//! A model in tract.
+
+use super::Loaded;
+use crate::error::{Error, Result};
+use crate::header::Header;
+use crate::info::{Dim, TensorInfo};
+use crate::options::Options;
+use crate::tensor::{Data, ElementType};
+use crate::value::{Repr, Value, unknown};
+use moh_kernels::schema::DOMAIN;
+use std::collections::{BTreeMap, HashSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tract_onnx::pb::tensor_proto::DataType;
+use tract_onnx::pb::tensor_shape_proto::dimension;
+use tract_onnx::pb::{GraphProto, ModelProto, ValueInfoProto, type_proto};
+use tract_onnx::prelude::*;
+use tract_onnx::tract_hir::internal::{TractErrorContext, bail, ensure};
+
+pub(crate) const NAME: &str = "tract";
+
+type Plan = Arc<TypedRunnableModel>;
+
+pub(crate) struct TractModel {
+    path: PathBuf,
+    plan: Plan,
+    outputs: Vec<String>,
+}
+
+impl TractModel {
+    /// Loads and optimises the model; its dimensions stay symbolic.
+    pub(crate) fn load(path: &Path, header: &Header, options: &Options) -> Result<Loaded<TractModel>> {
+        let unsupported = |reason: &str| Error::Unsupported { path: path.to_owned(), reason: reason.to_owned() };
+        if options.profile.is_some() {
+            return Err(unsupported("only onnxruntime writes profiles"));
+        }
+        if options.without_custom_ops && header.opset(DOMAIN).is_some() {
+            return Err(unsupported("tract runs the ai.moh operators or nothing: it ignores the bodies in the model"));
+        }
+        let (proto, plan) = guard(|| prepare(path, options.threads)).map_err(|reason| refused(path, reason))?;
+        let graph = proto.graph.unwrap_or_default();
+        let inputs = graph_inputs(&graph).map(|input| tensor_info(path, input)).collect::<Result<Vec<_>>>()?;
+        let outputs = graph.output.iter().map(|output| tensor_info(path, output)).collect::<Result<Vec<_>>>()?;
+        let metadata: BTreeMap<String, String> =
+            proto.metadata_props.into_iter().map(|prop| (prop.key, prop.value)).collect();
+        let names = outputs.iter().map(|output| output.name.clone()).collect();
+        let model = TractModel { path: path.to_owned(), plan, outputs: names };
+        Ok(Loaded { model, inputs, outputs, metadata, notices: Vec::new() })
+    }
+
+    /// Runs the model on values in the order of its inputs.
+    pub(crate) fn run(&mut self, inputs: &[Value]) -> Result<Vec<Value>> {
+        let failed = |reason| Error::Run { path: self.path.clone(), runtime: NAME, reason };
+        let run = || {
+            let values = inputs.iter().map(tract_value).collect::<TractResult<TVec<TValue>>>()?;
+            self.plan.run(values)
+        };
+        let outputs = guard(run).map_err(failed)?;
+        let named = self.outputs.iter().zip(outputs);
+        named
+            .map(|(name, value)| {
+                let value = plain(value).map_err(|e| failed(format!("{e:#}")))?;
+                Value::from_tract(name, value)
+            })
+            .collect()
+    }
+}
+
+fn refused(path: &Path, reason: String) -> Error {
+    Error::Load { path: path.to_owned(), runtime: NAME, reason }
+}
+
+/// tract panics on some malformed models and inputs; what it holds is dropped then, never used again.
+fn guard<T>(work: impl FnOnce() -> TractResult<T>) -> std::result::Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(result) => result.map_err(|e| format!("{e:#}")),
+        Err(panic) => {
+            let message = panic.downcast_ref::<String>().map(String::as_str);
+            Err(message.or(panic.downcast_ref::<&str>().copied()).unwrap_or("it panicked").to_owned())
+        }
+    }
+}
+
+fn prepare(path: &Path, threads: Option<usize>) -> TractResult<(ModelProto, Plan)> {
+    let mut onnx = tract_onnx::onnx();
+    moh_tract::register(&mut onnx);
+    let proto = onnx.proto_model_for_path(path)?;
+    if let Some(graph) = &proto.graph {
+        check_outputs(graph)?;
+    }
+    let folder = match path.parent() {
+        Some(folder) => folder.to_str().context("the model's folder is not valid UTF-8")?,
+        None => "",
+    };
+    let parsed = onnx.parse(&proto, Some(folder))?;
+    ensure!(parsed.unresolved_inputs.is_empty(), "nothing computes {}", parsed.unresolved_inputs.join(", "));
+    let model = parsed.model.into_optimized()?;
+    let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+    let options = RunOptions { executor: Some(moh_tract::executor(threads)?), ..RunOptions::default() };
+    let plan = model.into_runnable_with_options(&options)?;
+    Ok((proto, plan))
+}
+
+/// tract panics on an output that nothing computes.
+fn check_outputs(graph: &GraphProto) -> TractResult<()> {
+    let computed: HashSet<&str> = graph
+        .node
+        .iter()
+        .flat_map(|node| node.output.iter().map(String::as_str))
+        .chain(graph.input.iter().map(|input| input.name.as_str()))
+        .chain(graph.initializer.iter().map(|tensor| tensor.name.as_str()))
+        .collect();
+    match graph.output.iter().find(|output| !computed.contains(output.name.as_str())) {
+        Some(output) => bail!("nothing computes output {}", output.name),
+        None => Ok(()),
+    }
+}
+
+/// The inputs that a caller gives: those without an initializer.
+fn graph_inputs(graph: &GraphProto) -> impl Iterator<Item = &ValueInfoProto> {
+    let constant: HashSet<&str> = graph.initializer.iter().map(|tensor| tensor.name.as_str()).collect();
+    graph.input.iter().filter(move |input| !constant.contains(input.name.as_str()))
+}
+
+fn tensor_info(path: &Path, info: &ValueInfoProto) -> Result<TensorInfo> {
+    let name = info.name.clone();
+    let Some(type_proto::Value::TensorType(tensor)) = info.r#type.as_ref().and_then(|ty| ty.value.as_ref()) else {
+        return Err(refused(path, format!("{name} has no tensor type")));
+    };
+    let found = DataType::try_from(tensor.elem_type);
+    let element_type = found.ok().and_then(element_type).ok_or_else(|| unknown(&name, format!("{found:?}")))?;
+    let dims = tensor.shape.iter().flat_map(|shape| &shape.dim).map(|dim| match &dim.value {
+        Some(dimension::Value::DimValue(size)) => usize::try_from(*size).map_or(Dim::Symbol(String::new()), Dim::Fixed),
+        Some(dimension::Value::DimParam(symbol)) => Dim::Symbol(symbol.clone()),
+        None => Dim::Symbol(String::new()),
+    });
+    Ok(TensorInfo { name, element_type, dims: dims.collect() })
+}
+
+fn element_type(ty: DataType) -> Option<ElementType> {
+    match ty {
+        DataType::Float => Some(ElementType::F32),
+        DataType::Float16 => Some(ElementType::F16),
+        DataType::Bfloat16 => Some(ElementType::BF16),
+        DataType::Double => Some(ElementType::F64),
+        DataType::Int64 => Some(ElementType::I64),
+        DataType::Int32 => Some(ElementType::I32),
+        DataType::Uint8 => Some(ElementType::U8),
+        DataType::Bool => Some(ElementType::Bool),
+        _ => None,
+    }
+}
+
+/// What a caller can read: tract computes with symbols in place of some int64 numbers.
+fn plain(value: TValue) -> TractResult<TValue> {
+    match value.datum_type() {
+        DatumType::TDim => Ok(value.cast_to::<i64>()?.into_owned().into_tvalue()),
+        _ => Ok(value),
+    }
+}
+
+fn tract_value(value: &Value) -> TractResult<TValue> {
+    if let Repr::Tract(value) = value.repr() {
+        return Ok(value.clone());
+    }
+    let shape = value.shape();
+    let tensor = match value.data()? {
+        Data::F32(x) => Tensor::from_shape(shape, x)?,
+        Data::F16(x) => Tensor::from_shape(shape, x)?,
+        Data::F64(x) => Tensor::from_shape(shape, x)?,
+        Data::I64(x) => Tensor::from_shape(shape, x)?,
+        Data::I32(x) => Tensor::from_shape(shape, x)?,
+        Data::U8(x) => Tensor::from_shape(shape, x)?,
+        Data::Bool(x) => Tensor::from_shape(shape, x)?,
+        Data::BF16(_) => bail!("tract has no bfloat16"),
+    };
+    Ok(tensor.into_tvalue())
+}

@@ -1,0 +1,148 @@
+//! Why a model cannot be loaded or run.
+
+use crate::tensor::ElementType;
+use std::path::PathBuf;
+
+/// What went wrong, and with which file.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// There is no such file.
+    #[error("{}: {what} not found", path.display())]
+    NotFound {
+        /// The file.
+        path: PathBuf,
+        /// What it was to be.
+        what: &'static str,
+    },
+    /// A file cannot be read.
+    #[error("{}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A file cannot be written.
+    #[error("{}: cannot write: {source}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A file is not what it should be.
+    #[error("{}: not {expected}: {reason}", path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What it should be.
+        expected: &'static str,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A library of onnxruntime that was asked for by name cannot be used.
+    #[error("onnxruntime library {}: {reason}", path.display())]
+    OrtLibrary {
+        /// The library.
+        path: PathBuf,
+        /// Why it cannot be used.
+        reason: String,
+    },
+    /// onnxruntime was asked for, and no usable library was found.
+    #[error("no usable onnxruntime library: {reason}")]
+    OrtMissing {
+        /// What was tried and what to do.
+        reason: String,
+    },
+    /// The custom operators were asked for, and their library cannot be used.
+    #[error("operator library {}: {reason}", path.display())]
+    OpsLibrary {
+        /// The library.
+        path: PathBuf,
+        /// Why it cannot be used.
+        reason: String,
+    },
+    /// The chosen runtime cannot do what was asked.
+    #[error("{}: {reason}", path.display())]
+    Unsupported {
+        /// The model.
+        path: PathBuf,
+        /// What it cannot do.
+        reason: String,
+    },
+    /// The runtime refused the model.
+    #[error("{}: {runtime} cannot load the model: {reason}", path.display())]
+    Load {
+        /// The model.
+        path: PathBuf,
+        /// The runtime.
+        runtime: &'static str,
+        /// What it said.
+        reason: String,
+    },
+    /// Inputs that the model does not take.
+    #[error("{}: {problems}", path.display())]
+    Inputs {
+        /// The model.
+        path: PathBuf,
+        /// Everything that is wrong, a line each, and what is expected.
+        problems: String,
+    },
+    /// The runtime failed.
+    #[error("{}: {runtime} failed: {reason}", path.display())]
+    Run {
+        /// The model.
+        path: PathBuf,
+        /// The runtime.
+        runtime: &'static str,
+        /// What it said.
+        reason: String,
+    },
+    /// A tensor's data does not fill its shape.
+    #[error("a tensor of shape {shape:?} holds {expected} elements, found {found}")]
+    Length {
+        /// The shape.
+        shape: Vec<usize>,
+        /// Product of the dimensions.
+        expected: usize,
+        /// Elements given.
+        found: usize,
+    },
+    /// A tensor has another element type than the one that is needed.
+    #[error("{tensor}: expected element type {expected}, found {found}")]
+    ElementType {
+        /// The tensor.
+        tensor: String,
+        /// Needed type or types.
+        expected: String,
+        /// Type found.
+        found: String,
+    },
+    /// A value cannot be written in another element type without loss.
+    #[error("{tensor}: {value} (element {index}) is not a {to}")]
+    Lossy {
+        /// The tensor.
+        tensor: String,
+        /// The value.
+        value: String,
+        /// Its index in row-major order.
+        index: usize,
+        /// The type it should have.
+        to: ElementType,
+    },
+    /// The model is not a language model with a key-value cache.
+    #[error("{}: not a language model: {reason}", path.display())]
+    NotLanguageModel {
+        /// The model.
+        path: PathBuf,
+        /// What is missing or unexpected.
+        reason: String,
+    },
+    /// A prompt that cannot be continued.
+    #[error("prompt: {0}")]
+    Prompt(String),
+}
+
+/// A result with this crate's [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;

@@ -1,0 +1,174 @@
+//! Language models with a key-value cache: prompts in, tokens out.
+
+mod config;
+mod interface;
+mod prompts;
+mod text;
+
+pub use config::GenerationConfig;
+pub use prompts::Prompts;
+pub use text::TextStream;
+
+use crate::error::{Error, Result};
+use crate::model::Model;
+use crate::tensor::Tensor;
+use crate::value::Value;
+use interface::{ATTENTION_MASK, INPUT_IDS, Interface, POSITION_IDS};
+use prompts::Sequences;
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+/// When to stop, and what to keep.
+#[derive(Debug, Clone, Default)]
+pub struct GenerateOptions<'a> {
+    /// The most tokens to generate for a prompt.
+    pub max_tokens: usize,
+    /// Tokens that end a sequence; they are part of it.
+    pub stop: &'a [i64],
+    /// Whether to keep the logits that each token was taken from.
+    pub keep_logits: bool,
+}
+
+/// What a batch of prompts was continued with.
+#[derive(Debug, Clone)]
+pub struct Generated {
+    /// The new tokens of every prompt, up to and including its stop token.
+    pub tokens: Vec<Vec<i64>>,
+    /// (batch, steps, vocabulary) float32, if they were to be kept; beyond a sequence's stop token they mean nothing.
+    pub logits: Option<Tensor>,
+    /// Time of the first run, on the prompts.
+    pub prefill: Duration,
+    /// Time of the runs after it, on one token a sequence each.
+    pub decode: Duration,
+    /// How many runs came after the first.
+    pub decode_steps: usize,
+}
+
+/// A model that takes `input_ids`, `attention_mask`, perhaps `position_ids`, and `past_key_values.*`, and gives `logits` and
+/// `present.*`: the names of Hugging Face's exporters.
+#[derive(Debug)]
+pub struct LanguageModel {
+    model: Model,
+    interface: Interface,
+}
+
+impl LanguageModel {
+    /// Looks whether `model` is a language model.
+    ///
+    /// # Errors
+    /// [`Error::NotLanguageModel`] naming the first input or output that is missing or unexpected.
+    pub fn new(model: Model) -> Result<LanguageModel> {
+        match Interface::of(model.inputs(), model.outputs()) {
+            Ok(interface) => Ok(LanguageModel { model, interface }),
+            Err(reason) => Err(Error::NotLanguageModel { path: model.path().to_owned(), reason }),
+        }
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// The model, to run it otherwise or to end its profile.
+    pub fn model_mut(&mut self) -> &mut Model {
+        &mut self.model
+    }
+
+    /// Continues every prompt greedily: the most probable token each time, the lowest id among equals.
+    ///
+    /// `on_step` sees every step's tokens, one a prompt, as soon as they are known (`None` for a prompt that has ended), and
+    /// may break off.
+    ///
+    /// # Errors
+    /// [`Error::Run`] where the runtime fails or the logits are not numbers.
+    pub fn generate(
+        &mut self,
+        prompts: &Prompts,
+        options: &GenerateOptions<'_>,
+        mut on_step: impl FnMut(&[Option<i64>]) -> ControlFlow<()>,
+    ) -> Result<Generated> {
+        let mut tokens: Vec<Vec<i64>> = vec![Vec::new(); prompts.batch()];
+        let ended = |sequence: &Vec<i64>| sequence.last().is_some_and(|token| options.stop.contains(token));
+        let mut kept = Vec::new();
+        let mut times = Vec::new();
+        let mut sequences = Sequences::start(prompts);
+        let mut cache = self.interface.empty_cache(prompts.batch())?;
+        while times.len() < options.max_tokens {
+            let began = Instant::now();
+            let outputs = self.step(&sequences, cache)?;
+            let logits = self.last_logits(&outputs[self.interface.logits], &sequences)?;
+            let next = logits.iter().map(|row| self.most_probable(row)).collect::<Result<Vec<i64>>>()?;
+            times.push(began.elapsed());
+            if options.keep_logits {
+                kept.push(logits);
+            }
+            let step: Vec<Option<i64>> =
+                tokens.iter().zip(&next).map(|(sequence, &token)| (!ended(sequence)).then_some(token)).collect();
+            for (sequence, token) in tokens.iter_mut().zip(&step) {
+                sequence.extend(token);
+            }
+            if on_step(&step).is_break() || tokens.iter().all(ended) {
+                break;
+            }
+            cache = self.interface.cache.iter().map(|entry| outputs[entry.output].clone()).collect();
+            sequences.advance(next);
+        }
+        let logits = options.keep_logits.then(|| by_sequence(&kept, prompts.batch())).transpose()?;
+        let prefill = times.first().copied().unwrap_or_default();
+        let decode = times.iter().skip(1).sum();
+        Ok(Generated { tokens, logits, prefill, decode, decode_steps: times.len().saturating_sub(1) })
+    }
+
+    fn step(&mut self, sequences: &Sequences, cache: Vec<Value>) -> Result<Vec<Value>> {
+        let mut inputs: Vec<(&str, Value)> =
+            vec![(INPUT_IDS, sequences.input_ids()?.into()), (ATTENTION_MASK, sequences.attention_mask()?.into())];
+        if self.interface.takes_positions {
+            inputs.push((POSITION_IDS, sequences.position_ids()?.into()));
+        }
+        let names = self.interface.cache.iter().map(|entry| entry.input.as_str());
+        inputs.extend(names.zip(cache));
+        self.model.run(inputs)
+    }
+
+    /// The logits of every sequence's last token.
+    fn last_logits(&self, logits: &Value, sequences: &Sequences) -> Result<Vec<Vec<f32>>> {
+        let expected = [sequences.batch(), sequences.length()];
+        let &[batch, length, vocabulary] = logits.shape() else {
+            return Err(self.bad_logits(format!("expected 3 dimensions, found {:?}", logits.shape())));
+        };
+        if [batch, length] != expected {
+            return Err(self.bad_logits(format!("expected {expected:?} tokens, found shape {:?}", logits.shape())));
+        }
+        let data = logits.data()?;
+        let row = |sequence: usize| {
+            let start = (sequence * length + length - 1) * vocabulary;
+            data.range(start..start + vocabulary).and_then(|row| row.to_f32())
+        };
+        let rows = (0..batch).map(row).collect::<Option<Vec<Vec<f32>>>>();
+        rows.ok_or_else(|| self.bad_logits(format!("expected a floating-point type, found {}", data.element_type())))
+    }
+
+    fn most_probable(&self, logits: &[f32]) -> Result<i64> {
+        let mut best: Option<(usize, f32)> = None;
+        for (id, &logit) in logits.iter().enumerate() {
+            if !logit.is_nan() && best.is_none_or(|(_, most)| logit > most) {
+                best = Some((id, logit));
+            }
+        }
+        let (id, _) = best.ok_or_else(|| self.bad_logits("none is a number".to_owned()))?;
+        i64::try_from(id).map_err(|_| self.bad_logits(format!("{} are too many", logits.len())))
+    }
+
+    fn bad_logits(&self, reason: String) -> Error {
+        let runtime = self.model.runtime_name();
+        Error::Run { path: self.model.path().to_owned(), runtime, reason: format!("logits: {reason}") }
+    }
+}
+
+/// Steps of (batch, vocabulary) as one tensor of (batch, steps, vocabulary).
+fn by_sequence(steps: &[Vec<Vec<f32>>], batch: usize) -> Result<Tensor> {
+    let vocabulary = steps.first().and_then(|step| step.first()).map_or(0, Vec::len);
+    let rows = (0..batch).flat_map(|sequence| steps.iter().map(move |step| &step[sequence]));
+    let data: Vec<f32> = rows.flatten().copied().collect();
+    Tensor::new([batch, steps.len(), vocabulary], data)
+}

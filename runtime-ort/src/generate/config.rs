@@ -1,0 +1,94 @@
+//! What generation needs to know of a model's configuration.
+
+use crate::error::{Error, Result};
+use serde::Deserialize;
+use serde_json::Value;
+use std::path::Path;
+
+/// A model's special tokens and its longest sequence, from the files that Hugging Face models have.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct GenerationConfig {
+    /// The token that begins a text, if the model has one.
+    pub begin: Option<i64>,
+    /// Tokens that end a text.
+    pub end: Vec<i64>,
+    /// The longest sequence that the model was made for.
+    pub max_length: Option<usize>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct File {
+    #[serde(default)]
+    bos_token_id: Value,
+    #[serde(default)]
+    eos_token_id: Value,
+    max_position_embeddings: Option<usize>,
+}
+
+impl GenerationConfig {
+    /// Reads `config.json` in `folder`, and `generation_config.json`, which takes precedence. A file that is not there says
+    /// nothing.
+    ///
+    /// # Errors
+    /// [`Error::Read`] or [`Error::Malformed`] for a file that is there.
+    pub fn from_folder(folder: &Path) -> Result<GenerationConfig> {
+        let model = read(&folder.join("config.json"))?;
+        let generation = read(&folder.join("generation_config.json"))?;
+        let tokens = |of: fn(&File) -> &Value| {
+            let first = token_ids(of(&generation));
+            if first.is_empty() { token_ids(of(&model)) } else { first }
+        };
+        Ok(GenerationConfig {
+            begin: tokens(|file| &file.bos_token_id).first().copied(),
+            end: tokens(|file| &file.eos_token_id),
+            max_length: model.max_position_embeddings,
+        })
+    }
+}
+
+fn read(path: &Path) -> Result<File> {
+    match std::fs::read(path) {
+        Ok(text) => serde_json::from_slice(&text).map_err(|e| Error::Malformed {
+            path: path.to_owned(),
+            expected: "a model configuration",
+            reason: e.to_string(),
+        }),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(File::default()),
+        Err(source) => Err(Error::Read { path: path.to_owned(), source }),
+    }
+}
+
+/// One id, a list of them, or null.
+fn token_ids(value: &Value) -> Vec<i64> {
+    match value {
+        Value::Array(list) => list.iter().filter_map(Value::as_i64).collect(),
+        one => one.as_i64().into_iter().collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn generation_config_takes_precedence_and_both_may_be_missing() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(GenerationConfig::from_folder(folder.path()).unwrap(), GenerationConfig::default());
+        let config = r#"{"bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 512, "hidden_size": 8}"#;
+        std::fs::write(folder.path().join("config.json"), config).unwrap();
+        let read = || GenerationConfig::from_folder(folder.path()).unwrap();
+        assert_eq!(read(), GenerationConfig { begin: Some(1), end: vec![2], max_length: Some(512) });
+        let generation = r#"{"bos_token_id": null, "eos_token_id": [3, 4]}"#;
+        std::fs::write(folder.path().join("generation_config.json"), generation).unwrap();
+        assert_eq!(read(), GenerationConfig { begin: Some(1), end: vec![3, 4], max_length: Some(512) });
+    }
+
+    #[test]
+    fn a_damaged_file_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("config.json"), "{").unwrap();
+        let message = GenerationConfig::from_folder(folder.path()).unwrap_err().to_string();
+        assert!(message.contains("config.json: not a model configuration"), "{message}");
+    }
+}

@@ -1,0 +1,113 @@
+//! Tokens to text, piece by piece.
+
+use tokenizers::Tokenizer;
+
+/// What an incomplete character decodes to.
+const REPLACEMENT: char = char::REPLACEMENT_CHARACTER;
+
+/// Turns a stream of tokens into text as soon as it is certain: a character whose bytes are spread over several tokens
+/// comes out whole.
+pub struct TextStream<'t> {
+    tokenizer: &'t Tokenizer,
+    /// Tokens from the last one that was certain.
+    pending: Vec<u32>,
+    /// How many bytes of the pending tokens' text are out.
+    emitted: usize,
+}
+
+impl<'t> TextStream<'t> {
+    /// A stream whose text continues `context`, the prompt's tokens: decoders look at the token before to place spaces.
+    ///
+    /// # Errors
+    /// The tokenizer's.
+    pub fn new(tokenizer: &'t Tokenizer, context: &[u32]) -> tokenizers::Result<TextStream<'t>> {
+        let pending: Vec<u32> = context.last().copied().into_iter().collect();
+        let emitted = tokenizer.decode(&pending, true)?.len();
+        Ok(TextStream { tokenizer, pending, emitted })
+    }
+
+    /// The text that is certain once `token` is known; often empty.
+    ///
+    /// # Errors
+    /// The tokenizer's.
+    pub fn push(&mut self, token: u32) -> tokenizers::Result<String> {
+        self.pending.push(token);
+        let text = self.tokenizer.decode(&self.pending, true)?;
+        let certain = text.trim_end_matches(REPLACEMENT).len();
+        let piece = text.get(self.emitted..certain).unwrap_or_default().to_owned();
+        self.emitted = self.emitted.max(certain);
+        if certain == text.len() {
+            self.pending.drain(..self.pending.len() - 1);
+            self.emitted = self.tokenizer.decode(&self.pending, true)?.len();
+        }
+        Ok(piece)
+    }
+
+    /// What is left at the end: an incomplete character, as replacement characters.
+    ///
+    /// # Errors
+    /// The tokenizer's.
+    pub fn finish(self) -> tokenizers::Result<String> {
+        let text = self.tokenizer.decode(&self.pending, true)?;
+        Ok(text.get(self.emitted..).unwrap_or_default().to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    /// Byte-level tokens, as GPT-2 writes bytes: é is C3 A9, 😀 is F0 9F 98 80.
+    fn tokenizer() -> Tokenizer {
+        let vocab = r#"{"a": 0, "Ã": 1, "©": 2, "Ġb": 3, "ð": 4, "Ł": 5, "ĺ": 6, "Ģ": 7, "<s>": 8, "Ã©ð": 9}"#;
+        let json = format!(
+            r#"{{"version": "1.0", "added_tokens": [{{"id": 8, "content": "<s>", "single_word": false, "lstrip": false,
+            "rstrip": false, "normalized": false, "special": true}}], "normalizer": null, "pre_tokenizer": null,
+            "post_processor": null, "truncation": null, "padding": null,
+            "decoder": {{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true}},
+            "model": {{"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "vocab": {vocab}, "merges": []}}}}"#
+        );
+        Tokenizer::from_bytes(json).unwrap()
+    }
+
+    /// What every token adds, and what the end adds.
+    fn pieces(context: &[u32], tokens: &[u32]) -> (Vec<String>, String) {
+        let tokenizer = tokenizer();
+        let mut stream = TextStream::new(&tokenizer, context).unwrap();
+        let pieces = tokens.iter().map(|&token| stream.push(token).unwrap()).collect();
+        (pieces, stream.finish().unwrap())
+    }
+
+    fn owned(pieces: &[&str], end: &str) -> (Vec<String>, String) {
+        (pieces.iter().map(|&piece| piece.to_owned()).collect(), end.to_owned())
+    }
+
+    #[test]
+    fn characters_come_out_whole() {
+        assert_eq!(pieces(&[], &[0, 1, 2, 3]), owned(&["a", "", "é", " b"], ""));
+        assert_eq!(pieces(&[], &[4, 5, 6, 7, 0]), owned(&["", "", "", "😀", "a"], ""));
+        assert_eq!(pieces(&[], &[0, 9, 5, 6, 7]), owned(&["a", "é", "", "", "😀"], ""));
+    }
+
+    #[test]
+    fn an_invalid_character_is_replaced_once_it_is_certain() {
+        assert_eq!(pieces(&[], &[1, 0, 2]), owned(&["", "\u{FFFD}a", ""], "\u{FFFD}"));
+        assert_eq!(pieces(&[], &[0, 4, 5]), owned(&["a", "", ""], "\u{FFFD}"));
+    }
+
+    #[test]
+    fn the_prompt_is_not_repeated_and_special_tokens_are_silent() {
+        assert_eq!(pieces(&[0, 3], &[3, 8, 0]), owned(&[" b", "", "a"], ""));
+        assert_eq!(pieces(&[8], &[0]), owned(&["a"], ""));
+    }
+
+    #[test]
+    fn pieces_make_up_the_whole_text() {
+        let tokenizer = tokenizer();
+        let tokens: Vec<u32> = (0..400).map(|i| (i * i + i / 7) % 10).collect();
+        let (pieces, end) = pieces(&[], &tokens);
+        assert_eq!(pieces.concat() + &end, tokenizer.decode(&tokens, true).unwrap());
+    }
+}

@@ -1,0 +1,206 @@
+//! The few facts that are wanted of a model before a runtime reads it: the ModelProto's outermost fields, nothing below.
+
+use crate::error::{Error, Result};
+use std::fs::File;
+use std::io::{self, BufReader, Cursor, Read, Seek, SeekFrom};
+use std::path::Path;
+
+/// ModelProto's fields (onnx.proto3).
+const GRAPH: u64 = 7;
+const OPSET_IMPORT: u64 = 8;
+/// OperatorSetIdProto's fields.
+const DOMAIN: u64 = 1;
+const VERSION: u64 = 2;
+/// Far more than a domain's name and a number need.
+const LONGEST_IMPORT: u64 = 1 << 16;
+
+/// What a model says of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Header {
+    /// Domains and versions of the operators that it uses.
+    pub(crate) opsets: Vec<(String, u64)>,
+}
+
+impl Header {
+    /// The version of `domain` that the model uses, if it does.
+    pub(crate) fn opset(&self, domain: &str) -> Option<u64> {
+        self.opsets.iter().find(|(name, _)| name == domain).map(|&(_, version)| version)
+    }
+}
+
+/// Reads the header of the model in `path`.
+///
+/// # Errors
+/// [`Error::Read`], or [`Error::Malformed`] where the file is no ONNX model.
+pub(crate) fn read(path: &Path) -> Result<Header> {
+    let io = |source| Error::Read { path: path.to_owned(), source };
+    let file = File::open(path).map_err(io)?;
+    let metadata = file.metadata().map_err(io)?;
+    let scanned = match metadata.is_file() {
+        true => scan(&mut Message::new(BufReader::new(file), metadata.len())),
+        false => Err(malformed("not a regular file")),
+    };
+    scanned.map_err(|source| match source.kind() {
+        io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof => {
+            Error::Malformed { path: path.to_owned(), expected: "an ONNX model", reason: source.to_string() }
+        }
+        _ => io(source),
+    })
+}
+
+fn malformed(reason: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, reason)
+}
+
+fn scan<R: Read + Seek>(message: &mut Message<R>) -> io::Result<Header> {
+    let (mut opsets, mut has_graph) = (Vec::new(), false);
+    while let Some(field) = message.next()? {
+        match field {
+            Field { number: GRAPH, value: Payload::Bytes(len) } => {
+                has_graph = true;
+                message.skip(len)?;
+            }
+            Field { number: OPSET_IMPORT, value: Payload::Bytes(len) } => opsets.push(import(&message.bytes(len)?)?),
+            Field { value: Payload::Bytes(len), .. } => message.skip(len)?,
+            Field { .. } => {}
+        }
+    }
+    match (has_graph, opsets.is_empty()) {
+        (true, false) => Ok(Header { opsets }),
+        (false, _) => Err(malformed("it has no graph")),
+        (true, true) => Err(malformed("it imports no operators")),
+    }
+}
+
+fn import(bytes: &[u8]) -> io::Result<(String, u64)> {
+    let mut message = Message::new(Cursor::new(bytes), bytes.len() as u64);
+    let (mut domain, mut version) = (String::new(), 0);
+    while let Some(field) = message.next()? {
+        match field {
+            Field { number: DOMAIN, value: Payload::Bytes(len) } => {
+                domain = String::from_utf8(message.bytes(len)?).map_err(|_| malformed("a domain is not UTF-8"))?;
+            }
+            Field { number: VERSION, value: Payload::Number(number) } => version = number,
+            Field { value: Payload::Bytes(len), .. } => message.skip(len)?,
+            Field { .. } => {}
+        }
+    }
+    Ok((domain, version))
+}
+
+/// A protobuf message that is read field by field.
+struct Message<R> {
+    input: R,
+    left: u64,
+}
+
+struct Field {
+    number: u64,
+    value: Payload,
+}
+
+enum Payload {
+    /// A varint, or 0 for the fixed-size types, which no field of interest has.
+    Number(u64),
+    /// So many bytes follow.
+    Bytes(u64),
+}
+
+impl<R: Read + Seek> Message<R> {
+    fn new(input: R, left: u64) -> Message<R> {
+        Message { input, left }
+    }
+
+    fn next(&mut self) -> io::Result<Option<Field>> {
+        if self.left == 0 {
+            return Ok(None);
+        }
+        let key = self.varint()?;
+        let number = key >> 3;
+        let value = match key & 7 {
+            0 => Payload::Number(self.varint()?),
+            1 => self.skip(8).map(|()| Payload::Number(0))?,
+            2 => Payload::Bytes(self.varint()?),
+            5 => self.skip(4).map(|()| Payload::Number(0))?,
+            _ => return Err(malformed("it is not a protobuf message")),
+        };
+        match (number, &value) {
+            (0, _) => Err(malformed("it is not a protobuf message")),
+            (_, Payload::Bytes(len)) if *len > self.left => Err(malformed("it is truncated")),
+            _ => Ok(Some(Field { number, value })),
+        }
+    }
+
+    fn varint(&mut self) -> io::Result<u64> {
+        let mut number = 0;
+        for shift in (0..64).step_by(7) {
+            let mut byte = [0];
+            self.take(1)?;
+            self.input.read_exact(&mut byte)?;
+            number |= u64::from(byte[0] & 0x7F) << shift;
+            if byte[0] & 0x80 == 0 {
+                return Ok(number);
+            }
+        }
+        Err(malformed("it is not a protobuf message"))
+    }
+
+    fn bytes(&mut self, len: u64) -> io::Result<Vec<u8>> {
+        if len > LONGEST_IMPORT {
+            return Err(malformed("an operator set's name is too long"));
+        }
+        self.take(len)?;
+        let mut bytes = Vec::new();
+        (&mut self.input).take(len).read_to_end(&mut bytes)?;
+        if bytes.len() as u64 == len { Ok(bytes) } else { Err(malformed("it is truncated")) }
+    }
+
+    fn skip(&mut self, len: u64) -> io::Result<()> {
+        self.take(len)?;
+        let distance = i64::try_from(len).map_err(|_| malformed("it is truncated"))?;
+        self.input.seek(SeekFrom::Current(distance)).map(|_| ())
+    }
+
+    fn take(&mut self, len: u64) -> io::Result<()> {
+        self.left = self.left.checked_sub(len).ok_or_else(|| malformed("it is truncated"))?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    /// ir_version 10, producer "x", an empty graph, opsets "" 21 and "ai.moh" 1.
+    const MODEL: &[u8] = b"\x08\x0a\x12\x01x\x3a\x00\x42\x04\x0a\x00\x10\x15\x42\x0a\x0a\x06ai.moh\x10\x01";
+
+    fn scan_bytes(bytes: &[u8]) -> io::Result<Header> {
+        scan(&mut Message::new(Cursor::new(bytes), bytes.len() as u64))
+    }
+
+    #[test]
+    fn opsets_are_read_and_the_graph_is_skipped() {
+        let header = scan_bytes(MODEL).unwrap();
+        assert_eq!(header.opset(""), Some(21));
+        assert_eq!(header.opset("ai.moh"), Some(1));
+        assert_eq!(header.opset("ai.onnx.ml"), None);
+    }
+
+    #[test]
+    fn no_prefix_and_no_damage_panics() {
+        for len in 0..MODEL.len() {
+            let _ = scan_bytes(&MODEL[..len]);
+        }
+        for i in 0..MODEL.len() {
+            for byte in 0..=255 {
+                let mut damaged = MODEL.to_vec();
+                damaged[i] = byte;
+                let _ = scan_bytes(&damaged);
+            }
+        }
+        assert!(scan_bytes(b"").is_err());
+        assert!(scan_bytes(b"hello, world").is_err());
+        assert!(scan_bytes(&[0xFF; 64]).is_err());
+    }
+}

@@ -1,0 +1,114 @@
+//! A loaded model.
+
+use crate::backend::{Backend, Loaded};
+use crate::error::{Error, Result};
+use crate::header;
+use crate::info::{self, TensorInfo};
+use crate::options::{Notice, Options};
+use crate::value::Value;
+use moh_kernels::schema::{DOMAIN, VERSION};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// The name that exported models have in their folder.
+pub const MODEL_FILE: &str = "model.onnx";
+
+/// An exported model in a runtime, ready to run.
+pub struct Model {
+    path: PathBuf,
+    backend: Backend,
+    inputs: Vec<TensorInfo>,
+    outputs: Vec<TensorInfo>,
+    metadata: BTreeMap<String, String>,
+    notices: Vec<Notice>,
+    profiling: bool,
+}
+
+impl fmt::Debug for Model {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Model").field("path", &self.path).field("runtime", &self.runtime_name()).finish_non_exhaustive()
+    }
+}
+
+impl Model {
+    /// Loads the model in `path`: an .onnx file with its external data beside it, or a folder that holds [`MODEL_FILE`].
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Read`] or [`Error::Malformed`] for the file, [`Error::OrtLibrary`], [`Error::OrtMissing`]
+    /// or [`Error::OpsLibrary`] for the libraries, [`Error::Load`] or [`Error::Unsupported`] for what the runtime refuses.
+    pub fn load(path: impl AsRef<Path>, options: &Options) -> Result<Model> {
+        let path = resolve(path.as_ref())?;
+        let header = header::read(&path)?;
+        if let Some(found) = header.opset(DOMAIN).filter(|&found| found > VERSION.unsigned_abs()) {
+            let reason = format!("it uses version {found} of the {DOMAIN} operators, this program knows {VERSION}");
+            return Err(Error::Unsupported { path, reason });
+        }
+        let Loaded { model, inputs, outputs, metadata, notices } = Backend::load(&path, &header, options)?;
+        let profiling = options.profile.is_some();
+        Ok(Model { path, backend: model, inputs, outputs, metadata, notices, profiling })
+    }
+
+    /// The .onnx file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The inputs, in the model's order.
+    pub fn inputs(&self) -> &[TensorInfo] {
+        &self.inputs
+    }
+
+    /// The outputs, in the model's order.
+    pub fn outputs(&self) -> &[TensorInfo] {
+        &self.outputs
+    }
+
+    /// The model's metadata properties.
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
+    }
+
+    /// `onnxruntime` or `tract`.
+    pub fn runtime_name(&self) -> &'static str {
+        self.backend.name()
+    }
+
+    /// What the user may want to know about how the model runs.
+    pub fn notices(&self) -> &[Notice] {
+        &self.notices
+    }
+
+    /// Runs the model on every input, by name; gives its outputs in the order of [`Model::outputs`].
+    ///
+    /// # Errors
+    /// [`Error::Inputs`] for inputs that do not fit, [`Error::Run`] where the runtime fails.
+    pub fn run<N: Into<String>>(&mut self, inputs: impl IntoIterator<Item = (N, Value)>) -> Result<Vec<Value>> {
+        let given = inputs.into_iter().map(|(name, value)| (name.into(), value)).collect();
+        let ordered = info::in_order(&self.path, &self.inputs, given)?;
+        self.backend.run(&ordered)
+    }
+
+    /// Ends the profile that [`Options::profile`] began and gives its path.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where none was begun, or it was ended before; [`Error::Run`] where it cannot be written.
+    pub fn end_profiling(&mut self) -> Result<PathBuf> {
+        match std::mem::take(&mut self.profiling).then(|| self.backend.end_profiling()).flatten() {
+            Some(profile) => profile,
+            None => {
+                Err(Error::Unsupported { path: self.path.clone(), reason: "no profile is being written".to_owned() })
+            }
+        }
+    }
+}
+
+/// The model file that `path` means.
+fn resolve(path: &Path) -> Result<PathBuf> {
+    let file = if path.is_dir() { path.join(MODEL_FILE) } else { path.to_owned() };
+    match file.try_exists() {
+        Ok(true) => Ok(file),
+        Ok(false) => Err(Error::NotFound { path: file, what: "model" }),
+        Err(source) => Err(Error::Read { path: file, source }),
+    }
+}
