@@ -1,75 +1,124 @@
 //! CPU kernels, and the one way in: validate, choose, run.
 
+mod isa;
+mod memory;
 pub mod routed_attention;
 
 use crate::error::Error;
 use crate::host::Host;
 use crate::schema::{Attributes, Operator, ROUTED_ATTENTION};
 use crate::tensor::{DataMut, Tensor};
+use isa::Isa;
 
 /// What a call computed, for tests and profiles: it must follow the gates.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Work {
-    /// Multiply-accumulate operations of the matrix products.
+    /// Multiply-accumulate operations of the matrix products, with those that only fill up a register tile.
     pub macs: u64,
 }
 
 /// A kernel's code, on validated inputs. It writes every element of the output, which starts out undefined.
-pub type Run = fn(&Attributes, &[Option<Tensor<'_>>], DataMut<'_>, &dyn Host) -> Result<Work, Error>;
+type Run = fn(&Attributes, &[Option<Tensor<'_>>], DataMut<'_>, &dyn Host) -> Result<Work, Error>;
 
 /// One implementation of one operator, for every [`crate::DType`].
 pub struct Kernel {
     /// What it implements.
     pub operator: &'static Operator,
-    /// Its name in tests and benchmarks.
-    pub name: &'static str,
+    /// The instruction set that it is written for: a value of [`ISA_VARIABLE`].
+    pub isa: &'static str,
     /// Whether this processor can run it.
     pub supported: fn() -> bool,
-    /// Its code.
-    pub run: Run,
+    run: Run,
 }
 
-/// Every kernel; of one operator's, the first that is supported is used. Conformance tests iterate this list.
-pub static KERNELS: &[Kernel] = &[Kernel {
-    operator: &ROUTED_ATTENTION,
-    name: "RoutedAttention/portable",
-    supported: || true,
-    run: routed_attention::run,
-}];
+/// Name of the environment variable that chooses the kernels by [`Kernel::isa`] instead of the best ones.
+pub const ISA_VARIABLE: &str = "MOH_CPU_ISA";
 
-/// Runs an operator: validates the inputs and the output's type and length, then calls the best kernel for this processor.
+/// Every kernel; of one operator's, the first that is supported is used. Conformance tests iterate this list.
+pub static KERNELS: &[Kernel] = &[
+    #[cfg(target_arch = "x86_64")]
+    kernel::<isa::avx512::Avx512>(&ROUTED_ATTENTION, "avx512", routed_attention::run::<isa::avx512::Avx512>),
+    #[cfg(target_arch = "x86_64")]
+    kernel::<isa::avx2::Avx2>(&ROUTED_ATTENTION, "avx2", routed_attention::run::<isa::avx2::Avx2>),
+    #[cfg(target_arch = "aarch64")]
+    kernel::<isa::neon::Neon>(&ROUTED_ATTENTION, "neon", routed_attention::run::<isa::neon::Neon>),
+    kernel::<isa::portable::Portable>(&ROUTED_ATTENTION, "portable", routed_attention::run::<isa::portable::Portable>),
+];
+
+const fn kernel<I: Isa>(operator: &'static Operator, isa: &'static str, run: Run) -> Kernel {
+    Kernel { operator, isa, supported: || I::detect().is_some(), run }
+}
+
+impl std::fmt::Debug for Kernel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.operator.name, self.isa)
+    }
+}
+
+impl Kernel {
+    /// Validates the inputs, the output's type and its length, and runs this kernel.
+    ///
+    /// # Errors
+    /// [`Error`] naming the input, what was expected and what was found; or no memory; or a processor that lacks the
+    /// instructions.
+    pub fn run(
+        &self,
+        attributes: &Attributes,
+        inputs: &[Option<Tensor<'_>>],
+        output: DataMut<'_>,
+        host: &dyn Host,
+    ) -> Result<Work, Error> {
+        let operator = self.operator;
+        if attributes.operator() != operator || !(self.supported)() {
+            return Err(no_kernel(attributes.operator(), format!("{self:?}")));
+        }
+        let (dtype, shape) = operator.validate(attributes, inputs)?;
+        if output.dtype() != dtype {
+            let (expected, found) = (dtype, output.dtype());
+            return Err(Error::Type { operator: operator.name, input: operator.output.name, expected, found });
+        }
+        let (expected, found) = (shape.iter().product(), output.len());
+        if found != expected {
+            return Err(Error::Length { operator: operator.name, tensor: operator.output.name, expected, found });
+        }
+        (self.run)(attributes, inputs, output, host)
+    }
+}
+
+/// Runs an operator: validates the inputs and the output's type and length, then calls the best kernel for this
+/// processor, or the one that the environment variable [`ISA_VARIABLE`] names.
 ///
 /// # Errors
-/// [`Error`] naming the input, what was expected and what was found; or no memory.
+/// [`Error`] naming the input, what was expected and what was found; or no memory; or an [`ISA_VARIABLE`] that this
+/// processor does not support.
 pub fn run(
     attributes: &Attributes,
     inputs: &[Option<Tensor<'_>>],
     output: DataMut<'_>,
     host: &dyn Host,
 ) -> Result<Work, Error> {
-    let operator = attributes.operator();
-    let (dtype, shape) = operator.validate(attributes, inputs)?;
-    if output.dtype() != dtype {
-        let (expected, found) = (dtype, output.dtype());
-        return Err(Error::Type { operator: operator.name, input: operator.output.name, expected, found });
-    }
-    let expected = shape.iter().product();
-    if output.len() != expected {
-        return Err(Error::Length {
-            operator: operator.name,
-            tensor: operator.output.name,
-            expected,
-            found: output.len(),
-        });
-    }
-    let kernel = KERNELS.iter().find(|kernel| kernel.operator == operator && (kernel.supported)());
-    match kernel {
-        Some(kernel) => (kernel.run)(attributes, inputs, output, host),
-        None => Err(Error::Attribute {
-            operator: operator.name,
-            attribute: "",
-            expected: "an operator with a CPU kernel".to_owned(),
-            found: "none".to_owned(),
-        }),
-    }
+    let forced = forced();
+    let kernel = select(attributes.operator(), forced)
+        .ok_or_else(|| no_kernel(attributes.operator(), forced.unwrap_or("none").to_owned()))?;
+    kernel.run(attributes, inputs, output, host)
+}
+
+/// The kernel that [`run`] would use for an operator, without regard to the environment: the best one, or that of `isa`.
+pub fn select(operator: &Operator, isa: Option<&str>) -> Option<&'static Kernel> {
+    let fits = |kernel: &&Kernel| {
+        kernel.operator == operator && isa.is_none_or(|isa| kernel.isa == isa) && (kernel.supported)()
+    };
+    KERNELS.iter().find(fits)
+}
+
+/// The environment is read once: its accessors take a lock, and changing it while kernels run would mean nothing.
+fn forced() -> Option<&'static str> {
+    static FORCED: std::sync::OnceLock<Option<String>> = std::sync::OnceLock::new();
+    let read = || std::env::var(ISA_VARIABLE).ok().filter(|isa| !isa.is_empty());
+    FORCED.get_or_init(read).as_deref()
+}
+
+fn no_kernel(operator: &Operator, found: String) -> Error {
+    let kernels = KERNELS.iter().filter(|kernel| kernel.operator == operator && (kernel.supported)());
+    Error::Kernel { operator: operator.name, expected: kernels.map(|kernel| kernel.isa).collect(), found }
 }

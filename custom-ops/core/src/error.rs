@@ -63,6 +63,16 @@ pub enum Error {
         /// Elements found.
         found: usize,
     },
+    /// This processor has no such kernel.
+    #[error("{operator}: expected a kernel that this processor supports ({}), found {found}", .expected.join(", "))]
+    Kernel {
+        /// Operator name.
+        operator: &'static str,
+        /// The instruction sets of the operator's kernels that are supported.
+        expected: Vec<&'static str>,
+        /// The one asked for.
+        found: String,
+    },
     /// The host could not provide working memory.
     #[error("no memory for {bytes} bytes of scratch")]
     OutOfMemory {

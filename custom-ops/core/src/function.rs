@@ -13,6 +13,8 @@ pub struct Variant {
     pub optional_input: bool,
     /// Some node is causal. A body without it leaves the mask out.
     pub causal: bool,
+    /// The body must not rest on how a runtime reduces infinities: somewhat slower, the same everywhere.
+    pub portable: bool,
 }
 
 /// The value of a body node's attribute.

@@ -1,11 +1,194 @@
 //! RoutedAttention on a CPU.
+//!
+//! The rows that the gates select are collected per KV head, and cut into items ([`plan`]) that workers take from a
+//! shared counter. Many rows go through register tiles with a running softmax ([`tiles`], [`step`]); a few rows, as in
+//! decoding, read the keys and values in place, each once ([`rows`], [`row_step`]).
+
+mod call;
+mod pack;
+mod plan;
+mod product;
+mod row_step;
+mod rows;
+mod step;
+mod tiles;
 
 use super::Work;
+use super::isa::Isa;
 use crate::error::Error;
-use crate::host::Host;
-use crate::schema::Attributes;
-use crate::tensor::{DataMut, Tensor};
+use crate::host::{Host, Scratch};
+use crate::schema::{Attributes, ROUTED_ATTENTION};
+use crate::shape::routed_attention::Problem;
+use crate::tensor::{Data, DataMut, Element, Tensor};
+use call::{Call, Output};
+use plan::{Item, Plan, Selection, share};
+use row_step::ROWS;
+use rows::RowMemory;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use tiles::{TileMemory, Tiling};
 
-pub(super) fn run(_: &Attributes, _: &[Option<Tensor<'_>>], _: DataMut<'_>, _: &dyn Host) -> Result<Work, Error> {
-    Ok(Work::default())
+/// See [`super::Kernel`].
+pub(super) fn run<I: Isa>(
+    attributes: &Attributes,
+    inputs: &[Option<Tensor<'_>>],
+    output: DataMut<'_>,
+    host: &dyn Host,
+) -> Result<Work, Error> {
+    let shapes: Vec<Option<&[usize]>> = inputs.iter().map(|t| t.map(|t| t.shape)).collect();
+    let problem = Problem::new(attributes, &shapes)?;
+    let data = |i: usize| inputs.get(i).copied().flatten().map(|t| t.data);
+    let missing = || Error::InputCount {
+        operator: ROUTED_ATTENTION.name,
+        expected: "validated".to_owned(),
+        found: inputs.iter().flatten().count(),
+    };
+    let (Some(isa), Some(Data::F32(gates))) = (I::detect(), data(3)) else { return Err(missing()) };
+    macro_rules! typed {
+        ($variant:ident, $output:expr) => {{
+            let (Some(Data::$variant(query)), Some(Data::$variant(key)), Some(Data::$variant(value))) =
+                (data(0), data(1), data(2))
+            else {
+                return Err(missing());
+            };
+            let bias = match data(4) {
+                Some(Data::$variant(bias)) => Some(bias),
+                _ => None,
+            };
+            let output = Output($output.as_mut_ptr());
+            execute(&Call { isa, problem: &problem, query, key, value, gates, bias, output }, host)
+        }};
+    }
+    match output {
+        DataMut::F32(output) => typed!(F32, output),
+        DataMut::F16(output) => typed!(F16, output),
+        DataMut::BF16(output) => typed!(BF16, output),
+    }
+}
+
+/// Partial results of heads whose keys are split, which workers write in disjoint pieces.
+struct Partial(*mut f32);
+// SAFETY: every part of every slot belongs to one item, and every item to one worker.
+unsafe impl Sync for Partial {}
+
+fn execute<I: Isa, T: Element>(call: &Call<'_, I, T>, host: &dyn Host) -> Result<Work, Error> {
+    let p = call.problem;
+    let selection = Selection::new(p, call.gates)?;
+    let tiling = Tiling::new::<I>(p);
+    let workers = host.parallelism().max(1);
+    let plan = Plan::new(p, &selection, tiling.width, tiling.chunk, workers);
+    // Validation bounds value_dim * num_heads, and slots * parts follows from the number of workers.
+    let part_len = ROWS * (p.value_dim + 2);
+    let mut partial = Scratch::new::<f32>(host, plan.slots.saturating_mul(plan.parts).saturating_mul(part_len))?;
+    let partial_base = Partial(partial.as_mut_slice::<f32>().as_mut_ptr());
+
+    let worker = Worker { call, host, selection: &selection, tiling, partial: &partial_base, part_len };
+    let (next, macs, failure) = (AtomicUsize::new(0), AtomicU64::new(0), Mutex::new(None));
+    host.parallel_for(workers.min(plan.items.len()), &|_| {
+        match worker.drain(|| plan.items.get(next.fetch_add(1, Ordering::Relaxed)).copied()) {
+            Ok(done) => {
+                macs.fetch_add(done, Ordering::Relaxed);
+            }
+            Err(error) => {
+                // What a failed worker leaves behind is never read.
+                next.store(plan.items.len(), Ordering::Relaxed);
+                *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+            }
+        }
+    });
+    if let Some(error) = failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        return Err(error);
+    }
+    for item in &plan.items {
+        if let Item::Rows { head, part: 0, parts, slot } = *item
+            && parts > 1
+        {
+            let parts = &mut partial.as_mut_slice::<f32>()[slot * parts * part_len..(slot + 1) * parts * part_len];
+            rows::merge(call, call.head(head), selection.rows(head), parts);
+        }
+    }
+    Ok(Work { macs: macs.into_inner() })
+}
+
+struct Worker<'a, I, T> {
+    call: &'a Call<'a, I, T>,
+    host: &'a dyn Host,
+    selection: &'a Selection,
+    tiling: Tiling,
+    partial: &'a Partial,
+    part_len: usize,
+}
+
+impl<I: Isa, T: Element> Worker<'_, I, T> {
+    /// Does items until there are none.
+    fn drain(&self, mut next: impl FnMut() -> Option<Item>) -> Result<u64, Error> {
+        let p = self.call.problem;
+        let mut macs = 0;
+        let mut row_memory: Option<RowMemory<'_>> = None;
+        let mut tile_memory: Option<TileMemory<'_>> = None;
+        while let Some(item) = next() {
+            if matches!(item, Item::Zero { .. }) {
+                self.clear_unselected(item);
+                continue;
+            }
+            let row_memory = match &mut row_memory {
+                Some(memory) => memory,
+                none => none.insert(RowMemory::new(p, self.host)?),
+            };
+            self.clear_unselected(item);
+            match item {
+                Item::Zero { .. } => {}
+                Item::Tiles { head, part, parts } => {
+                    let tile_memory = match &mut tile_memory {
+                        Some(memory) => memory,
+                        none => none.insert(TileMemory::new(p, self.tiling, self.host)?),
+                    };
+                    let rows = self.selection.rows(head);
+                    let rows = &rows[share(rows.len(), self.tiling.width, part, parts)];
+                    macs += tiles::attend(self.call, self.call.head(head), rows, tile_memory, row_memory);
+                }
+                Item::Rows { head, part, parts, slot } => {
+                    let rows = self.selection.rows(head);
+                    let keys = share(p.kv_len, 1, part, parts);
+                    let number = head;
+                    let head = self.call.head(number);
+                    macs += row_memory.attend(self.call, head, rows, keys);
+                    if parts == 1 {
+                        row_memory.store(self.call, head, rows);
+                    } else {
+                        let start = (slot * parts + part) * self.part_len;
+                        // SAFETY: the memory holds part_len floats for each part of each slot; this one is this item's.
+                        let output =
+                            unsafe { std::slice::from_raw_parts_mut(self.partial.0.add(start), self.part_len) };
+                        row_memory.store_partial(rows.len(), p.value_dim, output);
+                    }
+                }
+            }
+        }
+        Ok(macs)
+    }
+
+    /// Writes 0 to the outputs of the rows that are not selected, from the item's first row (or the head's first) up to
+    /// the next item's.
+    fn clear_unselected(&self, item: Item) {
+        let (head, range) = match item {
+            Item::Zero { head } => (head, 0..0),
+            Item::Tiles { head, part, parts } => {
+                (head, share(self.selection.rows(head).len(), self.tiling.width, part, parts))
+            }
+            Item::Rows { part, .. } if part > 0 => return,
+            Item::Rows { head, .. } => (head, 0..self.selection.rows(head).len()),
+        };
+        let rows = self.selection.rows(head);
+        let all = (self.call.problem.q_len * self.call.problem.group_size()) as u32;
+        let mut from = match range.start {
+            0 => 0,
+            start => rows[start],
+        };
+        let end = rows.get(range.end).copied().unwrap_or(all);
+        for &row in rows[range].iter().chain([&end]) {
+            self.call.clear(self.call.head(head), from..row);
+            from = row + 1;
+        }
+    }
 }

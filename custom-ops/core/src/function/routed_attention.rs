@@ -15,10 +15,15 @@ pub(crate) fn body(variant: Variant) -> Body {
     let groups = b.node("Reshape", &[&groups, &one], "kv_num_heads_list");
     let scale = b.float_attribute("scale", "scale_scalar");
 
-    // Queries of the heads that share a KV head are stacked: (B, G, R*Tq, D), so that no key is copied.
+    // Queries of the heads that share a KV head are stacked: (B, G, R*Tq, D), so that no key is copied. R*Tq is written out,
+    // because not every runtime can divide symbolic volumes to resolve a -1.
+    let bounds = [("start", BodyValue::Int(1)), ("end", BodyValue::Int(2))];
+    let q_len = b.with("Shape", &["query"], "q_len_list", &bounds);
+    let group_size = b.node("Div", &[&heads, &groups], "group_size");
+    let rows = b.node("Mul", &[&group_size, &q_len], "stacked_rows");
     let split_heads = b.concat(&[&copy, &copy, &heads, &rest], "split_heads");
-    let stack = b.concat(&[&copy, &groups, &rest, &copy], "stack_group");
-    let unstack = b.concat(&[&copy, &heads, &rest, &copy], "unstack_group");
+    let stack = b.concat(&[&copy, &groups, &rows, &copy], "stack_group");
+    let unstack = b.concat(&[&copy, &heads, &q_len, &copy], "unstack_group");
     let q = b.cast_f32("query", "query_f32");
     let q = b.node("Mul", &[&q, &scale], "query_scaled");
     let q = b.node("Reshape", &[&q, &split_heads], "query_split");
@@ -48,15 +53,30 @@ pub(crate) fn body(variant: Variant) -> Body {
         scores = b.node("Where", &[&allowed, &scores, &minus_inf], "scores_masked");
     }
 
-    // A row without keys is NaN after Softmax; it is replaced at the end, where it is narrow.
-    let row_max = b.with("ReduceMax", &[&scores, &rest], "row_max", &[("keepdims", BodyValue::Int(1))]);
-    let dead = b.node("Equal", &[&row_max, &minus_inf], "dead");
-    let probs = b.with("Softmax", &[&scores], "probs", &[("axis", BodyValue::Int(-1))]);
-    let probs = b.node("Reshape", &[&probs, &stack], "probs_stacked");
-    let out = b.node("MatMul", &[&probs, &v], "out_stacked");
-    let out = b.node("Reshape", &[&out, &unstack], "out_heads");
-
     let zero = b.float(0.0, "zero");
+    let keep = [("keepdims", BodyValue::Int(1))];
+    let row_max = b.with("ReduceMax", &[&scores, &rest], "row_max", &keep);
+    let (weights, dead, sum) = if variant.portable {
+        // Runtimes differ in the maximum of a row of -inf, and in its Softmax; the sum of its exponentials is 0 in all.
+        let lowest = b.float(f32::MIN, "lowest");
+        let row_max = b.node("Max", &[&row_max, &lowest], "row_max_finite");
+        let weights = b.node("Sub", &[&scores, &row_max], "scores_shifted");
+        let weights = b.node("Exp", &[&weights], "weights");
+        let sum = b.with("ReduceSum", &[&weights, &rest], "row_sum", &keep);
+        let dead = b.node("Equal", &[&sum, &zero], "dead");
+        (weights, dead, Some(sum))
+    } else {
+        // A row without keys is NaN after Softmax; it is replaced at the end, where it is narrow.
+        let dead = b.node("Equal", &[&row_max, &minus_inf], "dead");
+        (b.with("Softmax", &[&scores], "weights", &[("axis", BodyValue::Int(-1))]), dead, None)
+    };
+    let weights = b.node("Reshape", &[&weights, &stack], "weights_stacked");
+    let out = b.node("MatMul", &[&weights, &v], "out_stacked");
+    let mut out = b.node("Reshape", &[&out, &unstack], "out_heads");
+    if let Some(sum) = sum {
+        out = b.node("Div", &[&out, &sum], "out_mean");
+    }
+
     let gates = b.with("Transpose", &["head_gates"], "gates_heads", &[("perm", BodyValue::Ints(vec![0, 2, 1]))]);
     let gates = b.node("Unsqueeze", &[&gates, &rest], "gates_column");
     let off = b.node("Equal", &[&gates, &zero], "off");

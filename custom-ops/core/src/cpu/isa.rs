@@ -1,0 +1,137 @@
+//! Vector instructions: kernels are generic over [`Isa`], and one file a processor family implements it.
+//!
+//! An [`Isa`] value is a token: it exists only where the processor has the features, so its methods may use them.
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx512;
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod neon;
+pub(crate) mod portable;
+#[cfg(test)]
+mod tests;
+
+use crate::tensor::Element;
+
+/// Vectors of f32, and how many registers a kernel may count on.
+///
+/// `max` returns its second operand where the first is NaN. `exp2` is for arguments <= 0: below -126 it may give 0,
+/// for -inf it does, and NaN stays NaN.
+pub(crate) trait Isa: Copy + Send + Sync + 'static {
+    /// A vector of [`Isa::LANES`] f32.
+    type V: Copy;
+    /// Lanes of a vector: a power of two, 16 at most.
+    const LANES: usize;
+    /// Vectors in a row of the register tile, [`MAX_TILE`] at most.
+    const TILE: usize;
+    /// Rows of the register tile: 4 or 8.
+    const GROUP: usize;
+
+    /// The token, where the processor has the features.
+    fn detect() -> Option<Self>;
+    /// Runs `job`, compiled with the features.
+    fn vectorize<J: Job>(self, job: J) -> J::Output;
+
+    /// `x` in every lane.
+    fn splat(self, x: f32) -> Self::V;
+    /// Reads a vector.
+    ///
+    /// # Safety
+    /// `ptr` is valid for reading `LANES` floats.
+    unsafe fn load(self, ptr: *const f32) -> Self::V;
+    /// Writes a vector.
+    ///
+    /// # Safety
+    /// `ptr` is valid for writing `LANES` floats.
+    unsafe fn store(self, ptr: *mut f32, x: Self::V);
+    /// `a + b`
+    fn add(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a - b`
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b`
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b + c`
+    fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// The larger one, `b` where `a` is NaN.
+    fn max(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `x` where `a < b`, else -inf.
+    fn keep_less(self, a: Self::V, b: Self::V, x: Self::V) -> Self::V;
+    /// `x`, and 0 instead of -inf.
+    fn finite_max(self, x: Self::V) -> Self::V;
+    /// 2 to the power of `x <= 0`.
+    fn exp2(self, x: Self::V) -> Self::V;
+    /// The sum of the lanes.
+    fn sum(self, x: Self::V) -> f32;
+
+    /// Reads `LANES` elements as f32.
+    ///
+    /// # Safety
+    /// `ptr` is valid for reading `LANES` elements.
+    unsafe fn widen<T: Element>(self, ptr: *const T) -> Self::V;
+    /// Writes `LANES` elements, rounded to nearest.
+    ///
+    /// # Safety
+    /// `ptr` is valid for writing `LANES` elements.
+    unsafe fn narrow<T: Element>(self, ptr: *mut T, x: Self::V);
+
+    /// Reads `n` elements; the other lanes are 0.
+    ///
+    /// # Safety
+    /// `n <= LANES`, and `ptr` is valid for reading `n` elements.
+    #[inline(always)]
+    unsafe fn widen_part<T: Element>(self, ptr: *const T, n: usize) -> Self::V {
+        let mut buffer = [T::from_f32(0.0); MAX_LANES];
+        // SAFETY: the caller's contract; the buffer holds MAX_LANES >= LANES elements.
+        unsafe {
+            std::ptr::copy_nonoverlapping(ptr, buffer.as_mut_ptr(), n);
+            self.widen(buffer.as_ptr())
+        }
+    }
+
+    /// Writes the first `n` lanes.
+    ///
+    /// # Safety
+    /// `n <= LANES`, and `ptr` is valid for writing `n` elements.
+    #[inline(always)]
+    unsafe fn narrow_part<T: Element>(self, ptr: *mut T, x: Self::V, n: usize) {
+        let mut buffer = [T::from_f32(0.0); MAX_LANES];
+        // SAFETY: the caller's contract; the buffer holds MAX_LANES >= LANES elements.
+        unsafe {
+            self.narrow(buffer.as_mut_ptr(), x);
+            std::ptr::copy_nonoverlapping(buffer.as_ptr(), ptr, n);
+        }
+    }
+
+    /// Exchanges rows and columns of the first `LANES` vectors.
+    fn transpose(self, rows: &mut [Self::V; MAX_LANES]);
+}
+
+/// The most lanes of any [`Isa`].
+pub(crate) const MAX_LANES: usize = 16;
+/// The most vectors in a register tile's row of any [`Isa`].
+pub(crate) const MAX_TILE: usize = 3;
+
+/// Code to be compiled once for every [`Isa`]. Only what is `#[inline(always)]` inside `run` gets the features.
+pub(crate) trait Job {
+    /// The result.
+    type Output;
+    /// The code; implementations are `#[inline(always)]`.
+    fn run<I: Isa>(self, isa: I) -> Self::Output;
+}
+
+/// 2^f on [0, 1], relative error below 1.5e-7 in f32 and exact at 0: minimax with the constant fixed, lowest power first.
+pub(crate) const EXP2: [f32; 6] = [1.0, 0.693_151_3, 0.240_164_44, 0.055_799_913, 0.009_017_031, 0.001_867_13];
+
+/// Where an [`Isa`] that builds the power of two from its exponent field cuts off: rounds down to -127, whose field is 0.
+pub(crate) const EXP2_FLOOR: f32 = -126.99;
+
+/// The polynomial of [`EXP2`].
+#[inline(always)]
+pub(crate) fn exp2_fraction<I: Isa>(isa: I, f: I::V) -> I::V {
+    let mut p = isa.splat(EXP2[5]);
+    for &c in EXP2[..5].iter().rev() {
+        p = isa.fma(p, f, isa.splat(c));
+    }
+    p
+}

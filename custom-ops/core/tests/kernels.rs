@@ -1,0 +1,339 @@
+//! Every CPU kernel that this processor supports, against the f64 reference.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+mod support;
+
+use moh_kernels::cpu;
+use moh_kernels::schema::ROUTED_ATTENTION;
+use moh_kernels::{DType, Error, Host, Threads};
+use proptest::prelude::*;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use support::{Case, Gates, Mask, kernels};
+
+fn check_all(case: Case) {
+    case.call().check_kernels(1..=3);
+}
+
+fn dtypes() -> impl Strategy<Value = DType> {
+    prop_oneof![3 => Just(DType::F32), 1 => Just(DType::F16), 1 => Just(DType::BF16)]
+}
+
+fn gates(heads: usize) -> impl Strategy<Value = Gates> {
+    prop_oneof![
+        1 => Just(Gates::Off),
+        1 => Just(Gates::On),
+        3 => (0.02..0.98).prop_map(Gates::Random),
+        3 => (0..=heads).prop_map(Gates::TopK),
+    ]
+}
+
+fn bias() -> impl Strategy<Value = Option<([bool; 4], Mask)>> {
+    let mask = prop_oneof![Just(Mask::Finite), Just(Mask::Some), Just(Mask::WholeRows)];
+    prop::option::of((any::<[bool; 4]>(), mask))
+}
+
+fn lengths() -> impl Strategy<Value = (usize, usize)> {
+    prop_oneof![
+        4 => (0usize..20, 0usize..20),
+        3 => (1usize..150, 1usize..150),
+        2 => (1usize..150).prop_map(|n| (n, n)),
+        2 => (1usize..6, 1usize..700),
+        1 => (100usize..300, 1usize..20),
+    ]
+}
+
+fn dims() -> impl Strategy<Value = usize> {
+    prop_oneof![4 => 1usize..40, 2 => prop::sample::select(vec![16, 32, 64, 72, 80, 96, 128]), 1 => 40usize..140]
+}
+
+prop_compose! {
+    fn cases()(
+        heads in (1usize..5, 1usize..5),
+        lengths in lengths(),
+        batch in prop_oneof![1 => Just(0usize), 6 => Just(1), 3 => 2usize..4],
+        dims in prop_oneof![dims().prop_map(|d| (d, d)), (dims(), dims())],
+        layout in any::<(bool, bool)>(),
+        dtype in dtypes(),
+        bias in bias(),
+        seed in any::<u64>(),
+    )(
+        gates in gates(heads.0 * heads.1),
+        heads in Just(heads), lengths in Just(lengths), batch in Just(batch), dims in Just(dims),
+        layout in Just(layout), dtype in Just(dtype), bias in Just(bias), seed in Just(seed),
+    ) -> Case {
+        Case {
+            batch,
+            q_len: lengths.0,
+            kv_len: lengths.1,
+            kv_num_heads: heads.0,
+            group_size: heads.1,
+            head_dim: dims.0,
+            value_dim: dims.1,
+            cache_layout: layout.0,
+            is_causal: layout.1,
+            dtype,
+            gates,
+            bias,
+            seed,
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn kernels_agree_with_the_reference(case in cases()) {
+        check_all(case);
+    }
+}
+
+#[test]
+fn every_edge_of_the_tiles() {
+    for rows in [1, 2, 3, 4, 5, 8, 9, 15, 16, 17, 31, 33, 47, 48, 49, 95, 97, 145] {
+        for kv_len in [1, 7, 8, 9, 127, 128, 129, 131, 256, 263] {
+            for is_causal in [false, true] {
+                let case = Case { q_len: rows, kv_len, is_causal, head_dim: 9, value_dim: 11, ..Case::default() };
+                case.call().check_kernels(2..=2);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_width_of_a_head() {
+    for dim in (1..=80).chain([96, 127, 128, 192, 256, 384, 511, 512]) {
+        for (q_len, other) in [(2, 16), (20, 5)] {
+            let case = Case { q_len, kv_len: 19, head_dim: dim, value_dim: other, ..Case::default() };
+            case.call().check_kernels(1..=1);
+            Case { head_dim: other, value_dim: dim, ..case }.call().check_kernels(1..=1);
+        }
+    }
+}
+
+#[test]
+fn decoding_splits_long_caches() {
+    for (kv_num_heads, group_size) in [(1, 1), (1, 4), (3, 1), (2, 8)] {
+        for dtype in DType::ALL {
+            let gates = Gates::Random(0.6);
+            let case = Case { kv_len: 3001, kv_num_heads, group_size, dtype, gates, seed: 5, ..Case::default() };
+            check_all(Case { cache_layout: true, is_causal: true, ..case });
+            check_all(Case { bias: Some(([false, false, false, true], Mask::Some)), ..case });
+            check_all(Case { bias: Some(([false; 4], Mask::WholeRows)), ..case });
+        }
+    }
+}
+
+#[test]
+fn long_rows_use_many_blocks_and_chunks() {
+    let case = Case { q_len: 1300, kv_len: 1000, head_dim: 96, value_dim: 128, seed: 7, ..Case::default() };
+    for is_causal in [false, true] {
+        for kv_num_heads in [1, 2] {
+            check_all(Case { is_causal, kv_num_heads, gates: Gates::Random(0.7), ..case });
+        }
+    }
+}
+
+#[test]
+fn empty_axes_give_zeros_or_nothing() {
+    for is_causal in [false, true] {
+        for (batch, q_len, kv_len) in [(0, 3, 3), (2, 0, 3), (2, 3, 0), (0, 0, 0), (2, 60, 0)] {
+            for cache_layout in [false, true] {
+                for bias in [None, Some(([true; 4], Mask::Some))] {
+                    check_all(Case { batch, q_len, kv_len, cache_layout, is_causal, bias, ..Case::default() });
+                }
+            }
+        }
+    }
+}
+
+/// Large scores: the running maximum must keep every weight in range, whatever the order.
+#[test]
+fn scores_of_any_size_do_not_overflow() {
+    for (q_len, sign) in [(1, 1.0), (1, -1.0), (40, 1.0), (40, -1.0)] {
+        let mut call = Case { q_len, kv_len: 300, ..Case::default() }.call();
+        for (j, key) in call.key.chunks_exact_mut(8).enumerate() {
+            key.fill(sign * j as f32);
+        }
+        call.query.fill(20.0);
+        call.check_kernels(1..=2);
+    }
+}
+
+#[test]
+fn a_nan_or_infinity_reaches_exactly_the_rows_that_see_it() {
+    for poison in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        for (q_len, kv_len) in [(60, 60), (60, 100), (100, 60), (3, 40)] {
+            for in_key in [false, true] {
+                let case = Case { q_len, kv_len, is_causal: true, gates: Gates::Random(0.8), ..Case::default() };
+                let mut call = case.call();
+                let target = if in_key { &mut call.key } else { &mut call.value };
+                target[(kv_len - 20) * 8 + 3] = poison;
+                let classes = |x: &[f64]| x.iter().map(|x| x.classify()).collect::<Vec<_>>();
+                let expected = call.expected();
+                assert!(expected.iter().any(|x| !x.is_finite()), "the case must poison something");
+                for kernel in kernels() {
+                    let (found, _) = call.run(kernel, &Threads::new(2)).unwrap();
+                    assert_eq!(classes(&found), classes(&expected), "{kernel:?} {case:?} {poison}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_nan_in_a_used_head_stays_one() {
+    for q_len in [1, 30] {
+        let mut call = Case { q_len, kv_len: 50, kv_num_heads: 2, ..Case::default() }.call();
+        call.query[0] = f32::NAN;
+        for kernel in kernels() {
+            let (found, _) = call.run(kernel, &Threads::new(1)).unwrap();
+            assert!(found[..8].iter().all(|x| x.is_nan()), "{kernel:?}");
+            assert!(found[8..].iter().all(|x| x.is_finite()), "{kernel:?}");
+        }
+    }
+}
+
+#[test]
+fn work_follows_the_gates() {
+    const VECTOR: usize = 16;
+    for (q_len, kv_len) in [(1, 200), (150, 150), (150, 40), (40, 150)] {
+        for is_causal in [false, true] {
+            for p in [0.0, 0.02, 0.25, 0.5, 1.0] {
+                let case = Case { batch: 2, q_len, kv_len, kv_num_heads: 3, group_size: 2, ..Case::default() };
+                let case = Case { is_causal, gates: Gates::Random(p), head_dim: 24, value_dim: 16, ..case };
+                let call = case.call();
+                let visible = |token: usize| match is_causal {
+                    true => (token + 1 + kv_len).saturating_sub(q_len).min(kv_len),
+                    false => kv_len,
+                };
+                let (mut least, mut most) = (0, 0);
+                for head in 0..case.batch * case.kv_num_heads {
+                    let (batch, kv_head) = (head / case.kv_num_heads, head % case.kv_num_heads);
+                    let mut keys = Vec::new();
+                    for token in 0..q_len {
+                        let first = ((batch * q_len + token) * case.kv_num_heads + kv_head) * case.group_size;
+                        let selected = call.gates[first..first + 2].iter().filter(|&&gate| gate != 0.0).count();
+                        keys.extend(std::iter::repeat_n(visible(token), selected));
+                    }
+                    least += keys.iter().sum::<usize>();
+                    // A register tile works on up to 16 rows at once, and on 8 keys where the rows' masks differ.
+                    most += keys
+                        .chunks(VECTOR)
+                        .map(|keys| VECTOR * keys.last().unwrap().next_multiple_of(8).min(kv_len))
+                        .sum::<usize>();
+                }
+                let per_key = case.head_dim + case.value_dim;
+                let bounds = least * per_key..=most * per_key;
+                for work in call.check_kernels(2..=2) {
+                    assert!(bounds.contains(&(work.macs as usize)), "{case:?}: {work:?} not in {bounds:?}");
+                }
+            }
+        }
+    }
+}
+
+/// With full vectors and no mask there is nothing to round up.
+#[test]
+fn work_of_whole_vectors_is_exact() {
+    for (q_len, kv_len) in [(1, 77), (48, 77), (128, 200)] {
+        let call = Case { q_len, kv_len, kv_num_heads: 2, ..Case::default() }.call();
+        for work in call.check_kernels(1..=2) {
+            assert_eq!(work.macs as usize, 2 * q_len * kv_len * 16);
+        }
+    }
+}
+
+#[test]
+fn results_do_not_depend_on_the_number_of_threads() {
+    let case = Case { q_len: 300, kv_len: 300, kv_num_heads: 2, is_causal: true, ..Case::default() };
+    let call = Case { gates: Gates::Random(0.5), ..case }.call();
+    for kernel in kernels() {
+        let one = call.run(kernel, &Threads::new(1)).unwrap().0;
+        for threads in [2, 3, 16] {
+            assert_eq!(one, call.run(kernel, &Threads::new(threads)).unwrap().0, "{kernel:?}, {threads} threads");
+        }
+    }
+}
+
+/// Counts what is outstanding, and can refuse.
+struct Accounts {
+    threads: Threads,
+    outstanding: AtomicUsize,
+    peak: AtomicUsize,
+    limit: usize,
+}
+
+impl Accounts {
+    fn new(limit: usize) -> Accounts {
+        let (outstanding, peak) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Accounts { threads: Threads::new(2), outstanding, peak, limit }
+    }
+}
+
+// SAFETY: memory comes from `Threads`.
+unsafe impl Host for Accounts {
+    fn parallelism(&self) -> usize {
+        self.threads.parallelism()
+    }
+    fn parallel_for(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+        assert!(tasks <= self.parallelism());
+        self.threads.parallel_for(tasks, task);
+    }
+    fn allocate(&self, bytes: usize) -> Option<NonNull<u8>> {
+        let outstanding = self.outstanding.fetch_add(bytes, Ordering::SeqCst) + bytes;
+        self.peak.fetch_max(outstanding, Ordering::SeqCst);
+        if outstanding > self.limit {
+            self.outstanding.fetch_sub(bytes, Ordering::SeqCst);
+            return None;
+        }
+        self.threads.allocate(bytes)
+    }
+    unsafe fn release(&self, ptr: NonNull<u8>, bytes: usize) {
+        self.outstanding.fetch_sub(bytes, Ordering::SeqCst);
+        // SAFETY: the caller's contract.
+        unsafe { self.threads.release(ptr, bytes) }
+    }
+}
+
+/// The scores alone would be 64 MiB.
+#[test]
+fn memory_is_given_back_and_is_not_quadratic() {
+    let case = Case { q_len: 4096, kv_len: 4096, is_causal: true, gates: Gates::Random(0.1), ..Case::default() };
+    let call = Case { head_dim: 64, value_dim: 64, ..case }.call();
+    for kernel in kernels() {
+        let host = Accounts::new(4 << 20);
+        call.run(kernel, &host).unwrap();
+        assert_eq!(host.outstanding.load(Ordering::SeqCst), 0, "{kernel:?}");
+        assert!(host.peak.load(Ordering::SeqCst) > 0, "{kernel:?} must use the host's memory");
+    }
+}
+
+#[test]
+fn a_host_without_memory_is_an_error() {
+    for kernel in kernels() {
+        for q_len in [1, 40] {
+            for limit in [0, 2000, 8000] {
+                let host = Accounts::new(limit);
+                let call = Case { q_len, kv_len: 40, kv_num_heads: 2, ..Case::default() }.call();
+                let error = call.run(kernel, &host).err();
+                if !(q_len == 1 && limit == 8000) {
+                    assert!(matches!(error, Some(Error::OutOfMemory { .. })), "{kernel:?} {limit}: {error:?}");
+                }
+                assert_eq!(host.outstanding.load(Ordering::SeqCst), 0, "{kernel:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_best_kernel_comes_first_and_can_be_named() {
+    let best = cpu::select(&ROUTED_ATTENTION, None).unwrap();
+    assert_eq!(best.isa, kernels().next().unwrap().isa);
+    for kernel in kernels() {
+        assert_eq!(cpu::select(&ROUTED_ATTENTION, Some(kernel.isa)).unwrap().isa, kernel.isa);
+    }
+    assert!(cpu::select(&ROUTED_ATTENTION, Some("abacus")).is_none());
+}
