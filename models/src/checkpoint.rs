@@ -141,7 +141,7 @@ impl Checkpoint {
 
 /// The file or index that `path` means.
 fn find_weights(path: &Path) -> Result<PathBuf, Error> {
-    let metadata = std::fs::metadata(path).map_err(|source| Error::Io { file: path.to_owned(), source })?;
+    let metadata = std::fs::metadata(path).map_err(|reason| Error::Io { file: path.to_owned(), reason })?;
     if !metadata.is_dir() {
         return Ok(path.to_owned());
     }

@@ -6,17 +6,18 @@ use crate::checkpoint::{Mismatch, WeightType};
 
 /// A failure of this crate. The text names the file and the tensor or key, what was expected and what was found.
 ///
+/// Causes are part of the text, and not sources too: a chain of errors would say them twice.
 /// Names that come out of a file are quoted and escaped: they are not to be trusted.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The operating system refused.
-    #[error("{}: {source}", file.display())]
+    #[error("{}: {reason}", file.display())]
     Io {
         /// What was to be read.
         file: PathBuf,
         /// The system's reason.
-        source: std::io::Error,
+        reason: std::io::Error,
     },
     /// A folder, device or socket where a file is needed.
     #[error("{}: not a file", file.display())]
@@ -69,24 +70,24 @@ pub enum Error {
         limit: u64,
     },
     /// Text that is not UTF-8.
-    #[error("{}: the {part} is not UTF-8: {source}", file.display())]
+    #[error("{}: the {part} is not UTF-8: {reason}", file.display())]
     Utf8 {
         /// The file.
         file: PathBuf,
         /// Which text of the file.
         part: &'static str,
         /// Where.
-        source: std::str::Utf8Error,
+        reason: std::str::Utf8Error,
     },
     /// Text that is not JSON, or not of the expected form.
-    #[error("{}: the {part} cannot be read: {source}", file.display())]
+    #[error("{}: the {part} cannot be read: {reason}", file.display())]
     Json {
         /// The file.
         file: PathBuf,
         /// Which text of the file.
         part: &'static str,
         /// What and where.
-        source: serde_json::Error,
+        reason: serde_json::Error,
     },
     /// A tensor of a type that this crate does not know.
     #[error("{}: tensor {tensor:?} has type {found:?}, which is not supported", file.display())]
@@ -228,7 +229,7 @@ pub enum Error {
         found: String,
     },
     /// A model family that this crate does not know, or a configuration that says none.
-    #[error("{}: {found} is no model family known here; use --family or the key `family` with one of {known}", file.display())]
+    #[error("{}: {} is no model family known here; use --family or the key `family` with one of {known}", file.display(), found.escape_debug())]
     Family {
         /// The configuration file.
         file: PathBuf,

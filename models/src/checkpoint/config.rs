@@ -21,10 +21,10 @@ impl Config {
     /// [`Error::Io`], [`Error::NotAFile`], [`Error::JsonTooLong`], [`Error::Utf8`], and [`Error::Json`] if it is not a JSON object.
     pub fn read(path: &Path) -> Result<Config, Error> {
         let text = read_json(path, "configuration")?;
-        let values = serde_json::from_str(&text).map_err(|source| Error::Json {
+        let values = serde_json::from_str(&text).map_err(|reason| Error::Json {
             file: path.to_owned(),
             part: "configuration",
-            source,
+            reason,
         })?;
         Ok(Config { path: path.to_owned(), values })
     }

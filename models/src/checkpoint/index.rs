@@ -31,7 +31,7 @@ impl Index {
 pub(super) fn read(file: &Path) -> Result<Index, Error> {
     let text = read_json(file, "index")?;
     let raw: RawIndex =
-        serde_json::from_str(&text).map_err(|source| Error::Json { file: file.to_owned(), part: "index", source })?;
+        serde_json::from_str(&text).map_err(|reason| Error::Json { file: file.to_owned(), part: "index", reason })?;
     if raw.weight_map.0.is_empty() {
         return Err(Error::NoTensors { file: file.to_owned() });
     }

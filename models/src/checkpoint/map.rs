@@ -24,7 +24,7 @@ impl Map {
         let file = open(path)?;
         // SAFETY: the mapping is private and read-only, and its length is the file's at this moment. That nobody writes to or
         // truncates the file while it is mapped is asked of the user in the module's documentation: no system call can ensure it.
-        let bytes = unsafe { Mmap::map(&file) }.map_err(|source| Error::Io { file: path.to_owned(), source })?;
+        let bytes = unsafe { Mmap::map(&file) }.map_err(|reason| Error::Io { file: path.to_owned(), reason })?;
         Ok(Map { path: path.to_owned(), bytes })
     }
 
@@ -39,7 +39,7 @@ impl Map {
 
 /// Reads a JSON file's text.
 pub(super) fn read_json(path: &Path, part: &'static str) -> Result<String, Error> {
-    let io = |source| Error::Io { file: path.to_owned(), source };
+    let io = |reason| Error::Io { file: path.to_owned(), reason };
     let file = open(path)?;
     let found = file.metadata().map_err(io)?.len();
     if found > JSON_LIMIT {
@@ -47,12 +47,12 @@ pub(super) fn read_json(path: &Path, part: &'static str) -> Result<String, Error
     }
     let mut bytes = Vec::new();
     file.take(JSON_LIMIT).read_to_end(&mut bytes).map_err(io)?;
-    String::from_utf8(bytes).map_err(|e| Error::Utf8 { file: path.to_owned(), part, source: e.utf8_error() })
+    String::from_utf8(bytes).map_err(|e| Error::Utf8 { file: path.to_owned(), part, reason: e.utf8_error() })
 }
 
 /// Opens a regular file. Asked before opening, because opening a pipe would wait for its writer.
 fn open(path: &Path) -> Result<File, Error> {
-    let io = |source| Error::Io { file: path.to_owned(), source };
+    let io = |reason| Error::Io { file: path.to_owned(), reason };
     if !std::fs::metadata(path).map_err(io)?.is_file() {
         return Err(Error::NotAFile { file: path.to_owned() });
     }

@@ -21,7 +21,7 @@ pub(super) fn read(file: &Path) -> Result<Container, Error> {
     let map = Arc::new(Map::open(file)?);
     let (header, data) = split(file, map.bytes())?;
     let header: Header =
-        serde_json::from_str(header).map_err(|source| Error::Json { file: file.to_owned(), part: "header", source })?;
+        serde_json::from_str(header).map_err(|reason| Error::Json { file: file.to_owned(), part: "header", reason })?;
     if header.tensors.is_empty() {
         return Err(Error::NoTensors { file: file.to_owned() });
     }
@@ -50,7 +50,7 @@ fn split<'a>(file: &Path, bytes: &'a [u8]) -> Result<(&'a str, &'a [u8]), Error>
         return Err(Error::JsonTooLong { file: file.to_owned(), found: expected, limit: JSON_LIMIT });
     }
     let header =
-        std::str::from_utf8(header).map_err(|source| Error::Utf8 { file: file.to_owned(), part: "header", source })?;
+        std::str::from_utf8(header).map_err(|reason| Error::Utf8 { file: file.to_owned(), part: "header", reason })?;
     Ok((header, data))
 }
 
