@@ -2,6 +2,7 @@
 
 use crate::api::{Allocator, CpuMemory};
 use crate::context::KernelContext;
+use crate::threads::{Attendance, SessionThreads};
 use moh_kernels::Host;
 use std::any::Any;
 use std::ffi::c_void;
@@ -13,13 +14,18 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 pub(crate) struct SessionHost<'c> {
     context: &'c KernelContext<'c>,
     memory: &'c CpuMemory,
+    threads: &'c SessionThreads,
     /// Made when the kernel first asks for memory; `None` where the host has none.
     allocator: OnceLock<Option<Allocator>>,
 }
 
 impl<'c> SessionHost<'c> {
-    pub(crate) fn new(context: &'c KernelContext<'c>, memory: &'c CpuMemory) -> SessionHost<'c> {
-        SessionHost { context, memory, allocator: OnceLock::new() }
+    pub(crate) fn new(
+        context: &'c KernelContext<'c>,
+        memory: &'c CpuMemory,
+        threads: &'c SessionThreads,
+    ) -> SessionHost<'c> {
+        SessionHost { context, memory, threads, allocator: OnceLock::new() }
     }
 
     fn allocator(&self) -> Option<&Allocator> {
@@ -29,11 +35,8 @@ impl<'c> SessionHost<'c> {
 
 // SAFETY: memory comes from the session's allocator, which gives what is asked for, and gets it back once.
 unsafe impl Host for SessionHost<'_> {
-    /// The processors that this process may use: API 17 does not tell how many threads a session has. Tasks beyond
-    /// those run one after another and find no work left.
     fn parallelism(&self) -> usize {
-        static PROCESSORS: OnceLock<usize> = OnceLock::new();
-        *PROCESSORS.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
+        self.threads.tasks()
     }
 
     /// A panic of a task, or a failure of the host's threads, continues as a panic of the caller when all tasks are done.
@@ -41,7 +44,7 @@ unsafe impl Host for SessionHost<'_> {
         if tasks <= 1 {
             return (0..tasks).for_each(task);
         }
-        let job = Job { task, panic: Mutex::new(None) };
+        let job = Job { task, attendance: Attendance::new(self.threads), panic: Mutex::new(None) };
         // SAFETY: the job outlives the call, which returns after the last task; it is shared by reference only.
         let done = unsafe { self.context.parallel_for(tasks, run_task, (&raw const job).cast_mut().cast()) };
         if let Some(payload) = job.panic.into_inner().unwrap_or_else(PoisonError::into_inner) {
@@ -50,6 +53,7 @@ unsafe impl Host for SessionHost<'_> {
         if let Err(status) = done {
             resume_unwind(Box::new(format!("the threads of the session failed: {status}")));
         }
+        job.attendance.close(tasks);
     }
 
     fn allocate(&self, bytes: usize) -> Option<NonNull<u8>> {
@@ -66,6 +70,7 @@ unsafe impl Host for SessionHost<'_> {
 
 struct Job<'t> {
     task: &'t (dyn Fn(usize) + Sync),
+    attendance: Attendance<'t>,
     /// The first task's panic.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
@@ -73,7 +78,11 @@ struct Job<'t> {
 unsafe extern "C" fn run_task(job: *mut c_void, index: usize) {
     // SAFETY: `parallel_for` passes its job, which lives until the last task is done.
     let job = unsafe { &*job.cast::<Job<'_>>() };
-    if let Err(payload) = catch_unwind(AssertUnwindSafe(|| (job.task)(index))) {
+    let run = || {
+        job.attendance.arrive();
+        (job.task)(index);
+    };
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(run)) {
         job.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(payload);
     }
 }

@@ -5,6 +5,7 @@ use crate::context::{KernelContext, KernelInfo, MAX_RANK, TensorPtr};
 use crate::failure::Failure;
 use crate::host::SessionHost;
 use crate::infer;
+use crate::threads::SessionThreads;
 use half::{bf16, f16};
 use moh_kernels::{Attributes, DType, Data, DataMut, Element, Error, Operator, Tensor, cpu};
 use std::borrow::Cow;
@@ -19,6 +20,7 @@ pub(crate) struct Kernel {
     /// The element type of the output.
     dtype: DType,
     memory: CpuMemory,
+    threads: SessionThreads,
 }
 
 impl Kernel {
@@ -33,7 +35,7 @@ impl Kernel {
     ) -> Result<Kernel, Failure> {
         let attributes = Attributes::read(operator, |def| info.attribute(def))?;
         infer::check(&attributes, &info.input_sizes()?)?;
-        Ok(Kernel { api, attributes, dtype, memory: CpuMemory::new(api)? })
+        Ok(Kernel { api, attributes, dtype, memory: CpuMemory::new(api)?, threads: SessionThreads::new() })
     }
 
     pub(crate) fn api(&self) -> Api {
@@ -59,7 +61,8 @@ impl Kernel {
                 DType::BF16 => DataMut::BF16(elements_mut(data, len)?),
             }
         };
-        cpu::run(&self.attributes, &tensors, output, &SessionHost::new(context, &self.memory))?;
+        let host = SessionHost::new(context, &self.memory, &self.threads);
+        cpu::run(&self.attributes, &tensors, output, &host)?;
         Ok(())
     }
 }

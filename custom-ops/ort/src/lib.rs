@@ -15,6 +15,7 @@ mod infer;
 mod kernel;
 mod op;
 mod registry;
+mod threads;
 
 #[cfg(test)]
 mod fake;

@@ -7,6 +7,7 @@ use crate::context::KernelContext;
 use crate::failure::{Failure, guard};
 use crate::fake::{self, Call, Info, Node, Options, Tensor, live, outcome};
 use crate::host::SessionHost;
+use crate::threads::SessionThreads;
 use crate::{API_VERSION, RegisterCustomOps};
 use half::{bf16, f16};
 use moh_kernels::schema::{DOMAIN, ElementType, Value};
@@ -351,7 +352,7 @@ fn hosted(call: &mut Call, body: impl FnOnce(&dyn Host) -> Result<(), Failure>) 
     let context = unsafe { KernelContext::new(api(), ptr::from_mut(call).cast()) };
     outcome(guard(api(), || {
         let memory = CpuMemory::new(api())?;
-        body(&SessionHost::new(&context, &memory))
+        body(&SessionHost::new(&context, &memory, &SessionThreads::new()))
     }))
 }
 
