@@ -21,9 +21,9 @@ pub enum AttentionStyle {
 /// Runs every pass.
 pub fn run(graph: &mut Graph, gates: Gates, style: AttentionStyle) {
     gates::run(graph, gates);
-    prune::run(graph);
     match style {
         AttentionStyle::Routed => bodies::run(graph),
         AttentionStyle::Portable => inline::run(graph),
     }
+    prune::run(graph);
 }

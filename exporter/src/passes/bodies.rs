@@ -16,6 +16,7 @@ pub(super) fn run(graph: &mut Graph) {
             cache_layout: a.cache_layout,
             optional_input: a.optional_input || b.optional_input,
             causal: a.causal || b.causal,
+            portable: false,
         });
         for (&i, own) in at.iter().zip(&variants) {
             if variant.optional_input && !own.optional_input {
@@ -38,6 +39,7 @@ pub(super) fn variant_of(graph: &Graph, node: &Node) -> Variant {
         cache_layout: rank(1) == 4,
         optional_input: operator.is_some_and(|operator| node.inputs.len() == operator.inputs.len()),
         causal: node.attributes.contains(&("is_causal", Attribute::Int(1))),
+        portable: false,
     }
 }
 

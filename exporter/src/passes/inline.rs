@@ -2,14 +2,14 @@
 
 use super::bodies::variant_of;
 use crate::graph::{Attribute, Graph, Node};
-use moh_kernels::function::{Body, BodyValue};
+use moh_kernels::function::{Body, BodyValue, Variant};
 use moh_kernels::schema::{DOMAIN, operator};
 
 pub(super) fn run(graph: &mut Graph) {
     for node in std::mem::take(&mut graph.nodes) {
         match operator(node.op_type).filter(|_| node.domain == DOMAIN) {
             Some(operator) => {
-                let body = (operator.body)(variant_of(graph, &node));
+                let body = (operator.body)(Variant { portable: true, ..variant_of(graph, &node) });
                 expand(&node, &body, &mut graph.nodes);
             }
             None => graph.nodes.push(node),

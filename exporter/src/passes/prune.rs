@@ -1,4 +1,5 @@
-//! Removes nodes and constants whose values nothing reads: a router whose gates became an input, for one.
+//! Removes nodes and constants whose values nothing reads: a router whose gates became
+//! an input, a body's constant that its variant does not need.
 
 use crate::graph::Graph;
 use std::collections::BTreeSet;
