@@ -7,8 +7,19 @@ mod args;
 use anyhow::Result;
 use clap::Parser;
 use std::io::Write;
+use std::process::ExitCode;
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<()> {
     let args = args::Args::parse();
     let quiet = args.quiet;
     let (checkpoint, output, options) = args.options();

@@ -18,6 +18,18 @@ pub const LOSS_F32: f64 = 1e-4;
 /// The same with f16 weights and activations, where a few rows in ten thousand route differently.
 pub const LOSS_F16: f64 = 1e-3;
 
+/// Largest absolute error of one operator against the f64 reference, on standard normal inputs.
+///
+/// f32: some hundred terms of magnitude 4, each rounded to 6e-8, in another order. f16 and bf16: the output itself, of magnitude
+/// 4, is rounded to 2^-11 and 2^-8 of it.
+pub fn operator_output(dtype: DType) -> f64 {
+    match dtype {
+        DType::F32 => 4e-6,
+        DType::F16 => 4e-3,
+        DType::BF16 => 3e-2,
+    }
+}
+
 /// Largest error of a model's outputs in `dtype`, its gates given, in units of the largest output (or of 1).
 ///
 /// f32: the timestep effect above, and sums of some thousand terms in another order. f16 and bf16: weights and activations are

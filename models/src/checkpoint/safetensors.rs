@@ -84,24 +84,21 @@ impl Place {
     }
 }
 
-/// Checks that the places, sorted, cover the data: no overlap, no gap, nothing after the last.
+/// Checks that the places, sorted, cover the data: no overlap (the graver fault, named first), no gap, nothing after the last.
 fn check_cover(file: &Path, places: &[Place], available: usize) -> Result<(), Error> {
     let file = || file.to_owned();
-    let mut covered = 0;
-    let mut previous = "";
-    for place in places {
-        if place.begin < covered {
-            return Err(Error::TensorOverlap { file: file(), first: previous.to_owned(), second: place.name.clone() });
+    for pair in places.windows(2) {
+        if pair[1].begin < pair[0].end {
+            let (first, second) = (pair[0].name.clone(), pair[1].name.clone());
+            return Err(Error::TensorOverlap { file: file(), first, second });
         }
-        if place.begin > covered {
-            return Err(Error::Gap { file: file(), begin: covered, end: place.begin });
-        }
-        (covered, previous) = (place.end, &place.name);
     }
-    if covered < available {
-        return Err(Error::Gap { file: file(), begin: covered, end: available });
+    let ends = [0].into_iter().chain(places.iter().map(|place| place.end));
+    let begins = places.iter().map(|place| place.begin).chain([available]);
+    match ends.zip(begins).find(|(end, begin)| begin > end) {
+        Some((begin, end)) => Err(Error::Gap { file: file(), begin, end }),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// A tensor as the header says.
