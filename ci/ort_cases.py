@@ -34,7 +34,7 @@ def reference(inputs, attributes):
     """RoutedAttention, densely, in float64."""
     query, key, value, gates = (inputs[n].astype(np.float64) for n in ("query", "key", "value", "head_gates"))
     heads, kv_heads = attributes["num_heads"], attributes["kv_num_heads"]
-    split = lambda x, h: x.reshape(x.shape[0], x.shape[1], h, -1).transpose(0, 2, 1, 3)
+    split = lambda x, h: x.reshape(x.shape[0], x.shape[1], h, x.shape[2] // h).transpose(0, 2, 1, 3)
     query = split(query, heads)
     if key.ndim == 3:
         key, value = split(key, kv_heads), split(value, kv_heads)
@@ -45,13 +45,13 @@ def reference(inputs, attributes):
     if attributes["is_causal"]:
         q_len, kv_len = scores.shape[2:]
         scores = np.where(np.arange(kv_len) <= np.arange(q_len)[:, None] + kv_len - q_len, scores, -np.inf)
-    top = scores.max(-1, keepdims=True)
+    top = scores.max(-1, keepdims=True, initial=-np.inf)
     weights = np.exp(scores - np.where(np.isinf(top), 0, top))
     total = weights.sum(-1, keepdims=True)
     out = np.where(total > 0, weights @ value / np.where(total > 0, total, 1), 0)
     gates = gates.transpose(0, 2, 1)[..., None]
     out = np.where(gates == 0, 0, gates * out).transpose(0, 2, 1, 3)
-    return out.reshape(out.shape[0], out.shape[1], -1)
+    return out.reshape(out.shape[0], out.shape[1], out.shape[2] * out.shape[3])
 
 
 class Cases:
@@ -59,14 +59,16 @@ class Cases:
         self.folder, self.list = Path(folder), []
         self.folder.mkdir(parents=True, exist_ok=True)
 
-    def add(self, name, expect="ok", message="", dtype="f32", cache=False, bias=None, causal=0, dims="symbolic",
-            attributes=None, drop=(), types=None, shapes=None, wrong_feed=None, external=False):
+    def add(self, name, expect="ok", message="", since="1.17", dtype="f32", cache=False, bias=None, causal=0, dims="symbolic",
+            attributes=None, drop=(), types=None, shapes=None, wrong_feed=None, external=False, sizes=None, empty_name=False):
         """One model.
 
         expect: "ok", or where the error comes: "load" or "run", or some of these; message: part of the error's text.
-        dims: "symbolic", "static" or "unranked" graph inputs. attributes, drop, types, shapes: what is changed or left out.
+        since: the first version of onnxruntime that can run it. dims: "symbolic", "static" or "unranked" graph inputs. attributes, drop, types, shapes: what is changed or left out.
         wrong_feed: input -> shape fed at run time. external: key and value are initializers in a file, misaligned.
+        sizes: of symbols, where they are others. empty_name: the bias is there, but its name is empty.
         """
+        sizes = SYMBOLS | (sizes or {})
         rng = np.random.default_rng(len(self.list))
         shape = {
             "query": ["batch", "q_len", HEADS * HEAD_DIM],
@@ -81,7 +83,7 @@ class Cases:
         attrs.update(attributes or {})
         feeds = {}
         for name_, dims_ in shape.items():
-            size = [SYMBOLS.get(d, d) for d in dims_]
+            size = [sizes.get(d, d) for d in dims_]
             feeds[name_] = round_to(dtype, rng.standard_normal(size).astype(np.float32))
         gates = feeds["head_gates"]
         feeds["head_gates"] = (gates * (rng.random(gates.shape) < 0.6)).astype(np.float32)
@@ -102,11 +104,13 @@ class Cases:
                 continue
             # numpy has no bfloat16: the graph takes float32 and casts.
             declared = TensorProto.FLOAT if ty == TensorProto.BFLOAT16 else ty
-            dims_ = {"symbolic": shape[operand], "static": [SYMBOLS.get(d, d) for d in shape[operand]], "unranked": None}
+            dims_ = {"symbolic": shape[operand], "static": [sizes.get(d, d) for d in shape[operand]], "unranked": None}
             inputs.append(helper.make_tensor_value_info(operand, declared, dims_[dims]))
             if ty == TensorProto.BFLOAT16:
                 nodes.append(helper.make_node("Cast", [operand], [operand + "_cast"], to=ty))
             feeds[operand] = feeds[operand].astype(helper.tensor_dtype_to_np_dtype(declared))
+        if empty_name:
+            operands.append("")
         kept = {k: v for k, v in attrs.items() if k not in drop}
         result = "output_raw" if dtype == "bf16" else "output"
         nodes.append(helper.make_node("RoutedAttention", operands, [result], name="node", domain=DOMAIN, **kept))
@@ -130,9 +134,9 @@ class Cases:
             feeds[operand] = np.zeros(size, feeds[operand].dtype)
         feeds = {k: v for k, v in feeds.items() if k not in drop}
         np.savez(self.folder / f"{name}.npz", **feeds, **expected)
-        shape_out = ["batch", "q_len", HEADS * VALUE_DIM] if dims == "symbolic" else [BATCH, Q_LEN, HEADS * VALUE_DIM]
+        shape_out = ["batch", "q_len", HEADS * VALUE_DIM] if dims == "symbolic" else [sizes["batch"], sizes["q_len"], HEADS * VALUE_DIM]
         self.list.append({
-            "name": name, "expect": expect, "message": message, "tolerance": TOLERANCE[dtype],
+            "name": name, "expect": expect, "message": message, "tolerance": TOLERANCE[dtype], "since": since,
             "shape": None if dims == "unranked" else shape_out,
         })
 
@@ -163,6 +167,11 @@ def main(folder):
     cases.add("unknown-ranks", dims="unranked", bias=["q_len", "kv_len"])
     cases.add("misaligned-initializers", external=True, dims="static")
     cases.add("misaligned-initializers-f16", external=True, dims="static", dtype="f16")
+
+    for symbol in SYMBOLS:
+        cases.add(f"{symbol}-0", sizes={symbol: 0}, bias=["batch", 1, 1, "kv_len"])
+    # Older hosts read the type of an input that is not there.
+    cases.add("empty-name", empty_name=True, since="1.24")
 
     cases.add("missing-attribute", "load", "attribute scale: expected Float, found nothing", drop=["scale"])
     cases.add("attribute-type", "load", "attribute is_causal: expected Int, found Float", attributes={"is_causal": 0.5})

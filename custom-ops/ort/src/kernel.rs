@@ -159,3 +159,40 @@ unsafe fn elements_mut<'c, T: Element>(data: *mut c_void, len: usize) -> Result<
     // SAFETY: as promised, and aligned; with no elements any aligned pointer will do.
     Ok(unsafe { slice::from_raw_parts_mut(data.as_ptr(), len) })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_misaligned_elements_are_copied() {
+        let numbers = [1.0f32, 2.0, 3.0, 4.0];
+        let start = (&raw const numbers).cast_mut().cast::<c_void>();
+        for offset in 0..4 {
+            // SAFETY: three elements of four, from any byte of the first on.
+            let found = unsafe { elements::<f32>(start.byte_add(offset), 3) };
+            match found {
+                Ok(Cow::Borrowed(found)) => assert_eq!((offset, found), (0, &numbers[..3])),
+                Ok(Cow::Owned(found)) => {
+                    let bytes = numbers.map(f32::to_ne_bytes).concat();
+                    let expected =
+                        bytes[offset..].chunks_exact(4).map(|b| f32::from_ne_bytes([b[0], b[1], b[2], b[3]]));
+                    assert!(offset != 0 && found.iter().copied().eq(expected.take(3)));
+                }
+                Err(error) => assert_eq!(error.to_string(), ""),
+            }
+        }
+    }
+
+    #[test]
+    fn missing_memory_is_an_error() {
+        // SAFETY: null is refused, and no elements need no memory.
+        unsafe {
+            assert!(elements::<f32>(ptr::null_mut(), 1).is_err());
+            assert!(elements::<f32>(ptr::null_mut(), 0).is_ok_and(|e| e.is_empty()));
+            assert!(elements_mut::<f32>(ptr::null_mut(), 1).is_err());
+            assert!(elements_mut::<f32>(ptr::null_mut(), 0).is_ok_and(|e| e.is_empty()));
+            assert!(elements_mut::<f32>(ptr::without_provenance_mut(2), 1).is_err());
+        }
+    }
+}
