@@ -185,13 +185,7 @@ pub(crate) fn infer(attributes: &Attributes, inputs: &[Option<&[Option<usize>]>]
     for (name, found, dim, dim_name) in
         [("key", key, &mut head_dim, "head_dim"), ("value", value, &mut value_dim, "value_dim")]
     {
-        let expected = format!(
-            "({0}, {1}, {2} * {3}) or ({0}, {2}, {1}, {3}), key and value alike",
-            batch.show("batch"),
-            kv_len.show("kv_len"),
-            heads.kv,
-            dim.show(dim_name)
-        );
+        let known = (batch, kv_len, *dim);
         let fits = found.len() == key.len()
             && match *found {
                 [b, s, width] => {
@@ -207,6 +201,14 @@ pub(crate) fn infer(attributes: &Attributes, inputs: &[Option<&[Option<usize>]>]
                 _ => false,
             };
         if !fits {
+            let (batch, kv_len, dim) = known;
+            let expected = format!(
+                "({0}, {1}, {2} * {3}) or ({0}, {2}, {1}, {3}), key and value alike",
+                batch.show("batch"),
+                kv_len.show("kv_len"),
+                heads.kv,
+                dim.show(dim_name)
+            );
             return Err(bad_shape(name, expected, found));
         }
     }
