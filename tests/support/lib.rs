@@ -208,7 +208,8 @@ impl Table {
         for (way, what, error, tolerance) in &self.rows {
             println!("{way:<34} {what:<34} {error:>9.1e} {tolerance:>9.1e}");
         }
-        let bad: Vec<_> = self.rows.iter().filter(|(_, _, error, tolerance)| !(error <= tolerance)).collect();
+        let bad: Vec<_> =
+            self.rows.iter().filter(|(_, _, error, tolerance)| error.is_nan() || error > tolerance).collect();
         assert!(bad.is_empty(), "{}: beyond tolerance: {bad:?}", self.title);
         assert!(!self.rows.is_empty());
     }
