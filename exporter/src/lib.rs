@@ -1,6 +1,6 @@
 //! Exports MoH and MoA checkpoints to ONNX, with routed attention as operators of `ai.moh`.
 //!
-//! checkpoint -> [`moh_models::Model`] -> [`graph::Graph`] ([`mod@record`]) -> passes -> [`encode::EncodedModel`] -> files,
+//! checkpoint -> [`moh_models::Model`] -> [`graph::Graph`] ([`mod@record`]) -> [`mod@passes`] -> [`mod@encode`] -> files,
 //! which are run and compared with candle before they take the output's name.
 
 #![forbid(unsafe_code)]
