@@ -175,7 +175,7 @@ impl ShapeContext<'_> {
         Ok(InferredInput { element_type, dimensions })
     }
 
-    /// Says what the output is. From onnxruntime 1.20 on the type counts too.
+    /// Says what the output is. Newer hosts take the type from here, too.
     pub(crate) fn set_output(
         &self,
         ty: ONNXTensorElementDataType,
@@ -196,8 +196,8 @@ pub(crate) struct KernelContext<'a> {
     lifetime: PhantomData<&'a OrtKernelContext>,
 }
 
-// SAFETY: the methods that take `&self` of a shared context only ask the host for its allocator and threads, which any
-// thread of a running node may do.
+// SAFETY: threads share a context through a `SessionHost` only, which asks for the session's allocator and threads: any
+// thread that works for a running node may.
 unsafe impl Sync for KernelContext<'_> {}
 
 /// An input or output of a running node.
