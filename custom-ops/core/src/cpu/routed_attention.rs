@@ -1,8 +1,8 @@
 //! RoutedAttention on a CPU.
 //!
-//! The rows that the gates select are collected per KV head, and cut into items ([`plan`]) that workers take from a
-//! shared counter. Many rows go through register tiles with a running softmax ([`tiles`], [`step`]); a few rows, as in
-//! decoding, read the keys and values in place, each once ([`rows`], [`row_step`]).
+//! The rows that the gates select are collected per KV head, and cut into items (`plan`) that workers take from a
+//! shared counter. Many rows go through register tiles with a running softmax (`tiles`, `step`); a few rows, as in
+//! decoding, read the keys and values in place, each once (`rows`, `row_step`).
 
 mod call;
 mod pack;
