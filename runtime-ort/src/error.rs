@@ -16,7 +16,7 @@ pub enum Error {
         what: &'static str,
     },
     /// A file cannot be read.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: cannot be read", path.display())]
     Read {
         /// The file.
         path: PathBuf,
@@ -24,7 +24,7 @@ pub enum Error {
         source: std::io::Error,
     },
     /// A file cannot be written.
-    #[error("{}: cannot write: {source}", path.display())]
+    #[error("{}: cannot be written", path.display())]
     Write {
         /// The file.
         path: PathBuf,

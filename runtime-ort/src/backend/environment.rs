@@ -59,7 +59,7 @@ fn first_usable(paths: &[PathBuf]) -> Result<Loaded> {
 fn load(path: &Path) -> std::result::Result<Loaded, String> {
     let library = path.canonicalize().map_err(|e| e.to_string())?;
     let builder = ort::init_from(&library).map_err(|e| match e {
-        LoadDynamicError::Dlopen { error, .. } => format!("cannot be loaded: {error}"),
+        LoadDynamicError::Dlopen { error, .. } => format!("cannot be loaded: {}", with_causes(&error)),
         LoadDynamicError::MissingApi { .. } => "it is not an onnxruntime library: OrtGetApiBase is missing".to_owned(),
         LoadDynamicError::InvalidVersionString => "its version is unreadable".to_owned(),
         LoadDynamicError::BadVersion { version_str, .. } => {
@@ -68,4 +68,9 @@ fn load(path: &Path) -> std::result::Result<Loaded, String> {
     })?;
     let environment = builder.with_name("moh").with_telemetry(false).build().map_err(|e| e.to_string())?;
     Ok(Loaded { library, environment })
+}
+
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }

@@ -1,13 +1,16 @@
 //! `moh-run generate`: a prompt in, its continuation out, as it comes.
 
 use crate::args::GenerateArgs;
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use moh_runtime::generate::{GenerateOptions, Generated, GenerationConfig, LanguageModel, Prompts, TextStream};
 use std::io::{Read, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::Duration;
 use tokenizers::Tokenizer;
+
+/// More than any model takes: a bound for input that does not end.
+const LONGEST_PROMPT: u64 = 16 << 20;
 
 pub(crate) fn run(args: &GenerateArgs) -> Result<()> {
     let mut model = LanguageModel::new(super::load(&args.model, &args.runtime)?)?;
@@ -44,9 +47,10 @@ fn prompt_text(argument: &str) -> Result<String> {
     if argument != "-" {
         return Ok(argument.to_owned());
     }
-    let mut text = String::new();
-    std::io::stdin().read_to_string(&mut text).context("cannot read the prompt from standard input")?;
-    Ok(text)
+    let mut text = Vec::new();
+    std::io::stdin().take(LONGEST_PROMPT + 1).read_to_end(&mut text).context("cannot read standard input")?;
+    ensure!(text.len() as u64 <= LONGEST_PROMPT, "standard input: expected a prompt of at most {LONGEST_PROMPT} bytes");
+    String::from_utf8(text).context("standard input: expected text in UTF-8")
 }
 
 fn encode(tokenizer: &Tokenizer, text: &str, config: &GenerationConfig) -> Result<Vec<u32>> {

@@ -1,0 +1,134 @@
+//! Small models, written field by field, and the runtimes to run them in.
+#![allow(dead_code, reason = "every test file uses a part of it")]
+
+pub(crate) mod onnx;
+
+use moh_runtime::{Error, Model, Options, RuntimeChoice};
+use onnx::{DataType, Graph};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use tempfile::TempDir;
+
+/// Options for every runtime that is here; says so where onnxruntime is not, and fails where it has to be.
+pub(crate) fn runtimes() -> Vec<Options> {
+    let tract = Options { runtime: RuntimeChoice::Tract, threads: Some(2), ..Options::default() };
+    let ort = Options { runtime: RuntimeChoice::Ort, threads: Some(2), ..Options::default() };
+    if have_onnxruntime() { vec![tract, ort] } else { vec![tract] }
+}
+
+/// Whether onnxruntime can be tested here.
+pub(crate) fn have_onnxruntime() -> bool {
+    static FOUND: OnceLock<std::result::Result<(), String>> = OnceLock::new();
+    let found = FOUND.get_or_init(|| {
+        let (_folder, path) = doubler();
+        let options = Options { runtime: RuntimeChoice::Ort, ..Options::default() };
+        match Model::load(path, &options) {
+            Ok(_) => Ok(()),
+            Err(Error::OrtMissing { reason }) => {
+                eprintln!("SKIPPED onnxruntime: {reason}");
+                Err(reason)
+            }
+            Err(other) => panic!("{other}"),
+        }
+    });
+    if let Err(reason) = found {
+        assert!(std::env::var_os("MOH_REQUIRE_ORT").is_none(), "MOH_REQUIRE_ORT is set, but: {reason}");
+    }
+    found.is_ok()
+}
+
+/// `y = x + x` for x (n, 3) float32, and `m` = mask, int64 of shape (n).
+pub(crate) fn doubler() -> (TempDir, PathBuf) {
+    let mut graph = Graph::new();
+    graph.input("x", DataType::Float, &["n", "3"]);
+    graph.input("mask", DataType::Int64, &["n"]);
+    graph.node("Add", &["x", "x"], "y", &[]);
+    graph.node("Identity", &["mask"], "m", &[]);
+    graph.output("y", DataType::Float, &["n", "3"]);
+    graph.output("m", DataType::Int64, &["n"]);
+    graph.metadata("family", "doubler");
+    write(&graph)
+}
+
+/// Number of tokens that [`counter`] knows.
+pub(crate) const VOCABULARY: i64 = 11;
+
+/// A language model whose next token is `(sum of tokens + 3 * sum of positions) % 11` over what the mask lets it see, all of
+/// it read back from the cache.
+pub(crate) fn counter() -> (TempDir, PathBuf) {
+    let mut graph = Graph::new();
+    graph.input("input_ids", DataType::Int64, &["batch", "sequence"]);
+    graph.input("attention_mask", DataType::Int64, &["batch", "total"]);
+    graph.input("position_ids", DataType::Int64, &["batch", "sequence"]);
+    for name in ["key", "value"] {
+        graph.input(&format!("past_key_values.0.{name}"), DataType::Float, &["batch", "1", "past", "1"]);
+    }
+    graph.ints("outer", &[1, 3]);
+    graph.ints("all", &[1, 2, 3]);
+    graph.ints("two", &[2]);
+    graph.ints("middle", &[1, 2]);
+    graph.floats("three", &[3.0]);
+    graph.floats("zero", &[0.0]);
+    graph.floats("count", &[VOCABULARY as f32]);
+    graph.floats("vocabulary", &(0..VOCABULARY).map(|id| id as f32).collect::<Vec<f32>>());
+
+    graph.cast_to_float("attention_mask", "mask_f");
+    graph.node("Unsqueeze", &["mask_f", "outer"], "mask", &[]);
+    for (input, name) in [("input_ids", "key"), ("position_ids", "value")] {
+        graph.cast_to_float(input, &format!("{name}_f"));
+        graph.node("Unsqueeze", &[&format!("{name}_f"), "outer"], &format!("new_{name}"), &[]);
+        let present = format!("present.0.{name}");
+        let past = format!("past_key_values.0.{name}");
+        graph.node("Concat", &[&past, &format!("new_{name}")], &present, &[("axis", 2)]);
+        graph.node("Mul", &[&present, "mask"], &format!("seen_{name}"), &[]);
+        let sum = format!("sum_{name}");
+        graph.node("ReduceSum", &[&format!("seen_{name}"), "all"], &sum, &[("keepdims", 0)]);
+    }
+    graph.node("Mul", &["sum_value", "three"], "sum_positions", &[]);
+    graph.node("Add", &["sum_key", "sum_positions"], "sum", &[]);
+    graph.node("Mod", &["sum", "count"], "next", &[("fmod", 1)]);
+    graph.node("Unsqueeze", &["next", "middle"], "next_row", &[]);
+    graph.node("Sub", &["vocabulary", "next_row"], "distance", &[]);
+    graph.node("Mul", &["distance", "distance"], "square", &[]);
+    graph.node("Neg", &["square"], "row", &[]);
+    graph.node("Unsqueeze", &["key_f", "two"], "columns", &[]);
+    graph.node("Mul", &["columns", "zero"], "blank", &[]);
+    graph.node("Add", &["blank", "row"], "logits", &[]);
+
+    graph.output("logits", DataType::Float, &["batch", "sequence", "11"]);
+    for name in ["key", "value"] {
+        graph.output(&format!("present.0.{name}"), DataType::Float, &["batch", "1", "present", "1"]);
+    }
+    write(&graph)
+}
+
+/// What [`counter`] continues one prompt with.
+pub(crate) fn count_on(prompt: &[i64], steps: usize) -> Vec<i64> {
+    let mut tokens = prompt.to_vec();
+    for _ in 0..steps {
+        let positions: i64 = (0..tokens.len() as i64).sum();
+        tokens.push((tokens.iter().sum::<i64>() + 3 * positions) % VOCABULARY);
+    }
+    tokens.split_off(prompt.len())
+}
+
+/// A tokenizer of [`VOCABULARY`] letters, a to k.
+pub(crate) fn write_tokenizer(folder: &Path) {
+    let vocab: Vec<String> = ('a'..='k').enumerate().map(|(id, letter)| format!(r#""{letter}": {id}"#)).collect();
+    let json = format!(
+        r#"{{"version": "1.0", "added_tokens": [], "normalizer": null, "pre_tokenizer": null, "post_processor": null,
+        "truncation": null, "padding": null,
+        "decoder": {{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true}},
+        "model": {{"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+        "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "vocab": {{{}}}, "merges": []}}}}"#,
+        vocab.join(", ")
+    );
+    std::fs::write(folder.join("tokenizer.json"), json).unwrap();
+}
+
+pub(crate) fn write(graph: &Graph) -> (TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.onnx");
+    std::fs::write(&path, graph.encode()).unwrap();
+    (folder, path)
+}

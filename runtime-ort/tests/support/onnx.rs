@@ -1,0 +1,103 @@
+//! ONNX models node by node.
+
+use prost::Message;
+pub(crate) use tract_onnx::pb::tensor_proto::DataType;
+
+use tract_onnx::pb::attribute_proto::AttributeType;
+use tract_onnx::pb::tensor_shape_proto::{Dimension, dimension};
+use tract_onnx::pb::{
+    AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, StringStringEntryProto, TensorProto,
+    TensorShapeProto, TypeProto, ValueInfoProto, type_proto,
+};
+
+/// A model under construction.
+pub(crate) struct Graph {
+    graph: GraphProto,
+    opsets: Vec<OperatorSetIdProto>,
+    metadata: Vec<StringStringEntryProto>,
+}
+
+impl Graph {
+    pub(crate) fn new() -> Graph {
+        let graph = GraphProto { name: "test".to_owned(), ..GraphProto::default() };
+        let opsets = vec![OperatorSetIdProto { domain: String::new(), version: 18 }];
+        Graph { graph, opsets, metadata: Vec::new() }
+    }
+
+    pub(crate) fn import(&mut self, domain: &str, version: i64) {
+        self.opsets.push(OperatorSetIdProto { domain: domain.to_owned(), version });
+    }
+
+    pub(crate) fn metadata(&mut self, key: &str, value: &str) {
+        self.metadata.push(StringStringEntryProto { key: key.to_owned(), value: value.to_owned() });
+    }
+
+    pub(crate) fn input(&mut self, name: &str, ty: DataType, dims: &[&str]) {
+        self.graph.input.push(value_info(name, ty, dims));
+    }
+
+    pub(crate) fn output(&mut self, name: &str, ty: DataType, dims: &[&str]) {
+        self.graph.output.push(value_info(name, ty, dims));
+    }
+
+    pub(crate) fn node(&mut self, op_type: &str, inputs: &[&str], output: &str, attributes: &[(&str, i64)]) {
+        let attribute = |&(name, i): &(&str, i64)| AttributeProto {
+            name: name.to_owned(),
+            r#type: AttributeType::Int as i32,
+            i,
+            ..AttributeProto::default()
+        };
+        self.graph.node.push(NodeProto {
+            name: output.to_owned(),
+            op_type: op_type.to_owned(),
+            input: inputs.iter().map(|&input| input.to_owned()).collect(),
+            output: vec![output.to_owned()],
+            attribute: attributes.iter().map(attribute).collect(),
+            ..NodeProto::default()
+        });
+    }
+
+    pub(crate) fn cast_to_float(&mut self, input: &str, output: &str) {
+        self.node("Cast", &[input], output, &[("to", i64::from(DataType::Float as i32))]);
+    }
+
+    pub(crate) fn ints(&mut self, name: &str, values: &[i64]) {
+        let tensor = TensorProto { int64_data: values.to_vec(), ..tensor(name, DataType::Int64, values.len()) };
+        self.graph.initializer.push(tensor);
+    }
+
+    pub(crate) fn floats(&mut self, name: &str, values: &[f32]) {
+        let tensor = TensorProto { float_data: values.to_vec(), ..tensor(name, DataType::Float, values.len()) };
+        self.graph.initializer.push(tensor);
+    }
+
+    /// The file's bytes.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        ModelProto {
+            ir_version: 8,
+            opset_import: self.opsets.clone(),
+            graph: Some(self.graph.clone()),
+            metadata_props: self.metadata.clone(),
+            ..ModelProto::default()
+        }
+        .encode_to_vec()
+    }
+}
+
+fn tensor(name: &str, ty: DataType, len: usize) -> TensorProto {
+    TensorProto { name: name.to_owned(), data_type: ty as i32, dims: vec![len as i64], ..TensorProto::default() }
+}
+
+fn value_info(name: &str, ty: DataType, dims: &[&str]) -> ValueInfoProto {
+    let dimension = |dim: &&str| {
+        let value = match dim.parse() {
+            Ok(number) => dimension::Value::DimValue(number),
+            Err(_) => dimension::Value::DimParam((*dim).to_owned()),
+        };
+        Dimension { value: Some(value), ..Dimension::default() }
+    };
+    let shape = TensorShapeProto { dim: dims.iter().map(dimension).collect() };
+    let tensor = type_proto::Tensor { elem_type: ty as i32, shape: Some(shape) };
+    let r#type = TypeProto { value: Some(type_proto::Value::TensorType(tensor)), ..TypeProto::default() };
+    ValueInfoProto { name: name.to_owned(), r#type: Some(r#type), ..ValueInfoProto::default() }
+}
