@@ -1,18 +1,22 @@
 //! The operators' bodies in standard ONNX operators: what a runtime without our library runs.
 
 pub mod routed_attention;
+pub mod routed_linear;
+pub mod routed_mlp;
 
 use crate::schema::Operator;
 
 /// What a model's nodes have in common; a body can ask neither for an input's rank nor whether it is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Variant {
-    /// Keys and values are rank 4, as in a KV cache.
-    pub cache_layout: bool,
-    /// The optional last input is present.
-    pub optional_input: bool,
+    /// The second input is in its layout of higher rank: keys as in a KV cache, weights per head.
+    pub per_head: bool,
+    /// The optional last inputs are present.
+    pub optional_inputs: bool,
     /// Some node is causal. A body without it leaves the mask out.
     pub causal: bool,
+    /// The nodes' `activation`, where the operator has one.
+    pub activation: i64,
     /// The body must not rest on how a runtime reduces infinities: somewhat slower, the same everywhere.
     pub portable: bool,
 }
@@ -48,7 +52,7 @@ pub struct BodyNode {
 pub struct Body {
     /// The operator that it defines.
     pub operator: &'static Operator,
-    /// Names of the inputs that it takes: the operator's, without the optional one where the variant has none.
+    /// Names of the inputs that it takes: the operator's, without the optional ones where the variant has none.
     pub inputs: Vec<&'static str>,
     /// Nodes in topological order.
     pub nodes: Vec<BodyNode>,
@@ -61,7 +65,7 @@ pub(crate) struct Builder {
 
 impl Builder {
     pub(crate) fn new(operator: &'static Operator, variant: Variant) -> Builder {
-        let taken = |input: &&crate::schema::Operand| !input.optional || variant.optional_input;
+        let taken = |input: &&crate::schema::Operand| !input.optional || variant.optional_inputs;
         let inputs = operator.inputs.iter().filter(taken).map(|input| input.name).collect();
         Builder { body: Body { operator, inputs, nodes: Vec::new() } }
     }

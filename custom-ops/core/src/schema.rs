@@ -183,7 +183,7 @@ impl Operator {
 }
 
 /// Every operator of [`DOMAIN`].
-pub static OPERATORS: &[&Operator] = &[&ROUTED_ATTENTION];
+pub static OPERATORS: &[&Operator] = &[&ROUTED_ATTENTION, &ROUTED_PROJECTION, &ROUTED_COMBINE, &ROUTED_MLP];
 
 /// The operator of that name.
 pub fn operator(name: &str) -> Option<&'static Operator> {
@@ -192,6 +192,10 @@ pub fn operator(name: &str) -> Option<&'static Operator> {
 
 const fn input(name: &'static str, ty: ElementType, shape: &'static str, doc: &'static str) -> Operand {
     Operand { name, ty, optional: false, shape, doc }
+}
+
+const fn optional(name: &'static str, shape: &'static str, doc: &'static str) -> Operand {
+    Operand { name, ty: ElementType::T, optional: true, shape, doc }
 }
 
 const fn int(name: &'static str, doc: &'static str) -> AttributeDef {
@@ -253,6 +257,100 @@ pub static ROUTED_ATTENTION: Operator = Operator {
     infer: shape::routed_attention::infer,
     body: function::routed_attention::body,
     reference: reference::routed_attention::reference,
+};
+
+const WEIGHT_LAYOUT: AttributeDef = int(
+    "weight_layout",
+    "0: the weight is one matrix, (out, in) as nn.Linear stores it. 1: one matrix a head, (num_heads, in, out).",
+);
+
+/// The linear layer that makes the heads' queries, for the heads that are on.
+pub static ROUTED_PROJECTION: Operator = Operator {
+    name: "RoutedProjection",
+    doc: "`x W^T + bias` in the blocks of the heads that are on; the block of a head whose gate is 0 is not computed and is \
+          exactly 0, whatever the inputs hold. The gates are only a mask here.",
+    inputs: &[
+        input("x", ElementType::T, "(batch, q_len, width)", "The tokens."),
+        input(
+            "weight",
+            ElementType::T,
+            "(num_heads * head_dim, width), or (num_heads, width, head_dim) in layout 1",
+            "The heads' matrices.",
+        ),
+        input(
+            "head_gates",
+            ElementType::Float32,
+            "(batch, q_len, num_heads)",
+            "Any finite number; 0 switches the head off.",
+        ),
+        optional("bias", "(num_heads * head_dim)", "Added where the head is on."),
+    ],
+    output: input("output", ElementType::T, "(batch, q_len, num_heads * head_dim)", "The heads' blocks, side by side."),
+    attributes: &[int("num_heads", "Heads."), WEIGHT_LAYOUT],
+    infer: shape::routed_linear::infer_projection,
+    body: function::routed_linear::projection,
+    reference: reference::routed_linear::projection,
+};
+
+/// The linear layer that combines the heads' outputs, for the heads that are on.
+pub static ROUTED_COMBINE: Operator = Operator {
+    name: "RoutedCombine",
+    doc: "The sum of `x_h W_h^T` over the heads that are on, plus the bias once. The block of x of a head whose gate is 0 is not \
+          read: it counts as 0, whatever it holds. The gates are only a mask here.",
+    inputs: &[
+        input("x", ElementType::T, "(batch, q_len, num_heads * value_dim)", "The heads' blocks, side by side."),
+        input(
+            "weight",
+            ElementType::T,
+            "(width, num_heads * value_dim), or (num_heads, value_dim, width) in layout 1",
+            "The heads' matrices.",
+        ),
+        input(
+            "head_gates",
+            ElementType::Float32,
+            "(batch, q_len, num_heads)",
+            "Any finite number; 0 switches the head off.",
+        ),
+        optional("bias", "(width)", "Added once."),
+    ],
+    output: input("output", ElementType::T, "(batch, q_len, width)", "The tokens."),
+    attributes: &[int("num_heads", "Heads."), WEIGHT_LAYOUT],
+    infer: shape::routed_linear::infer_combine,
+    body: function::routed_linear::combine,
+    reference: reference::routed_linear::combine,
+};
+
+/// A mixture of feed-forward experts.
+pub static ROUTED_MLP: Operator = Operator {
+    name: "RoutedMLP",
+    doc: "The sum of `gate * (act(x W1 + b1) W2 + b2)` over the experts whose gate is not 0; the others are not computed and add \
+          exactly 0, whatever the inputs hold. A token without experts gives 0.",
+    inputs: &[
+        input("x", ElementType::T, "(batch, q_len, width)", "The tokens."),
+        input(
+            "fc1_weight",
+            ElementType::T,
+            "(num_experts, width, hidden), or (num_experts, width, 2 * hidden) for SwiGLU",
+            "First matrices, as x W; for SwiGLU the gate's columns and then the others.",
+        ),
+        input("fc2_weight", ElementType::T, "(num_experts, hidden, out_width)", "Second matrices."),
+        input(
+            "expert_gates",
+            ElementType::Float32,
+            "(batch, q_len, num_experts)",
+            "Factors; 0 switches the expert off.",
+        ),
+        optional("fc1_bias", "(num_experts, columns of fc1_weight)", "Comes with fc2_bias or not at all."),
+        optional("fc2_bias", "(num_experts, out_width)", "Comes with fc1_bias or not at all."),
+    ],
+    output: input("output", ElementType::T, "(batch, q_len, out_width)", "The tokens."),
+    attributes: &[
+        int("num_experts", "Experts."),
+        int("activation", "0: ReLU. 1: GELU (erf). 2: GELU (tanh). 3: SiLU. 4: SwiGLU, silu(gate) * other."),
+    ],
+    infer: shape::routed_mlp::infer,
+    body: function::routed_mlp::body,
+    reference: reference::routed_mlp::reference,
 };
 
 /// The reference page of all operators, in Markdown: `docs/operators.md` holds this text.

@@ -1,6 +1,8 @@
 //! Which attributes and shapes the operators accept, and what comes out. The only validator.
 
 pub mod routed_attention;
+pub mod routed_linear;
+pub mod routed_mlp;
 
 use crate::error::Error;
 use crate::schema::{Attributes, ElementType, Operator};
@@ -100,4 +102,58 @@ pub(crate) fn check_count<S>(operator: &Operator, inputs: &[Option<S>]) -> Resul
         return Err(Error::InputCount { operator: operator.name, expected, found: present });
     }
     Ok(())
+}
+
+/// A dimension on which several inputs must agree: the first one known wins.
+#[derive(Default, Clone, Copy)]
+pub(crate) struct Agreed(pub(crate) Option<usize>);
+
+impl Agreed {
+    pub(crate) fn accept(&mut self, dim: Option<usize>) -> bool {
+        match (self.0, dim) {
+            (Some(a), Some(b)) => a == b,
+            (None, b) => {
+                self.0 = b;
+                true
+            }
+            (Some(_), None) => true,
+        }
+    }
+
+    pub(crate) fn show(&self, name: &str) -> String {
+        self.0.map_or(name.to_owned(), |n| format!("{name} = {n}"))
+    }
+}
+
+/// Splits a width into heads.
+pub(crate) fn per_head(width: Option<usize>, heads: usize) -> Option<Option<usize>> {
+    match width {
+        Some(width) if !width.is_multiple_of(heads) || width == 0 => None,
+        width => Some(width.map(|width| width / heads)),
+    }
+}
+
+/// An attribute that counts something.
+pub(crate) fn count(attributes: &Attributes, name: &'static str) -> Result<usize, Error> {
+    let found = attributes.int(name);
+    usize::try_from(found).ok().filter(|n| (1..=1 << 20).contains(n)).ok_or_else(|| Error::Attribute {
+        operator: attributes.operator().name,
+        attribute: name,
+        expected: "a number from 1 to 1048576".to_owned(),
+        found: found.to_string(),
+    })
+}
+
+/// An attribute that is one of the first `n` whole numbers.
+pub(crate) fn choice(attributes: &Attributes, name: &'static str, n: i64) -> Result<i64, Error> {
+    let found = attributes.int(name);
+    if (0..n).contains(&found) {
+        return Ok(found);
+    }
+    Err(Error::Attribute {
+        operator: attributes.operator().name,
+        attribute: name,
+        expected: if n == 2 { "0 or 1".to_owned() } else { format!("0 to {}", n - 1) },
+        found: found.to_string(),
+    })
 }

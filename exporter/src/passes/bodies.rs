@@ -13,13 +13,14 @@ pub(super) fn run(graph: &mut Graph) {
         let variants: Vec<Variant> = at.iter().map(|&i| variant_of(graph, &graph.nodes[i])).collect();
         let Some(&first) = variants.first() else { continue };
         let variant = variants.iter().fold(first, |a, b| Variant {
-            cache_layout: a.cache_layout,
-            optional_input: a.optional_input || b.optional_input,
+            per_head: a.per_head,
+            activation: a.activation,
+            optional_inputs: a.optional_inputs || b.optional_inputs,
             causal: a.causal || b.causal,
             portable: false,
         });
         for (&i, own) in at.iter().zip(&variants) {
-            if variant.optional_input && !own.optional_input {
+            if variant.optional_inputs && !own.optional_inputs {
                 add_zero(graph, i);
             }
         }

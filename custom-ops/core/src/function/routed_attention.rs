@@ -32,7 +32,7 @@ pub(crate) fn body(variant: Variant) -> Body {
 
     let k = b.cast_f32("key", "key_f32");
     let v = b.cast_f32("value", "value_f32");
-    let (k, v) = if variant.cache_layout {
+    let (k, v) = if variant.per_head {
         (b.transpose(&k, [0, 1, 3, 2], "key_heads"), v)
     } else {
         let split = b.concat(&[&copy, &copy, &groups, &rest], "split_kv_heads");
@@ -43,7 +43,7 @@ pub(crate) fn body(variant: Variant) -> Body {
 
     let scores = b.node("MatMul", &[&q, &k], "scores_stacked");
     let mut scores = b.node("Reshape", &[&scores, &unstack], "scores");
-    if variant.optional_input {
+    if variant.optional_inputs {
         let bias = b.cast_f32("attn_bias", "attn_bias_f32");
         scores = b.node("Add", &[&scores, &bias], "scores_biased");
     }

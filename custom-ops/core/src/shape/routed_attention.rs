@@ -1,6 +1,6 @@
 //! RoutedAttention's attributes and shapes.
 
-use super::{OutputDim, check_count, show};
+use super::{Agreed, OutputDim, check_count, choice, count, per_head, show};
 use crate::error::Error;
 use crate::schema::{Attributes, ROUTED_ATTENTION};
 
@@ -111,57 +111,19 @@ fn heads(attributes: &Attributes) -> Result<Heads, Error> {
         expected: expected.to_owned(),
         found,
     };
-    let count = |name: &'static str| {
-        let found = attributes.int(name);
-        usize::try_from(found)
-            .ok()
-            .filter(|n| (1..=1 << 20).contains(n))
-            .ok_or_else(|| bad(name, "a number from 1 to 1048576", found.to_string()))
-    };
-    let heads = Heads { query: count("num_heads")?, kv: count("kv_num_heads")? };
+    let heads = Heads { query: count(attributes, "num_heads")?, kv: count(attributes, "kv_num_heads")? };
     if !heads.query.is_multiple_of(heads.kv) {
         return Err(bad("kv_num_heads", &format!("a divisor of num_heads = {}", heads.query), heads.kv.to_string()));
     }
     if !attributes.float("scale").is_finite() {
         return Err(bad("scale", "a finite number", attributes.float("scale").to_string()));
     }
-    match attributes.int("is_causal") {
-        0 | 1 => Ok(heads),
-        other => Err(bad("is_causal", "0 or 1", other.to_string())),
-    }
-}
-
-/// A dimension on which several inputs must agree: the first one known wins.
-#[derive(Default, Clone, Copy)]
-struct Agreed(Option<usize>);
-
-impl Agreed {
-    fn accept(&mut self, dim: Option<usize>) -> bool {
-        match (self.0, dim) {
-            (Some(a), Some(b)) => a == b,
-            (None, b) => {
-                self.0 = b;
-                true
-            }
-            (Some(_), None) => true,
-        }
-    }
-
-    fn show(&self, name: &str) -> String {
-        self.0.map_or(name.to_owned(), |n| format!("{name} = {n}"))
-    }
+    choice(attributes, "is_causal", 2)?;
+    Ok(heads)
 }
 
 fn bad_shape(input: &'static str, expected: String, found: &[Option<usize>]) -> Error {
     Error::Shape { operator: ROUTED_ATTENTION.name, input, expected, found: show(found) }
-}
-
-/// Splits a width into heads.
-fn per_head(width: Option<usize>, heads: usize) -> Option<Option<usize>> {
-    match width {
-        Some(width) if !width.is_multiple_of(heads) || width == 0 => None,
-        width => Some(width.map(|width| width / heads)),
-    }
 }
 
 /// See [`crate::Operator::infer`].
