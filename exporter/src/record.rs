@@ -6,7 +6,10 @@ use crate::encode::scalar_bytes;
 use crate::graph::{Attribute, Dim, ElementType, Graph, Initializer, Node, Source, Value};
 use moh_kernels::schema;
 use moh_models::families::{Inputs, Model, Port, PortDim};
-use moh_models::ops::{Attention, Binary, Conv, Linear, Ops, Reduce, Result, Tap, Type, Unary};
+use moh_models::ops::{
+    Aggregated, Aggregation, Attention, Binary, Conv, Experts, HeadLinear, Linear, Ops, Reduce, Result, Tap, Type,
+    Unary,
+};
 use moh_models::{Error, Weight};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -254,8 +257,8 @@ fn module_of(weight: &Weight) -> &str {
 impl Ops for Recorder {
     type Value = Value;
 
-    fn weight(&mut self, weight: &Weight) -> Result<Value> {
-        Ok(self.tensor(weight, self.options.dtype, false))
+    fn weight(&mut self, weight: &Weight, ty: Type) -> Result<Value> {
+        Ok(self.tensor(weight, self.element_type(ty), false))
     }
 
     fn constant(&mut self, ty: Type, shape: &[usize], values: &[f32]) -> Result<Value> {
@@ -299,6 +302,8 @@ impl Ops for Recorder {
             Unary::Cos => self.like("Cos", x, vec![]),
             Unary::Sin => self.like("Sin", x, vec![]),
             Unary::Sigmoid => self.like("Sigmoid", x, vec![]),
+            Unary::Relu => self.like("Relu", x, vec![]),
+            Unary::Gelu => self.like("Gelu", x, vec![]),
             Unary::GeluTanh => self.like("Gelu", x, vec![("approximate", Attribute::String("tanh"))]),
         })
     }
@@ -326,6 +331,7 @@ impl Ops for Recorder {
     fn reduce(&mut self, op: Reduce, x: &Value, axes: &[i64]) -> Result<Value> {
         let op_type = match op {
             Reduce::Sum => "ReduceSum",
+            Reduce::Mean => "ReduceMean",
         };
         let mut dims = x.dims.clone();
         for &axis in axes {
@@ -359,6 +365,21 @@ impl Ops for Recorder {
         let ones = self.constant_of_shape(&shape, x.ty, 1.0, top_dims);
         let axis = vec![("axis", Attribute::Int(-1))];
         Ok(self.node("ScatterElements", &[&zeros, &indices, &ones], axis, x.ty, x.dims.clone()))
+    }
+
+    fn cumulative_sum(&mut self, x: &Value, axis: i64) -> Result<Value> {
+        let bytes = scalar_bytes(ElementType::I64, axis as f32);
+        let name = format!("axis[{axis}]");
+        let axis = self.initializer(name.clone(), name, ElementType::I64, vec![], Source::Bytes(bytes));
+        Ok(self.node("CumSum", &[x, &axis], vec![], x.ty, x.dims.clone()))
+    }
+
+    fn matmul(&mut self, a: &Value, b: &Value) -> Result<Value> {
+        let split = |x: &Value| x.dims.len().checked_sub(2).ok_or(Error::Internal("a matrix product of vectors"));
+        let (rank_a, rank_b) = (split(a)?, split(b)?);
+        let mut dims = dims::broadcast(&a.dims[..rank_a], &b.dims[..rank_b]);
+        dims.extend([a.dims[rank_a].clone(), b.dims[rank_b + 1].clone()]);
+        Ok(self.node("MatMul", &[a, b], vec![], a.ty, dims))
     }
 
     fn linear(&mut self, x: &Value, linear: &Linear) -> Result<Value> {
@@ -447,18 +468,55 @@ impl Ops for Recorder {
         attn_bias: Option<&Value>,
         attention: Attention,
     ) -> Result<Value> {
-        let operator = &schema::ROUTED_ATTENTION;
-        let values = schema::Attributes::read(operator, |def| {
-            Some(match def.name {
-                "num_heads" => schema::Value::Int(attention.num_heads as i64),
-                "kv_num_heads" => schema::Value::Int(attention.kv_num_heads as i64),
-                "scale" => schema::Value::Float(attention.scale),
-                "is_causal" => schema::Value::Int(i64::from(attention.is_causal)),
-                _ => return None,
-            })
-        });
+        let values = [
+            ("num_heads", schema::Value::Int(attention.num_heads as i64)),
+            ("kv_num_heads", schema::Value::Int(attention.kv_num_heads as i64)),
+            ("scale", schema::Value::Float(attention.scale)),
+            ("is_causal", schema::Value::Int(i64::from(attention.is_causal))),
+        ];
         let inputs: Vec<&Value> = [query, key, value, head_gates].into_iter().chain(attn_bias).collect();
-        self.operator(values.map_err(|e| Error::Operator(e.to_string()))?, &inputs)
+        self.operator(&schema::ROUTED_ATTENTION, None, &values, &inputs)
+    }
+
+    fn routed_projection(&mut self, x: &Value, linear: &HeadLinear, gates: &Value) -> Result<Value> {
+        self.head_linear(&schema::ROUTED_PROJECTION, x, linear, gates)
+    }
+
+    fn routed_combine(&mut self, x: &Value, linear: &HeadLinear, gates: &Value) -> Result<Value> {
+        self.head_linear(&schema::ROUTED_COMBINE, x, linear, gates)
+    }
+
+    fn routed_mlp(&mut self, x: &Value, experts: &Experts, gates: &Value) -> Result<Value> {
+        let values = [
+            ("num_experts", schema::Value::Int(experts.count() as i64)),
+            ("activation", schema::Value::Int(experts.activation as i64)),
+        ];
+        let (fc1, fc2) = (self.tensor(&experts.fc1, x.ty, false), self.tensor(&experts.fc2, x.ty, false));
+        let biases =
+            experts.biases.as_ref().map(|(b1, b2)| [self.tensor(b1, x.ty, false), self.tensor(b2, x.ty, false)]);
+        let inputs: Vec<&Value> = [x, &fc1, &fc2, gates].into_iter().chain(biases.iter().flatten()).collect();
+        self.operator(&schema::ROUTED_MLP, None, &values, &inputs)
+    }
+
+    fn aggregated_attention(&mut self, inputs: &Aggregated<'_, Value>, a: &Aggregation) -> Result<Value> {
+        let values = [("num_heads", a.num_heads), ("height", a.height), ("width", a.width), ("window", a.window)];
+        let values = values.map(|(name, value)| (name, schema::Value::Int(value as i64)));
+        let ty = inputs.query.ty;
+        let constants = [
+            self.tensor(&a.query_embedding, ty, false),
+            self.tensor(&a.query_scale, ElementType::F32, false),
+            self.tensor(&a.local_bias, ty, false),
+            self.tensor(&a.pooled_bias, ty, false),
+            self.tensor(&a.learnable_tokens, ty, false),
+            self.tensor(&a.learnable_bias, ty, false),
+        ];
+        let Aggregated { query, key, value, pooled_key, pooled_value, head_gates } = *inputs;
+        let inputs: Vec<&Value> =
+            [query, key, value, pooled_key, pooled_value, head_gates].into_iter().chain(&constants).collect();
+        let Some(operator) = schema::operator("RoutedAggregatedAttention") else {
+            return Err(Error::Internal("no aggregated attention"));
+        };
+        self.operator(operator, None, &values, &inputs)
     }
 
     fn reshape(&mut self, x: &Value, shape: &[i64]) -> Result<Value> {
@@ -523,9 +581,34 @@ impl Ops for Recorder {
 }
 
 impl Recorder {
-    /// A node of an `ai.moh` operator; its output's dimensions are those that the schema infers.
-    fn operator(&mut self, attributes: schema::Attributes, inputs: &[&Value]) -> Result<Value> {
-        let operator = attributes.operator();
+    fn head_linear(
+        &mut self,
+        operator: &'static schema::Operator,
+        x: &Value,
+        linear: &HeadLinear,
+        gates: &Value,
+    ) -> Result<Value> {
+        let values = [
+            ("num_heads", schema::Value::Int(linear.num_heads as i64)),
+            ("weight_layout", schema::Value::Int(i64::from(linear.per_head()))),
+        ];
+        let weight = self.tensor(&linear.weight, x.ty, false);
+        let bias = linear.bias.as_ref().map(|bias| self.tensor(bias, x.ty, false));
+        let inputs: Vec<&Value> = [x, &weight, gates].into_iter().chain(&bias).collect();
+        self.operator(operator, Some(module_of(&linear.weight)), &values, &inputs)
+    }
+
+    /// A node of an `ai.moh` operator, at `path` or the current one; its output's dimensions are those that the schema infers.
+    fn operator(
+        &mut self,
+        operator: &'static schema::Operator,
+        path: Option<&str>,
+        values: &[(&str, schema::Value)],
+        inputs: &[&Value],
+    ) -> Result<Value> {
+        let value = |name: &str| values.iter().find(|(n, _)| *n == name).map(|(_, value)| *value);
+        let attributes = schema::Attributes::read(operator, |def| value(def.name));
+        let attributes = attributes.map_err(|e| Error::Operator(e.to_string()))?;
         let known: Vec<Vec<Option<usize>>> = inputs.iter().map(|v| known_dims(&v.dims)).collect();
         let known: Vec<Option<&[Option<usize>]>> = known.iter().map(|dims| Some(dims.as_slice())).collect();
         let inferred = (operator.infer)(&attributes, &known).map_err(|e| Error::Operator(e.to_string()))?;
@@ -538,7 +621,7 @@ impl Recorder {
             schema::Value::Int(v) => (def.name, Attribute::Int(v)),
             schema::Value::Float(v) => (def.name, Attribute::Float(v)),
         });
-        let (path, ty) = (self.path.join("."), inputs[0].ty);
+        let (path, ty) = (path.map_or_else(|| self.path.join("."), str::to_owned), inputs[0].ty);
         let dims = inferred.iter().map(dim).collect();
         Ok(self.node_at(&path, (schema::DOMAIN, operator.name), inputs, written.collect(), ty, dims))
     }

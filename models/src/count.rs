@@ -3,7 +3,10 @@
 use crate::checkpoint::Weight;
 use crate::eager::resolve_shape;
 use crate::error::Error;
-use crate::ops::{Attention, Binary, Conv, Linear, Ops, Reduce, Result, Tap, Type, Unary};
+use crate::ops::{
+    Aggregated, Aggregation, Attention, Binary, Conv, Experts, HeadLinear, Linear, Ops, Reduce, Result, Tap, Type,
+    Unary,
+};
 
 /// Multiply-accumulates of the matrix products.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -50,6 +53,11 @@ impl Count {
         self.macs
     }
 
+    /// `dense` in the share of the heads that the gates leave on.
+    fn spend_heads(&mut self, dense: usize, heads: usize, gates: &Shape) {
+        self.spend(dense, dense / heads.max(1) * gates.active.unwrap_or(heads));
+    }
+
     fn spend(&mut self, dense: usize, routed: usize) {
         self.macs.dense += dense as u64;
         self.macs.routed += routed as u64;
@@ -75,7 +83,7 @@ fn broadcast(a: &Shape, b: &Shape) -> Result<Shape> {
 impl Ops for Count {
     type Value = Shape;
 
-    fn weight(&mut self, weight: &Weight) -> Result<Shape> {
+    fn weight(&mut self, weight: &Weight, _ty: Type) -> Result<Shape> {
         Ok(Shape::new(weight.shape()))
     }
 
@@ -121,6 +129,23 @@ impl Ops for Count {
 
     fn top_k_mask(&mut self, x: &Shape, _k: usize) -> Result<Shape> {
         Ok(Shape::new(&x.dims))
+    }
+
+    fn cumulative_sum(&mut self, x: &Shape, _axis: i64) -> Result<Shape> {
+        Ok(Shape::new(&x.dims))
+    }
+
+    fn matmul(&mut self, a: &Shape, b: &Shape) -> Result<Shape> {
+        let (rank_a, rank_b) = (a.dims.len(), b.dims.len());
+        if rank_a < 2 || rank_b < 2 || a.dims[rank_a - 1] != b.dims[rank_b - 2] {
+            return Err(Error::Internal("a matrix product of shapes that do not fit"));
+        }
+        let (left, right) = (Shape::new(&a.dims[..rank_a - 2]), Shape::new(&b.dims[..rank_b - 2]));
+        let mut shape = broadcast(&left, &right)?;
+        shape.dims.extend([a.dims[rank_a - 2], b.dims[rank_b - 1]]);
+        let macs = shape.dims.iter().product::<usize>() * a.dims[rank_a - 1];
+        self.spend(macs, macs);
+        Ok(shape)
     }
 
     fn linear(&mut self, x: &Shape, linear: &Linear) -> Result<Shape> {
@@ -184,6 +209,41 @@ impl Ops for Count {
         let active = head_gates.active.unwrap_or(attention.num_heads);
         self.spend(per_head * attention.num_heads, per_head * active);
         Ok(Shape::new(&[batch, q_len, attention.num_heads * value_dim]))
+    }
+
+    fn routed_projection(&mut self, x: &Shape, linear: &HeadLinear, gates: &Shape) -> Result<Shape> {
+        let out = match *linear.weight.shape() {
+            [heads, _, dim] => heads * dim,
+            ref shape => shape[0],
+        };
+        self.spend_heads(x.dims.iter().product::<usize>() * out, linear.num_heads, gates);
+        self.filled(Type::Model, x, out, 0.0)
+    }
+
+    fn routed_combine(&mut self, x: &Shape, linear: &HeadLinear, gates: &Shape) -> Result<Shape> {
+        let out = match *linear.weight.shape() {
+            [_, _, out] => out,
+            ref shape => shape[0],
+        };
+        self.spend_heads(x.dims.iter().product::<usize>() * out, linear.num_heads, gates);
+        self.filled(Type::Model, x, out, 0.0)
+    }
+
+    fn routed_mlp(&mut self, x: &Shape, experts: &Experts, gates: &Shape) -> Result<Shape> {
+        let tokens: usize = x.dims[..x.dims.len() - 1].iter().product();
+        let numbers = experts.fc1.elements() + experts.fc2.elements();
+        self.spend_heads(tokens * numbers, experts.count(), gates);
+        self.filled(Type::Model, x, experts.fc2.shape()[2], 0.0)
+    }
+
+    fn aggregated_attention(&mut self, inputs: &Aggregated<'_, Shape>, aggregation: &Aggregation) -> Result<Shape> {
+        let (query, cells) = (&inputs.query.dims, aggregation.window.pow(2));
+        let pooled = inputs.pooled_key.dims[1];
+        // Scores and values of the window and of the pooled tokens, and the learnable tokens.
+        let per_channel = 3 * cells + 2 * pooled;
+        let macs = query.iter().product::<usize>() * per_channel;
+        self.spend_heads(macs, aggregation.num_heads, inputs.head_gates);
+        Ok(Shape::new(query))
     }
 
     fn reshape(&mut self, x: &Shape, shape: &[i64]) -> Result<Shape> {

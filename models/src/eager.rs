@@ -4,7 +4,10 @@
 
 use crate::checkpoint::Weight;
 use crate::error::Error;
-use crate::ops::{Attention, Binary, Conv, Linear, Ops, Reduce, Result, Tap, Type, Unary};
+use crate::ops::{
+    Activation, Aggregated, Aggregation, Attention, Binary, Conv, Experts, HeadLinear, Linear, Ops, Reduce, Result,
+    Tap, Type, Unary,
+};
 use candle_core::{D, DType, Device, Tensor};
 use std::collections::BTreeMap;
 
@@ -54,6 +57,16 @@ impl Eager {
         Ok(tensor)
     }
 
+    /// `x` (batch, q_len, heads * dim) with zeros in the blocks whose gates are 0.
+    fn mask_heads(&mut self, x: &Tensor, gates: &Tensor) -> Result<Tensor> {
+        let heads = gates.dim(D::Minus1)?;
+        let (batch, q_len, width) = x.dims3()?;
+        let blocks = x.reshape((batch, q_len, heads, width / heads))?;
+        let off = gates.eq(&gates.zeros_like()?)?.unsqueeze(D::Minus1)?;
+        let zero = Tensor::zeros(&[1], DType::F32, &Device::Cpu)?;
+        Ok(self.select(&off, &zero, &blocks)?.reshape((batch, q_len, width))?)
+    }
+
     fn keep(&mut self, name: String, value: &Tensor) {
         if let Some(taps) = &mut self.taps {
             taps.insert(name, value.clone());
@@ -76,8 +89,8 @@ fn axis(x: &Tensor, axis: i64) -> usize {
 impl Ops for Eager {
     type Value = Tensor;
 
-    fn weight(&mut self, weight: &Weight) -> Result<Tensor> {
-        self.load(weight)
+    fn weight(&mut self, weight: &Weight, ty: Type) -> Result<Tensor> {
+        Ok(self.load(weight)?.to_dtype(dtype(ty))?)
     }
 
     fn constant(&mut self, ty: Type, shape: &[usize], values: &[f32]) -> Result<Tensor> {
@@ -103,6 +116,8 @@ impl Ops for Eager {
             Unary::Cos => x.cos()?,
             Unary::Sin => x.sin()?,
             Unary::Sigmoid => (x.neg()?.exp()? + 1.0)?.recip()?,
+            Unary::Relu => x.relu()?,
+            Unary::Gelu => x.gelu_erf()?,
             Unary::GeluTanh => x.gelu()?,
         })
     }
@@ -129,6 +144,7 @@ impl Ops for Eager {
         let axes: Vec<usize> = axes.iter().map(|&a| axis(x, a)).collect();
         Ok(match op {
             Reduce::Sum => x.sum_keepdim(axes)?,
+            Reduce::Mean => x.mean_keepdim(axes)?,
         })
     }
 
@@ -157,6 +173,23 @@ impl Ops for Eager {
         let gaps = Tensor::from_vec(gaps, &x.dims()[..x.rank() - 1], x.device())?;
         self.keep(format!("{GAPS}{}", self.path()), &gaps);
         Ok(Tensor::from_vec(mask, x.shape(), x.device())?.to_dtype(x.dtype())?)
+    }
+
+    fn cumulative_sum(&mut self, x: &Tensor, axis_: i64) -> Result<Tensor> {
+        let axis = axis(x, axis_);
+        let mut sums = Vec::with_capacity(x.dim(axis)?);
+        for i in 0..x.dim(axis)? {
+            let one = x.narrow(axis, i, 1)?;
+            sums.push(match sums.last() {
+                Some(last) => (last + one)?,
+                None => one,
+            });
+        }
+        Ok(if sums.is_empty() { x.clone() } else { Tensor::cat(&sums, axis)? })
+    }
+
+    fn matmul(&mut self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+        Ok(a.contiguous()?.broadcast_matmul(&b.contiguous()?)?)
     }
 
     fn linear(&mut self, x: &Tensor, linear: &Linear) -> Result<Tensor> {
@@ -248,6 +281,98 @@ impl Ops for Eager {
         Ok(routed.transpose(1, 2)?.reshape((batch, q_len, ()))?)
     }
 
+    fn routed_projection(&mut self, x: &Tensor, linear: &HeadLinear, gates: &Tensor) -> Result<Tensor> {
+        let weight = self.load(&linear.weight)?;
+        let matrix = match linear.per_head() {
+            true => weight.transpose(0, 1)?.flatten_from(1)?,
+            false => weight.t()?,
+        };
+        let mut y = x.broadcast_matmul(&matrix)?;
+        if let Some(bias) = &linear.bias {
+            y = y.broadcast_add(&self.load(bias)?)?;
+        }
+        self.mask_heads(&y, gates)
+    }
+
+    fn routed_combine(&mut self, x: &Tensor, linear: &HeadLinear, gates: &Tensor) -> Result<Tensor> {
+        let weight = self.load(&linear.weight)?;
+        let matrix = match linear.per_head() {
+            true => weight.flatten_to(1)?,
+            false => weight.t()?,
+        };
+        let y = self.mask_heads(x, gates)?.broadcast_matmul(&matrix)?;
+        Ok(match &linear.bias {
+            Some(bias) => y.broadcast_add(&self.load(bias)?)?,
+            None => y,
+        })
+    }
+
+    fn routed_mlp(&mut self, x: &Tensor, experts: &Experts, gates: &Tensor) -> Result<Tensor> {
+        let (fc1, fc2) = (self.load(&experts.fc1)?, self.load(&experts.fc2)?);
+        let mut sum: Option<Tensor> = None;
+        for e in 0..experts.count() {
+            let mut h = x.broadcast_matmul(&fc1.get(e)?)?;
+            if let Some((bias, _)) = &experts.biases {
+                h = h.broadcast_add(&self.load(bias)?.get(e)?)?;
+            }
+            let h = match experts.activation {
+                Activation::Relu => h.relu()?,
+                Activation::Gelu => h.gelu_erf()?,
+                Activation::GeluTanh => h.gelu()?,
+                Activation::Silu => self.silu(&h)?,
+                Activation::SwiGlu => {
+                    let hidden = h.dim(D::Minus1)? / 2;
+                    (self.silu(&h.narrow(D::Minus1, 0, hidden)?)? * h.narrow(D::Minus1, hidden, hidden)?)?
+                }
+            };
+            let mut y = h.broadcast_matmul(&fc2.get(e)?)?;
+            if let Some((_, bias)) = &experts.biases {
+                y = y.broadcast_add(&self.load(bias)?.get(e)?)?;
+            }
+            let y = y.broadcast_mul(&gates.narrow(D::Minus1, e, 1)?)?;
+            sum = Some(match sum {
+                Some(sum) => (sum + y)?,
+                None => y,
+            });
+        }
+        sum.ok_or(Error::Internal("a mixture of no experts"))
+    }
+
+    fn aggregated_attention(&mut self, inputs: &Aggregated<'_, Tensor>, a: &Aggregation) -> Result<Tensor> {
+        let (batch, tokens, width) = inputs.query.dims3()?;
+        let (heads, dim, cells) = (a.num_heads, width / a.num_heads, a.window * a.window);
+        let per_head = |x: &Tensor| x.reshape((batch, x.dim(1)?, heads, dim))?.transpose(1, 2)?.contiguous();
+        let unit = |x: &Tensor| x.broadcast_div(&x.sqr()?.sum_keepdim(D::Minus1)?.sqrt()?.maximum(1e-12)?);
+        let qn = unit(&per_head(inputs.query)?)?;
+        let embedding = self.load(&a.query_embedding)?.unsqueeze(1)?;
+        let scale = self.load(&a.query_scale)?.t()?.unsqueeze(D::Minus1)?;
+        let qs = qn.broadcast_add(&embedding)?.broadcast_mul(&scale)?;
+
+        // Window cells as rows of a padded token list: row `tokens` is zero, and -inf in the scores.
+        let (cell, outside) = window_cells(a);
+        let cell = Tensor::from_vec(cell, (tokens * cells,), &Device::Cpu)?;
+        let outside = Tensor::from_vec(outside, (tokens, cells), &Device::Cpu)?;
+        let windows = |x: &Tensor| -> Result<Tensor> {
+            let zero = Tensor::zeros((batch, heads, 1, dim), DType::F32, &Device::Cpu)?;
+            let rows = Tensor::cat(&[x, &zero], 2)?.index_select(&cell, 2)?;
+            Ok(rows.reshape((batch, heads, tokens, cells, dim))?)
+        };
+        let local_keys = windows(&unit(&per_head(inputs.key)?)?)?;
+        let local = local_keys.broadcast_mul(&qs.unsqueeze(3)?)?.sum(D::Minus1)?;
+        let local = local.broadcast_add(&self.load(&a.local_bias)?.unsqueeze(1)?)?.broadcast_add(&outside)?;
+        let pooled = qs.matmul(&unit(&per_head(inputs.pooled_key)?)?.t()?)?;
+        let pooled = pooled.broadcast_add(&self.load(&a.pooled_bias)?)?;
+        let weights = self.softmax(&Tensor::cat(&[&local, &pooled], 3)?)?;
+        let learnt = qn.broadcast_matmul(&self.load(&a.learnable_tokens)?)?;
+        let learnt = learnt.broadcast_add(&self.load(&a.learnable_bias)?.unsqueeze(1)?)?;
+        let local = (weights.narrow(3, 0, cells)? + learnt)?;
+        let values = windows(&per_head(inputs.value)?)?;
+        let local = values.broadcast_mul(&local.unsqueeze(D::Minus1)?)?.sum(3)?;
+        let pooled = weights.narrow(3, cells, pooled.dim(3)?)?.matmul(&per_head(inputs.pooled_value)?)?;
+        let heads_out = (local + pooled)?.broadcast_mul(&inputs.head_gates.transpose(1, 2)?.unsqueeze(D::Minus1)?)?;
+        self.mask_heads(&heads_out.transpose(1, 2)?.reshape((batch, tokens, width))?, inputs.head_gates)
+    }
+
     fn reshape(&mut self, x: &Tensor, shape: &[i64]) -> Result<Tensor> {
         let shape = resolve_shape(x.dims(), shape)?;
         Ok(x.contiguous()?.reshape(shape)?)
@@ -298,6 +423,23 @@ impl Ops for Eager {
         self.keep(format!("{}.{}", kind.prefix(), self.path()), value);
         Ok(())
     }
+}
+
+/// For every token and window cell the cell's token (the number of tokens where it lies outside), and 0 or -inf.
+fn window_cells(a: &Aggregation) -> (Vec<u32>, Vec<f32>) {
+    let (mut cells, mut outside) = (Vec::new(), Vec::new());
+    let reach = a.window / 2;
+    for y in 0..a.height {
+        for x in 0..a.width {
+            for i in 0..a.window * a.window {
+                let (cy, cx) = ((y + i / a.window).wrapping_sub(reach), (x + i % a.window).wrapping_sub(reach));
+                let inside = cy < a.height && cx < a.width;
+                cells.push(if inside { cy * a.width + cx } else { a.height * a.width } as u32);
+                outside.push(if inside { 0.0 } else { f32::NEG_INFINITY });
+            }
+        }
+    }
+    (cells, outside)
 }
 
 /// ONNX Reshape's target for a known input shape.

@@ -32,6 +32,9 @@ pub enum Unary {
     Cos,
     Sin,
     Sigmoid,
+    Relu,
+    /// x Phi(x), Phi the normal distribution function.
+    Gelu,
     /// 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
     GeluTanh,
 }
@@ -54,6 +57,7 @@ pub enum Binary {
 #[allow(missing_docs)]
 pub enum Reduce {
     Sum,
+    Mean,
 }
 
 /// Attributes of `ai.moh` RoutedAttention.
@@ -78,6 +82,111 @@ pub struct Linear {
     pub bias: Option<Weight>,
 }
 
+impl Linear {
+    /// The layer that gives these outputs only.
+    pub fn rows(&self, range: std::ops::Range<usize>) -> Linear {
+        let bias = self.bias.as_ref().map(|bias| bias.rows(range.clone()));
+        Linear { weight: self.weight.rows(range), bias }
+    }
+
+    /// The same layer between tokens and `num_heads` heads.
+    pub fn over_heads(self, num_heads: usize) -> HeadLinear {
+        HeadLinear { weight: self.weight, bias: self.bias, num_heads }
+    }
+}
+
+/// A linear layer whose output (of a projection) or input (of a combination) is split into heads.
+#[derive(Debug, Clone)]
+pub struct HeadLinear {
+    /// As nn.Linear stores it, (out, in); or one matrix a head, (num_heads, in, out).
+    pub weight: Weight,
+    /// (out).
+    pub bias: Option<Weight>,
+    /// Heads.
+    pub num_heads: usize,
+}
+
+impl HeadLinear {
+    /// Whether the weight holds one matrix a head.
+    pub fn per_head(&self) -> bool {
+        self.weight.shape().len() == 3
+    }
+}
+
+/// The function between an expert's two matrices, in the order of RoutedMLP's attribute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Activation {
+    Relu,
+    Gelu,
+    GeluTanh,
+    Silu,
+    /// silu(gate) * other, whose columns stand side by side in the first matrix.
+    SwiGlu,
+}
+
+/// A mixture of feed-forward experts.
+#[derive(Debug, Clone)]
+pub struct Experts {
+    /// (num_experts, width, hidden), twice as many columns for SwiGLU.
+    pub fc1: Weight,
+    /// (num_experts, hidden, out).
+    pub fc2: Weight,
+    /// (num_experts, columns of fc1) and (num_experts, out).
+    pub biases: Option<(Weight, Weight)>,
+    /// What happens between them.
+    pub activation: Activation,
+}
+
+impl Experts {
+    /// The number of experts.
+    pub fn count(&self) -> usize {
+        self.fc1.shape()[0]
+    }
+}
+
+/// The inputs of aggregated attention that depend on the call.
+#[derive(Debug)]
+pub struct Aggregated<'a, V> {
+    /// (batch, height * width, num_heads * head_dim), as projected.
+    pub query: &'a V,
+    /// The same shape.
+    pub key: &'a V,
+    /// The same shape.
+    pub value: &'a V,
+    /// (batch, pooled tokens, num_heads * head_dim).
+    pub pooled_key: &'a V,
+    /// The same shape.
+    pub pooled_value: &'a V,
+    /// (batch, height * width, num_heads) in float32.
+    pub head_gates: &'a V,
+}
+
+/// The constants of aggregated attention (TransNeXt, arXiv 2311.17132), for a grid of N = height * width tokens.
+#[derive(Debug, Clone)]
+pub struct Aggregation {
+    /// Heads.
+    pub num_heads: usize,
+    /// Rows of the grid.
+    pub height: usize,
+    /// Columns of the grid.
+    pub width: usize,
+    /// Side of the local window.
+    pub window: usize,
+    /// (num_heads, head_dim).
+    pub query_embedding: Weight,
+    /// (N, num_heads), in float32 whatever the model's type.
+    pub query_scale: Weight,
+    /// (num_heads, window^2).
+    pub local_bias: Weight,
+    /// (num_heads, N, pooled tokens).
+    pub pooled_bias: Weight,
+    /// (num_heads, head_dim, window^2).
+    pub learnable_tokens: Weight,
+    /// (num_heads, window^2).
+    pub learnable_bias: Weight,
+}
+
 /// Strides and padding of a 2-D convolution, the same for rows and columns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Conv {
@@ -94,8 +203,8 @@ pub trait Ops {
     /// A tensor.
     type Value: Clone;
 
-    /// A tensor of the checkpoint, in the model's type.
-    fn weight(&mut self, weight: &Weight) -> Result<Self::Value>;
+    /// A tensor of the checkpoint, as values of type `ty`.
+    fn weight(&mut self, weight: &Weight, ty: Type) -> Result<Self::Value>;
     /// A constant computed from the configuration, of type `ty`; `values.len()` is the product of `shape`.
     fn constant(&mut self, ty: Type, shape: &[usize], values: &[f32]) -> Result<Self::Value>;
     /// (dims of `like` but the last, `width`) filled with `value`, of type `ty`.
@@ -116,6 +225,11 @@ pub trait Ops {
     /// 1 at the `k` largest of the last axis (the lowest index first among equals), 0 elsewhere; exactly `k` ones.
     fn top_k_mask(&mut self, x: &Self::Value, k: usize) -> Result<Self::Value>;
 
+    /// Running sums along `axis`, each with its own element.
+    fn cumulative_sum(&mut self, x: &Self::Value, axis: i64) -> Result<Self::Value>;
+
+    /// Matrix products over the last two axes; leading axes broadcast.
+    fn matmul(&mut self, a: &Self::Value, b: &Self::Value) -> Result<Self::Value>;
     /// x W^T + b over the last axis. The weight takes x's type.
     fn linear(&mut self, x: &Self::Value, linear: &Linear) -> Result<Self::Value>;
     /// Cross-correlation of (batch, in, rows, columns) with W (out, in / groups, rows, columns), plus a bias (out).
@@ -139,6 +253,19 @@ pub trait Ops {
         head_gates: &Self::Value,
         attn_bias: Option<&Self::Value>,
         attention: Attention,
+    ) -> Result<Self::Value>;
+
+    /// `ai.moh` RoutedProjection, see `docs/operators.md`.
+    fn routed_projection(&mut self, x: &Self::Value, linear: &HeadLinear, gates: &Self::Value) -> Result<Self::Value>;
+    /// `ai.moh` RoutedCombine, see `docs/operators.md`.
+    fn routed_combine(&mut self, x: &Self::Value, linear: &HeadLinear, gates: &Self::Value) -> Result<Self::Value>;
+    /// `ai.moh` RoutedMLP, see `docs/operators.md`.
+    fn routed_mlp(&mut self, x: &Self::Value, experts: &Experts, gates: &Self::Value) -> Result<Self::Value>;
+    /// `ai.moh` RoutedAggregatedAttention, see `docs/operators.md`.
+    fn aggregated_attention(
+        &mut self,
+        inputs: &Aggregated<'_, Self::Value>,
+        aggregation: &Aggregation,
     ) -> Result<Self::Value>;
 
     /// ONNX Reshape: 0 copies the dimension, one -1 takes the rest.

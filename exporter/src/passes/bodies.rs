@@ -37,10 +37,18 @@ pub(super) fn variant_of(graph: &Graph, node: &Node) -> Variant {
     let rank = |i: usize| node.inputs.get(i).and_then(|name| graph.value(name)).map_or(0, |v| v.dims.len());
     let operator = OPERATORS.iter().find(|operator| is(node, operator.name));
     Variant {
-        cache_layout: rank(1) == 4,
-        optional_input: operator.is_some_and(|operator| node.inputs.len() == operator.inputs.len()),
+        per_head: operator.is_some_and(|operator| rank(1) == operator.per_head_rank),
+        optional_inputs: operator.is_some_and(|operator| node.inputs.len() == operator.inputs.len()),
         causal: node.attributes.contains(&("is_causal", Attribute::Int(1))),
+        activation: node.attributes.iter().find_map(activation).unwrap_or(0),
         portable: false,
+    }
+}
+
+fn activation((name, value): &(&'static str, Attribute)) -> Option<i64> {
+    match value {
+        Attribute::Int(value) if *name == "activation" => Some(*value),
+        _ => None,
     }
 }
 

@@ -126,6 +126,45 @@ impl Weight {
         Weight(Arc::new(Inner { name, shape, dtype: WeightType::F32, data: Data::Memory(Vec::new()) }))
     }
 
+    /// Rows `range` of the first axis as a tensor of their own, named `name[start:end]`. Copies nothing of a mapped file.
+    ///
+    /// # Panics
+    /// If the range goes beyond the first axis.
+    pub fn rows(&self, range: Range<usize>) -> Weight {
+        let mut shape = self.0.shape.clone();
+        let rows = shape.first_mut().filter(|rows| range.start <= range.end && range.end <= **rows);
+        assert!(rows.is_some(), "rows {range:?} of {:?} with shape {:?}", self.0.name, self.0.shape);
+        if let Some(rows) = rows {
+            *rows = range.len();
+        }
+        let name = format!("{}[{}:{}]", self.0.name, range.start, range.end);
+        let row = self.0.shape[1..].iter().product::<usize>() * self.dtype().bytes();
+        let bytes = range.start * row..range.end * row;
+        let data = match &self.0.data {
+            Data::Mapped { map, range } => {
+                Data::Mapped { map: map.clone(), range: range.start + bytes.start..range.start + bytes.end }
+            }
+            // Of an absent tensor there is nothing to take.
+            Data::Memory(memory) => Data::Memory(memory.get(bytes).unwrap_or_default().to_vec()),
+        };
+        Weight(Arc::new(Inner { name, shape, dtype: self.dtype(), data }))
+    }
+
+    /// The same elements in another shape.
+    ///
+    /// # Panics
+    /// If the shape holds another number of elements.
+    pub fn reshaped(&self, shape: impl Into<Vec<usize>>) -> Weight {
+        let (name, shape) = (self.0.name.clone(), shape.into());
+        let elements: usize = shape.iter().product();
+        assert_eq!(elements, self.elements(), "{name:?} with shape {:?} as {shape:?}", self.0.shape);
+        let data = match &self.0.data {
+            Data::Mapped { map, range } => Data::Mapped { map: map.clone(), range: range.clone() },
+            Data::Memory(memory) => Data::Memory(memory.clone()),
+        };
+        Weight(Arc::new(Inner { name, shape, dtype: self.dtype(), data }))
+    }
+
     /// The name in the checkpoint.
     pub fn name(&self) -> &str {
         &self.0.name

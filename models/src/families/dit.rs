@@ -5,7 +5,7 @@
 use super::{Family, Inputs, Layer, Port, PortDim, Workload};
 use crate::checkpoint::{Checkpoint, Config, Loader, Weight};
 use crate::error::Error;
-use crate::ops::{Attention, Conv, Linear, Ops, Result, Tap, Type, Unary};
+use crate::ops::{Attention, Conv, HeadLinear, Linear, Ops, Result, Tap, Type, Unary};
 use crate::router::{HeadCounts, Router, TwoStage, load_linear};
 use crate::sample::{Rng, Sample, SampleData};
 
@@ -32,8 +32,9 @@ struct Block {
     head_dim: usize,
     router: Router,
     modulation: Linear,
-    qkv: Linear,
-    proj: Linear,
+    query: HeadLinear,
+    key_value: Linear,
+    proj: HeadLinear,
     fc1: Linear,
     fc2: Linear,
 }
@@ -108,6 +109,9 @@ impl Family for Dit {
         let l = &mut loader;
         let blocks = heads.iter().enumerate().map(|(i, &(counts, head_dim))| {
             let (path, inner) = (format!("blocks.{i}"), counts.num_heads * head_dim);
+            // Keys and values of every head are needed, queries only where the router wants them.
+            let qkv = load_linear(l, &format!("{path}.attn.qkv"), 3 * inner, hidden_size, true);
+            let (query, key_value) = (qkv.rows(0..inner).over_heads(counts.num_heads), qkv.rows(inner..3 * inner));
             Block {
                 head_dim,
                 router: match routed {
@@ -115,8 +119,10 @@ impl Family for Dit {
                     false => Router::Dense(counts.num_heads),
                 },
                 modulation: load_linear(l, &format!("{path}.adaLN_modulation.1"), 6 * hidden_size, hidden_size, true),
-                qkv: load_linear(l, &format!("{path}.attn.qkv"), 3 * inner, hidden_size, true),
-                proj: load_linear(l, &format!("{path}.attn.proj"), hidden_size, inner, true),
+                query,
+                key_value,
+                proj: load_linear(l, &format!("{path}.attn.proj"), hidden_size, inner, true)
+                    .over_heads(counts.num_heads),
                 fc1: load_linear(l, &format!("{path}.mlp.fc1"), mlp_size, hidden_size, true),
                 fc2: load_linear(l, &format!("{path}.mlp.fc2"), hidden_size, mlp_size, true),
             }
@@ -202,7 +208,7 @@ impl Family for Dit {
             ops.tap(Tap::Output, &x)?;
             Ok(x)
         })?;
-        let positions = ops.weight(&self.pos_embed)?;
+        let positions = ops.weight(&self.pos_embed, Type::Model)?;
         x = ops.add(&x, &positions)?;
 
         let t = ops.scoped("t_embedder", |ops| self.embed_timestep(ops, &inputs.get("timestep")?))?;
@@ -300,12 +306,13 @@ fn attention<O: Ops>(ops: &mut O, block: &Block, x: &O::Value) -> Result<O::Valu
     let gates = block.router.forward(ops, x)?;
     let num_heads = block.router.heads().num_heads;
     let inner = num_heads * block.head_dim;
-    let qkv = ops.linear(x, &block.qkv)?;
-    let [q, k, v] = [0, 1, 2].map(|i| ops.slice(&qkv, -1, i * inner, (i + 1) * inner));
+    let q = ops.routed_projection(x, &block.query, &gates)?;
+    let kv = ops.linear(x, &block.key_value)?;
+    let (k, v) = (ops.slice(&kv, -1, 0, inner)?, ops.slice(&kv, -1, inner, 2 * inner)?);
     let scale = (block.head_dim as f32).powf(-0.5);
     let attention = Attention { num_heads, kv_num_heads: num_heads, scale, is_causal: false };
-    let x = ops.routed_attention(&q?, &k?, &v?, &gates, None, attention)?;
-    let x = ops.linear(&x, &block.proj)?;
+    let x = ops.routed_attention(&q, &k, &v, &gates, None, attention)?;
+    let x = ops.routed_combine(&x, &block.proj, &gates)?;
     ops.tap(Tap::AttentionOutput, &x)?;
     Ok(x)
 }
