@@ -26,7 +26,7 @@ export ORT_DYLIB_PATH MOH_REQUIRE_ORT=1
 echo "$ORT_DYLIB_PATH"
 
 step "tests"
-cargo test --release --locked --workspace
+cargo test --release --locked --workspace --no-fail-fast
 
 # Operator set 20 and IR 9 load in the oldest version too.
 step "onnxruntime, old and new"
