@@ -133,10 +133,10 @@ fn routed_work_is_less_than_dense_work() {
     let active = [4u64, 3, 5, 5];
     let heads = [4u64, 4, 6, 6];
     let fixed = n * d * 16 + 256 * d + d * d + d * 2 * d + n * d * 32;
-    let block =
-        |i: usize| d * 6 * d + n * d * (3 * inner[i]) + n * inner[i] * d + 2 * n * d * 4 * d + n * d * routers[i];
-    let attention = |heads: u64| heads * n * n * 2 * 24;
-    let dense: u64 = fixed + (0..4).map(|i| block(i) + attention(heads[i])).sum::<u64>();
-    let routed: u64 = fixed + (0..4).map(|i| block(i) + attention(active[i])).sum::<u64>();
+    let block = |i: usize| d * 6 * d + n * d * (2 * inner[i]) + 2 * n * d * 4 * d + n * d * routers[i];
+    // Queries, their output projection and the attention itself follow the heads.
+    let per_heads = |heads: u64| 2 * n * d * 24 * heads + heads * n * n * 2 * 24;
+    let total = |heads: [u64; 4]| fixed + (0..4).map(|i| block(i) + per_heads(heads[i])).sum::<u64>();
+    let (dense, routed) = (total(heads), total(active));
     assert_eq!((macs.dense, macs.routed), (dense, routed));
 }

@@ -5,7 +5,7 @@
 
 use super::{Family, Inputs, Layer, Port, PortDim, Workload};
 use crate::checkpoint::{Checkpoint, Config, Loader, Weight};
-use crate::ops::{Attention, Binary, Linear, Ops, Result, Tap, Type, Unary};
+use crate::ops::{Attention, Binary, HeadLinear, Linear, Ops, Result, Tap, Type, Unary};
 use crate::router::{HeadCounts, QueryNorm, load_linear};
 use crate::sample::{Rng, Sample, SampleData};
 
@@ -29,7 +29,7 @@ struct Block {
     q_proj: Linear,
     k_proj: Linear,
     v_proj: Linear,
-    o_proj: Linear,
+    o_proj: HeadLinear,
     post_attention_norm: Weight,
     gate_proj: Linear,
     up_proj: Linear,
@@ -109,7 +109,8 @@ impl Family for Llama {
                 q_proj: load_linear(l, &path("self_attn.q_proj"), q_width, hidden_size, attention_bias),
                 k_proj: load_linear(l, &path("self_attn.k_proj"), kv_width, hidden_size, attention_bias),
                 v_proj: load_linear(l, &path("self_attn.v_proj"), kv_width, hidden_size, attention_bias),
-                o_proj: load_linear(l, &path("self_attn.o_proj"), hidden_size, q_width, attention_bias),
+                o_proj: load_linear(l, &path("self_attn.o_proj"), hidden_size, q_width, attention_bias)
+                    .over_heads(num_heads),
                 post_attention_norm: l.weight(&path("post_attention_layernorm.weight"), &[hidden_size]),
                 gate_proj: load_linear(l, &path("mlp.gate_proj"), mlp_size, hidden_size, mlp_bias),
                 up_proj: load_linear(l, &path("mlp.up_proj"), mlp_size, hidden_size, mlp_bias),
@@ -319,7 +320,7 @@ impl Llama {
             is_causal: true,
         };
         let x = ops.routed_attention(&q, &k, &v, &gates, Some(bias), attention)?;
-        let x = ops.linear(&x, &block.o_proj)?;
+        let x = ops.routed_combine(&x, &block.o_proj, &gates)?;
         ops.tap(Tap::AttentionOutput, &x)?;
         Ok((x, [k, v]))
     }
