@@ -2,6 +2,7 @@
 
 pub mod dit;
 pub mod llama;
+pub mod vit;
 
 use crate::checkpoint::Checkpoint;
 use crate::count::{Count, Macs, Shape};
@@ -126,6 +127,7 @@ macro_rules! families {
 families! {
     Dit(dit::Dit): "moh-dit" | "dit",
     Llama(llama::Llama): "moh-llama" | "llama",
+    Vit(vit::Vit): "moh-vit" | "vit",
 }
 
 fn unknown(checkpoint: &Checkpoint, name: &str) -> Error {

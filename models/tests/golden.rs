@@ -7,11 +7,14 @@ use moh_models::eager::Eager;
 use moh_models::families::{Inputs, Model};
 use moh_models::{Checkpoint, Config};
 use std::collections::{BTreeMap, HashMap};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 fn case(name: &str) -> (Model, HashMap<String, Tensor>) {
-    let folder: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(name);
-    let model = Model::load(&Checkpoint::open(&folder, None).unwrap(), None).unwrap();
+    load_case(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(name))
+}
+
+fn load_case(folder: &Path) -> (Model, HashMap<String, Tensor>) {
+    let model = Model::load(&Checkpoint::open(folder, None).unwrap(), None).unwrap();
     let reference = candle_core::safetensors::load(folder.join("reference.safetensors"), &Device::Cpu).unwrap();
     (model, reference)
 }
@@ -139,4 +142,33 @@ fn routed_work_is_less_than_dense_work() {
     let total = |heads: [u64; 4]| fixed + (0..4).map(|i| block(i) + per_heads(heads[i])).sum::<u64>();
     let (dense, routed) = (total(heads), total(active));
     assert_eq!((macs.dense, macs.routed), (dense, routed));
+}
+
+/// A case that is too large for the repository, from the folder that `MOH_GOLDEN` names.
+fn extra_case(name: &str) -> Option<(Model, HashMap<String, Tensor>)> {
+    let Some(folder) = std::env::var_os("MOH_GOLDEN") else {
+        eprintln!("SKIPPED {name}: MOH_GOLDEN does not name a folder that holds it");
+        return None;
+    };
+    Some(load_case(&Path::new(&folder).join(name)))
+}
+
+fn vit_has_the_published_numbers((model, reference): (Model, HashMap<String, Tensor>)) {
+    let mut eager = Eager::new().with_taps();
+    let inputs = Inputs::new([("pixel_values".to_owned(), reference["pixel_values"].clone())]);
+    let logits = model.forward(&mut eager, &inputs).unwrap().remove(0);
+    check_taps(&eager.take_taps(), &reference, 5e-5);
+    assert!(max_abs(&logits, &reference["logits"]) <= 5e-5);
+}
+
+#[test]
+fn vit_with_routing_in_every_stage() {
+    vit_has_the_published_numbers(case("vit-tiny-b"));
+}
+
+#[test]
+fn vit_with_routing_in_late_stages() {
+    if let Some(case) = extra_case("vit-tiny-a") {
+        vit_has_the_published_numbers(case);
+    }
 }

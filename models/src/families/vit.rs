@@ -1,0 +1,358 @@
+//! MoH-ViT, and TransNeXt with every head on: an image classifier of four stages (arXiv 2311.17132) as the MoH authors
+//! published it. Module and tensor names are theirs; `routed_head` is the number of *active* routed heads, top_k.
+
+mod attention;
+mod constants;
+
+use super::{Family, Inputs, Layer, Port, PortDim, Workload};
+use crate::checkpoint::{Checkpoint, Config, Loader, Weight};
+use crate::ops::{Conv, Linear, Ops, Reduce, Result, Tap, Type, Unary};
+use crate::router::{HeadCounts, Router, TwoStage, load_linear};
+use crate::sample::{Rng, Sample};
+use attention::{Module, Raw};
+
+/// A ViT with its weights.
+pub struct Vit {
+    image_size: usize,
+    channels: usize,
+    num_classes: usize,
+    stages: Vec<Stage>,
+    head: Linear,
+}
+
+struct Stage {
+    shape: Shape,
+    patch: Conv,
+    patch_embed: Linear,
+    patch_norm: Norm,
+    blocks: Vec<Block>,
+    norm: Norm,
+}
+
+struct Block {
+    norm1: Norm,
+    attention: Module,
+    norm2: Norm,
+    gated: Linear,
+    gate: Linear,
+    depthwise: Linear,
+    out: Linear,
+}
+
+/// A LayerNorm.
+struct Norm {
+    weight: Weight,
+    bias: Weight,
+    eps: f32,
+}
+
+/// The sizes of a stage.
+#[derive(Debug, Clone)]
+struct Shape {
+    /// Channels.
+    width: usize,
+    heads: HeadCounts,
+    /// Tokens a side.
+    side: usize,
+    /// Pooled tokens a side.
+    pooled: usize,
+    /// Tokens a side at the resolution of pre-training.
+    pretrained: usize,
+    /// Side of the local window; `None` for full attention.
+    window: Option<usize>,
+    /// Hidden units of a gated MLP's half.
+    mlp_hidden: usize,
+    /// Hidden units of the relative bias MLP.
+    bias_hidden: usize,
+    qkv_bias: bool,
+    pool_norm_eps: f32,
+    depth: usize,
+}
+
+impl Shape {
+    fn head_dim(&self) -> usize {
+        self.width / self.heads.num_heads
+    }
+}
+
+const STAGES: usize = 4;
+
+/// One of `window_size`'s values: null and absence mean 3 where there is a window at all.
+fn window_size(config: &Config, stage: usize) -> Result<usize> {
+    let window = match config.value("window_size") {
+        None => 3,
+        Some(value) => {
+            let one = value.as_array().map_or(Some(value), |list| list.get(stage)).filter(|value| !value.is_null());
+            match one.map(serde_json::Value::as_u64) {
+                None => 3,
+                Some(Some(window)) => window as usize,
+                Some(None) => 0,
+            }
+        }
+    };
+    if window % 2 == 1 && window < 1 << 10 {
+        return Ok(window);
+    }
+    Err(config.rejects(
+        "window_size",
+        "odd numbers, one a stage",
+        config.value("window_size").map_or(String::new(), |v| v.to_string()),
+    ))
+}
+
+fn shapes(config: &Config, routed: bool, image_size: usize, patch: usize) -> Result<Vec<Shape>> {
+    let pretrain_size = config.usize_or("pretrain_size", image_size)?;
+    for (key, size) in [("img_size", image_size), ("pretrain_size", pretrain_size)] {
+        if !size.is_multiple_of(8 * patch) || size < 16 * patch || size > 1 << 14 {
+            let expected = format!("a multiple of {} from {} on", 8 * patch, 16 * patch);
+            return Err(config.rejects(key, expected, size.to_string()));
+        }
+    }
+    let list = |key: &str| config.usize_or_list(key, STAGES);
+    let (widths, heads, depths, ratios) =
+        (list("embed_dims")?, list("num_heads")?, list("depths")?, list("sr_ratios")?);
+    let mlp_ratios = match config.has("mlp_ratios") {
+        true => list("mlp_ratios")?,
+        false => vec![8, 8, 4, 4],
+    };
+    let (shared, top_k) = match routed {
+        true => (list("shared_head")?, list("routed_head")?),
+        false => (heads.clone(), vec![0; STAGES]),
+    };
+    let fixed = if config.has("fixed_pool_size") { Some(config.positive("fixed_pool_size")?) } else { None };
+    let mut shapes = Vec::new();
+    for i in 0..STAGES {
+        let counts = HeadCounts { num_heads: heads[i], num_shared_heads: shared[i], top_k: top_k[i] };
+        if counts.num_heads == 0 || widths[i] == 0 || !widths[i].is_multiple_of(counts.num_heads) || widths[i] > 1 << 16
+        {
+            let expected = format!("a divisor of embed_dims in stage {}, {}", i + 1, widths[i]);
+            return Err(config.rejects("num_heads", expected, heads[i].to_string()));
+        }
+        counts.check().map_err(|found| {
+            config.rejects("shared_head, routed_head", "counts that make a router", format!("stage {}: {found}", i + 1))
+        })?;
+        let side = image_size / (patch << i);
+        let pooled = fixed.unwrap_or(side / ratios[i].max(1));
+        if ratios[i] == 0 || pooled == 0 || pooled > side || depths[i] > 1 << 10 || mlp_ratios[i] > 1 << 10 {
+            let expected = format!("pooling of {side} x {side} tokens in stage {}", i + 1);
+            return Err(config.rejects("sr_ratios", expected, format!("{} (pool size {pooled})", ratios[i])));
+        }
+        shapes.push(Shape {
+            width: widths[i],
+            heads: counts,
+            side,
+            pooled,
+            pretrained: pretrain_size / (patch << i),
+            window: if ratios[i] == 1 { None } else { Some(window_size(config, i)?) },
+            mlp_hidden: 2 * (widths[i] * mlp_ratios[i]) / 3,
+            bias_hidden: config.usize_or("cpb_hidden", 512)?.min(1 << 16),
+            qkv_bias: config.bool_or("qkv_bias", true)?,
+            pool_norm_eps: config.f64_or("attn_pool_norm_eps", 1e-5)? as f32,
+            depth: depths[i],
+        });
+    }
+    Ok(shapes)
+}
+
+fn load_norm(l: &mut Loader<'_>, path: &str, width: usize, eps: f32) -> Norm {
+    Norm {
+        weight: l.weight(&format!("{path}.weight"), &[width]),
+        bias: l.weight(&format!("{path}.bias"), &[width]),
+        eps,
+    }
+}
+
+fn load_conv(l: &mut Loader<'_>, path: &str, shape: &[usize]) -> Linear {
+    Linear {
+        weight: l.weight(&format!("{path}.weight"), shape),
+        bias: Some(l.weight(&format!("{path}.bias"), &shape[..1])),
+    }
+}
+
+/// A block whose attention's constants are not folded yet.
+struct RawBlock {
+    norms: [Norm; 2],
+    attention: Raw,
+    mlp: [Linear; 3],
+}
+
+fn load_block(l: &mut Loader<'_>, path: &str, shape: &Shape, routed: bool, eps: f32) -> RawBlock {
+    let (width, hidden) = (shape.width, shape.mlp_hidden);
+    let attention = format!("{path}.attn");
+    let router = match routed {
+        true => Router::TwoStage(TwoStage::load(l, &attention, width, shape.heads)),
+        false => Router::Dense(shape.heads.num_heads),
+    };
+    RawBlock {
+        norms: ["norm1", "norm2"].map(|name| load_norm(l, &format!("{path}.{name}"), width, eps)),
+        attention: Raw::load(l, &attention, shape, router),
+        mlp: [
+            load_linear(l, &format!("{path}.mlp.fc1"), 2 * hidden, width, true),
+            load_conv(l, &format!("{path}.mlp.dwconv.dwconv"), &[hidden, 1, 3, 3]),
+            load_linear(l, &format!("{path}.mlp.fc2"), width, hidden, true),
+        ],
+    }
+}
+
+impl RawBlock {
+    fn fold(self, shape: &Shape) -> Block {
+        let ([norm1, norm2], [fc1, depthwise, out]) = (self.norms, self.mlp);
+        let hidden = shape.mlp_hidden;
+        Block {
+            norm1,
+            attention: self.attention.fold(shape),
+            norm2,
+            gated: fc1.rows(0..hidden),
+            gate: fc1.rows(hidden..2 * hidden),
+            depthwise,
+            out,
+        }
+    }
+}
+
+impl Family for Vit {
+    fn load(name: &str, checkpoint: &Checkpoint) -> Result<Vit> {
+        let config = checkpoint.config();
+        let routed = name == "moh-vit";
+        let (image_size, channels) = (config.positive("img_size")?, config.usize_or("in_chans", 3)?);
+        let (num_classes, patch_size) = (config.positive("num_classes")?, config.usize_or("patch_size", 4)?);
+        if !(1..=64).contains(&patch_size) || !(1..=1 << 10).contains(&channels) {
+            return Err(config.rejects("patch_size, in_chans", "small numbers", format!("{patch_size}, {channels}")));
+        }
+        let shapes = shapes(config, routed, image_size, patch_size)?;
+        let norm_eps = config.f64_or("norm_eps", 1e-6)? as f32;
+        let patch_eps = config.f64_or("patch_embed_norm_eps", 1e-5)? as f32;
+
+        let mut loader = Loader::new(checkpoint);
+        let l = &mut loader;
+        let mut raw = Vec::new();
+        let mut inputs = channels;
+        for (i, shape) in shapes.iter().enumerate() {
+            let (kernel, stride) = if i == 0 { (2 * patch_size - 1, patch_size) } else { (3, 2) };
+            let patch = Conv { stride, padding: kernel / 2, groups: 1 };
+            let path = format!("patch_embed{}", i + 1);
+            let embed = load_conv(l, &format!("{path}.proj"), &[shape.width, inputs, kernel, kernel]);
+            let patch_norm = load_norm(l, &format!("{path}.norm"), shape.width, patch_eps);
+            let block = |j: usize| load_block(l, &format!("block{}.{j}", i + 1), shape, routed, norm_eps);
+            let blocks: Vec<RawBlock> = (0..shape.depth).map(block).collect();
+            let norm = load_norm(l, &format!("norm{}", i + 1), shape.width, norm_eps);
+            raw.push((patch, embed, patch_norm, blocks, norm));
+            inputs = shape.width;
+        }
+        let head = load_linear(l, "head", num_classes, inputs, true);
+        // Buffers that follow from the configuration.
+        let buffers = ["relative_coords_table", "relative_pos_index", "seq_length_scale", "padding_mask"];
+        loader.finish(|name| buffers.iter().any(|buffer| name.ends_with(buffer)))?;
+
+        let stages = raw.into_iter().zip(shapes).map(|((patch, patch_embed, patch_norm, blocks, norm), shape)| Stage {
+            patch,
+            patch_embed,
+            patch_norm,
+            blocks: blocks.into_iter().map(|block| block.fold(&shape)).collect(),
+            norm,
+            shape,
+        });
+        Ok(Vit { image_size, channels, num_classes, stages: stages.collect(), head })
+    }
+
+    fn layers(&self) -> Vec<Layer> {
+        let layer = |i: usize, j: usize, shape: &Shape| Layer {
+            path: format!("block{}.{j}.attn", i + 1),
+            heads: shape.heads,
+            kv_num_heads: shape.heads.num_heads,
+            head_dim: shape.head_dim(),
+        };
+        let stages = self.stages.iter().enumerate();
+        stages.flat_map(|(i, stage)| (0..stage.blocks.len()).map(move |j| layer(i, j, &stage.shape))).collect()
+    }
+
+    fn inputs(&self) -> Vec<Port> {
+        let size = PortDim::Fixed(self.image_size);
+        let dims = [PortDim::Named("batch"), PortDim::Fixed(self.channels), size, size];
+        vec![Port::new("pixel_values", Type::Model, &dims)]
+    }
+
+    fn outputs(&self) -> Vec<Port> {
+        vec![Port::new("logits", Type::Model, &[PortDim::Named("batch"), PortDim::Fixed(self.num_classes)])]
+    }
+
+    fn workload(&self) -> Workload {
+        // An image counts as the tokens of its first stage.
+        Workload { sizes: vec![("batch", 1)], tokens: self.stages[0].shape.side.pow(2) }
+    }
+
+    fn samples(&self) -> Vec<Vec<Sample>> {
+        let shape = [2, self.channels, self.image_size, self.image_size];
+        vec![vec![Rng::new(3).normals("pixel_values", &shape)]]
+    }
+
+    fn forward<O: Ops>(&self, ops: &mut O, inputs: &Inputs<O::Value>) -> Result<Vec<O::Value>> {
+        let mut image = inputs.get("pixel_values")?;
+        let mut tokens = image.clone();
+        for (i, stage) in self.stages.iter().enumerate() {
+            let (width, side) = (stage.shape.width as i64, stage.shape.side as i64);
+            let mut x = ops.scoped(&format!("patch_embed{}", i + 1), |ops| {
+                let x = ops.conv2d(&image, &stage.patch_embed.weight, stage.patch_embed.bias.as_ref(), stage.patch)?;
+                let x = ops.reshape(&x, &[0, width, side * side])?;
+                let x = ops.transpose(&x, &[0, 2, 1])?;
+                tapped(ops, &stage.patch_norm, &x)
+            })?;
+            for (j, block) in stage.blocks.iter().enumerate() {
+                x = ops.scoped(&format!("block{}.{j}", i + 1), |ops| block.forward(ops, &x, side))?;
+            }
+            tokens = ops.scoped(&format!("norm{}", i + 1), |ops| tapped(ops, &stage.norm, &x))?;
+            if i + 1 < self.stages.len() {
+                image = to_image(ops, &tokens, width, side)?;
+            }
+        }
+        let mean = ops.reduce(Reduce::Mean, &tokens, &[1])?;
+        let mean = ops.reshape(&mean, &[0, -1])?;
+        Ok(vec![ops.linear(&mean, &self.head)?])
+    }
+}
+
+fn to_image<O: Ops>(ops: &mut O, x: &O::Value, channels: i64, side: i64) -> Result<O::Value> {
+    let x = ops.transpose(x, &[0, 2, 1])?;
+    ops.reshape(&x, &[0, channels, side, side])
+}
+
+fn normed<O: Ops>(ops: &mut O, norm: &Norm, x: &O::Value) -> Result<O::Value> {
+    let width = norm.weight.elements();
+    ops.layer_norm(x, width, Some((&norm.weight, &norm.bias)), norm.eps)
+}
+
+fn tapped<O: Ops>(ops: &mut O, norm: &Norm, x: &O::Value) -> Result<O::Value> {
+    let x = normed(ops, norm, x)?;
+    ops.tap(Tap::Output, &x)?;
+    Ok(x)
+}
+
+impl Block {
+    fn forward<O: Ops>(&self, ops: &mut O, x: &O::Value, side: i64) -> Result<O::Value> {
+        let y = normed(ops, &self.norm1, x)?;
+        let y = ops.scoped("attn", |ops| self.attention.forward(ops, &y))?;
+        let x = ops.add(x, &y)?;
+        let y = normed(ops, &self.norm2, &x)?;
+        let y = ops.scoped("mlp", |ops| self.mlp(ops, &y, side))?;
+        let x = ops.add(&x, &y)?;
+        ops.tap(Tap::Output, &x)?;
+        Ok(x)
+    }
+
+    /// The convolutional GLU: fc2(gelu(depthwise(u)) * v).
+    fn mlp<O: Ops>(&self, ops: &mut O, x: &O::Value, side: i64) -> Result<O::Value> {
+        let hidden = self.depthwise.weight.shape()[0];
+        let u = ops.linear(x, &self.gated)?;
+        let u = to_image(ops, &u, hidden as i64, side)?;
+        let conv = Conv { stride: 1, padding: 1, groups: hidden };
+        let u = ops.conv2d(&u, &self.depthwise.weight, self.depthwise.bias.as_ref(), conv)?;
+        let u = ops.reshape(&u, &[0, hidden as i64, side * side])?;
+        let u = ops.transpose(&u, &[0, 2, 1])?;
+        let u = ops.unary(Unary::Gelu, &u)?;
+        let v = ops.linear(x, &self.gate)?;
+        let h = ops.mul(&u, &v)?;
+        let y = ops.linear(&h, &self.out)?;
+        ops.tap(Tap::Output, &y)?;
+        Ok(y)
+    }
+}

@@ -1,0 +1,256 @@
+//! The two attentions of TransNeXt, gated: full in the last stage, aggregated before.
+
+use super::Shape;
+use super::constants::{BiasMlp, Grid, softplus};
+use crate::checkpoint::{Loader, Weight};
+use crate::ops::{
+    Aggregated, Aggregation, Attention, Binary, HeadLinear, Linear, Ops, Reduce, Result, Tap, Type, Unary,
+};
+use crate::router::{Router, load_linear};
+
+/// An attention module.
+pub(super) struct Module {
+    pub(super) router: Router,
+    pub(super) kind: Kind,
+    query: HeadLinear,
+    key_value: Linear,
+    proj: HeadLinear,
+}
+
+/// What a module attends to. Constants are folded once the whole checkpoint is known to be right.
+pub(super) enum Kind {
+    /// Every token.
+    Full {
+        /// (num_heads, head_dim).
+        query_embedding: Weight,
+        /// Factor of a head's queries, (num_heads, 1).
+        query_scale: Vec<f32>,
+        /// (1, num_heads, N, N).
+        bias: Weight,
+    },
+    /// A window and pooled tokens.
+    Aggregated {
+        /// 1x1 convolution before the pooling.
+        reduction: Linear,
+        /// LayerNorm after it.
+        norm: (Weight, Weight),
+        norm_eps: f32,
+        grid: Grid,
+        constants: Box<Aggregation>,
+    },
+}
+
+/// A module's tensors, before the constants are folded.
+pub(super) struct Raw {
+    path: String,
+    router: Router,
+    query: HeadLinear,
+    key_value: Linear,
+    proj: HeadLinear,
+    temperature: Weight,
+    query_embedding: Weight,
+    bias: [Weight; 4],
+    aggregation: Option<RawAggregation>,
+}
+
+struct RawAggregation {
+    reduction: Linear,
+    norm: (Weight, Weight),
+    local_bias: Weight,
+    learnable_tokens: Weight,
+    learnable_bias: Weight,
+}
+
+impl Raw {
+    pub(super) fn load(l: &mut Loader<'_>, path: &str, shape: &Shape, router: Router) -> Raw {
+        let (width, heads, dim) = (shape.width, shape.heads.num_heads, shape.head_dim());
+        let name = |part: &str| format!("{path}.{part}");
+        let (query, key_value) = match shape.window {
+            Some(_) => (
+                load_linear(l, &name("q"), width, width, shape.qkv_bias),
+                load_linear(l, &name("kv"), 2 * width, width, shape.qkv_bias),
+            ),
+            None => {
+                let qkv = load_linear(l, &name("qkv"), 3 * width, width, shape.qkv_bias);
+                (qkv.rows(0..width), qkv.rows(width..3 * width))
+            }
+        };
+        let aggregation = shape.window.map(|window| {
+            let cells = window * window;
+            RawAggregation {
+                reduction: Linear {
+                    weight: l.weight(&name("sr.weight"), &[width, width, 1, 1]).reshaped([width, width]),
+                    bias: Some(l.weight(&name("sr.bias"), &[width])),
+                },
+                norm: (l.weight(&name("norm.weight"), &[width]), l.weight(&name("norm.bias"), &[width])),
+                local_bias: l.weight(&name("relative_pos_bias_local"), &[heads, cells]),
+                learnable_tokens: l.weight(&name("learnable_tokens"), &[heads, dim, cells]),
+                learnable_bias: l.weight(&name("learnable_bias"), &[heads, 1, cells]).reshaped([heads, cells]),
+            }
+        });
+        Raw {
+            path: path.to_owned(),
+            router,
+            query: query.over_heads(heads),
+            key_value,
+            proj: load_linear(l, &name("proj"), width, width, true).over_heads(heads),
+            temperature: l.weight(&name("temperature"), &[heads, 1, 1]),
+            query_embedding: l.weight(&name("query_embedding"), &[heads, 1, dim]).reshaped([heads, dim]),
+            bias: [
+                l.weight(&name("cpb_fc1.weight"), &[shape.bias_hidden, 2]),
+                l.weight(&name("cpb_fc1.bias"), &[shape.bias_hidden]),
+                l.weight(&name("cpb_fc2.weight"), &[heads, shape.bias_hidden]),
+                l.weight(&name("cpb_fc2.bias"), &[heads]),
+            ],
+            aggregation,
+        }
+    }
+
+    /// Computes what does not depend on the input.
+    pub(super) fn fold(self, shape: &Shape) -> Module {
+        let [fc1_weight, fc1_bias, fc2_weight, fc2_bias] = self.bias.map(|weight| weight.to_f32());
+        let mlp = BiasMlp { fc1_weight, fc1_bias, fc2_weight, fc2_bias };
+        let temperatures: Vec<f32> = self.temperature.to_f32().into_iter().map(softplus).collect();
+        let (heads, tokens) = (shape.heads.num_heads, shape.side * shape.side);
+        let kind = match (self.aggregation, shape.window) {
+            (Some(raw), Some(window)) => {
+                let grid = Grid { side: shape.side, pooled: shape.pooled };
+                let pooled = grid.pooled * grid.pooled;
+                let lengths = grid.window_cells(window).into_iter().map(|cells| ((cells + pooled) as f32).ln());
+                let scales = lengths.flat_map(|length| temperatures.iter().map(move |tau| tau * length)).collect();
+                let constant = |name: &str, shape: &[usize], values| {
+                    Weight::from_f32(format!("{}.{name}", self.path), shape.to_vec(), values)
+                };
+                let constants = Aggregation {
+                    num_heads: heads,
+                    height: grid.side,
+                    width: grid.side,
+                    window,
+                    query_embedding: self.query_embedding,
+                    query_scale: constant("query_scale", &[tokens, heads], scales),
+                    local_bias: raw.local_bias,
+                    pooled_bias: constant("pooled_bias", &[heads, tokens, pooled], mlp.table(grid, shape.pretrained)),
+                    learnable_tokens: raw.learnable_tokens,
+                    learnable_bias: raw.learnable_bias,
+                };
+                Kind::Aggregated {
+                    reduction: raw.reduction,
+                    norm: raw.norm,
+                    norm_eps: shape.pool_norm_eps,
+                    grid,
+                    constants: Box::new(constants),
+                }
+            }
+            _ => {
+                let grid = Grid { side: shape.side, pooled: shape.side };
+                let table = mlp.table(grid, shape.pretrained);
+                Kind::Full {
+                    query_embedding: self.query_embedding,
+                    query_scale: temperatures.iter().map(|tau| tau * (tokens as f32).ln()).collect(),
+                    bias: Weight::from_f32(format!("{}.bias", self.path), [1, heads, tokens, tokens], table),
+                }
+            }
+        };
+        let Raw { router, query, key_value, proj, .. } = self;
+        Module { router, kind, query, key_value, proj }
+    }
+}
+
+/// x / max(|x|, 1e-12) over the last axis, in float32: f16 has no 1e-12.
+fn unit<O: Ops>(ops: &mut O, x: &O::Value) -> Result<O::Value> {
+    let squares = ops.mul(x, x)?;
+    let sum = ops.reduce(Reduce::Sum, &squares, &[-1])?;
+    let norm = ops.unary(Unary::Sqrt, &sum)?;
+    let least = ops.scalar(Type::F32, 1e-12)?;
+    let norm = ops.binary(Binary::Max, &norm, &least)?;
+    ops.binary(Binary::Div, x, &norm)
+}
+
+impl Module {
+    pub(super) fn forward<O: Ops>(&self, ops: &mut O, x: &O::Value) -> Result<O::Value> {
+        ops.tap(Tap::AttentionInput, x)?;
+        let gates = self.router.forward(ops, x)?;
+        let query = ops.routed_projection(x, &self.query, &gates)?;
+        let heads = match &self.kind {
+            Kind::Full { query_embedding, query_scale, bias } => {
+                self.full(ops, x, &query, &gates, (query_embedding, query_scale, bias))?
+            }
+            Kind::Aggregated { reduction, norm, norm_eps, grid, constants } => {
+                let (key, value) = self.keys_and_values(ops, x)?;
+                let pooled = ops.linear(x, reduction)?;
+                let pooled = ops.unary(Unary::Gelu, &pooled)?;
+                let pooled = pool(ops, &pooled, *grid, self.width())?;
+                let pooled = ops.layer_norm(&pooled, self.width(), Some((&norm.0, &norm.1)), *norm_eps)?;
+                let (pooled_key, pooled_value) = self.keys_and_values(ops, &pooled)?;
+                let inputs = Aggregated {
+                    query: &query,
+                    key: &key,
+                    value: &value,
+                    pooled_key: &pooled_key,
+                    pooled_value: &pooled_value,
+                    head_gates: &gates,
+                };
+                ops.aggregated_attention(&inputs, constants)?
+            }
+        };
+        let y = ops.routed_combine(&heads, &self.proj, &gates)?;
+        ops.tap(Tap::AttentionOutput, &y)?;
+        Ok(y)
+    }
+
+    fn width(&self) -> usize {
+        self.query.weight.shape()[0]
+    }
+
+    fn keys_and_values<O: Ops>(&self, ops: &mut O, x: &O::Value) -> Result<(O::Value, O::Value)> {
+        let (key_value, width) = (ops.linear(x, &self.key_value)?, self.width());
+        Ok((ops.slice(&key_value, -1, 0, width)?, ops.slice(&key_value, -1, width, 2 * width)?))
+    }
+
+    fn full<O: Ops>(
+        &self,
+        ops: &mut O,
+        x: &O::Value,
+        query: &O::Value,
+        gates: &O::Value,
+        (query_embedding, query_scale, bias): (&Weight, &[f32], &Weight),
+    ) -> Result<O::Value> {
+        let num_heads = self.query.num_heads;
+        let split = [0, 0, num_heads as i64, (self.width() / num_heads) as i64];
+        let units = |ops: &mut O, x: &O::Value| {
+            let x = ops.cast(x, Type::F32)?;
+            let x = ops.reshape(&x, &split)?;
+            unit(ops, &x)
+        };
+        let join = |ops: &mut O, x: &O::Value| {
+            let x = ops.reshape(x, &[0, 0, self.width() as i64])?;
+            ops.cast(&x, Type::Model)
+        };
+        let (key, value) = self.keys_and_values(ops, x)?;
+        let q = units(ops, query)?;
+        let embedding = ops.weight(query_embedding, Type::F32)?;
+        let q = ops.add(&q, &embedding)?;
+        let scale = ops.constant(Type::F32, &[num_heads, 1], query_scale)?;
+        let q = ops.mul(&q, &scale)?;
+        let q = join(ops, &q)?;
+        let k = units(ops, &key)?;
+        let k = join(ops, &k)?;
+        let bias = ops.weight(bias, Type::Model)?;
+        let attention = Attention { num_heads, kv_num_heads: num_heads, scale: 1.0, is_causal: false };
+        ops.routed_attention(&q, &k, &value, gates, Some(&bias), attention)
+    }
+}
+
+/// Adaptive average pooling of (batch, side^2, width) to (batch, pooled^2, width).
+fn pool<O: Ops>(ops: &mut O, x: &O::Value, grid: Grid, width: usize) -> Result<O::Value> {
+    let (side, pooled) = (grid.side as i64, grid.pooled as i64);
+    if side % pooled == 0 {
+        let block = side / pooled;
+        let x = ops.reshape(x, &[0, pooled, block, pooled, block, width as i64])?;
+        let x = ops.reduce(Reduce::Mean, &x, &[2, 4])?;
+        return ops.reshape(&x, &[0, pooled * pooled, width as i64]);
+    }
+    let shape = [grid.pooled * grid.pooled, grid.side * grid.side];
+    let matrix = ops.constant(Type::Model, &shape, &grid.pooling_matrix())?;
+    ops.matmul(&matrix, x)
+}

@@ -1,0 +1,148 @@
+//! What TransNeXt's attention computes from weights and sizes alone: relative biases, length scales, pooling.
+
+/// The grid of a stage, and the bins that it is pooled into.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Grid {
+    /// Tokens a side.
+    pub(super) side: usize,
+    /// Pooled tokens a side.
+    pub(super) pooled: usize,
+}
+
+impl Grid {
+    /// The indices that bin `i` of an adaptive average pooling covers.
+    fn bin(self, i: usize) -> std::ops::Range<usize> {
+        i * self.side / self.pooled..((i + 1) * self.side).div_ceil(self.pooled)
+    }
+
+    /// The mean index of bin `i`.
+    fn centre(self, i: usize) -> f64 {
+        let bin = self.bin(i);
+        (bin.start + bin.end - 1) as f64 / 2.0
+    }
+
+    /// The averaging matrix, (pooled^2, side^2).
+    pub(super) fn pooling_matrix(self) -> Vec<f32> {
+        let mut matrix = vec![0.0; (self.pooled * self.side).pow(2)];
+        for (row, weights) in matrix.chunks_mut(self.side * self.side).enumerate() {
+            let (rows, columns) = (self.bin(row / self.pooled), self.bin(row % self.pooled));
+            let share = 1.0 / (rows.len() * columns.len()) as f32;
+            for y in rows {
+                weights[y * self.side..][columns.clone()].fill(share);
+            }
+        }
+        matrix
+    }
+
+    /// How many cells of a window around each token lie inside the grid, row-major.
+    pub(super) fn window_cells(self, window: usize) -> Vec<usize> {
+        let reach = window / 2;
+        let inside = |i: usize| (i + reach).min(self.side - 1) + 1 - i.saturating_sub(reach);
+        (0..self.side * self.side).map(|n| inside(n / self.side) * inside(n % self.side)).collect()
+    }
+}
+
+/// The MLP that gives relative biases: two inputs, ReLU, a number a head.
+pub(super) struct BiasMlp {
+    /// (hidden, 2).
+    pub(super) fc1_weight: Vec<f32>,
+    /// (hidden).
+    pub(super) fc1_bias: Vec<f32>,
+    /// (heads, hidden).
+    pub(super) fc2_weight: Vec<f32>,
+    /// (heads).
+    pub(super) fc2_bias: Vec<f32>,
+}
+
+impl BiasMlp {
+    fn heads(&self) -> usize {
+        self.fc2_bias.len()
+    }
+
+    /// The biases of one relative position, one a head.
+    fn at(&self, y: f64, x: f64) -> Vec<f32> {
+        let units = self.fc1_weight.chunks(2).zip(&self.fc1_bias);
+        let hidden: Vec<f64> =
+            units.map(|(w, b)| (f64::from(w[0]) * y + f64::from(w[1]) * x + f64::from(*b)).max(0.0)).collect();
+        let heads = self.fc2_weight.chunks(hidden.len()).zip(&self.fc2_bias);
+        heads
+            .map(|(w, b)| (w.iter().zip(&hidden).map(|(w, h)| f64::from(*w) * h).sum::<f64>() + f64::from(*b)) as f32)
+            .collect()
+    }
+
+    /// The biases between the tokens of a grid and its pooled tokens, (heads, side^2, pooled^2).
+    ///
+    /// `pretrained` is the grid's side at the resolution of pre-training, by which distances are measured.
+    pub(super) fn table(&self, grid: Grid, pretrained: usize) -> Vec<f32> {
+        let unit = 8.0 / (pretrained as f64 - 1.0);
+        let coordinate = |q: usize, k: usize| {
+            let distance = (q as f64 - grid.centre(k)) * unit;
+            distance.signum() * (distance.abs() + 1.0).log2() / 3.0
+        };
+        // Many pairs have the same distance: each distinct pair of distances goes through the MLP once.
+        let mut distinct: Vec<f64> = Vec::new();
+        let mut index = Vec::with_capacity(grid.side * grid.pooled);
+        for q in 0..grid.side {
+            for k in 0..grid.pooled {
+                // signum of 0.0 is 1, times the logarithm of 1: 0 either way.
+                let value = coordinate(q, k);
+                let at = distinct.iter().position(|d| *d == value).unwrap_or(distinct.len());
+                if at == distinct.len() {
+                    distinct.push(value);
+                }
+                index.push(at);
+            }
+        }
+        let count = distinct.len();
+        let biases: Vec<Vec<f32>> =
+            (0..count * count).map(|i| self.at(distinct[i / count], distinct[i % count])).collect();
+        let mut table = Vec::with_capacity(self.heads() * (grid.side * grid.pooled).pow(2));
+        for head in 0..self.heads() {
+            for (qy, qx) in pairs(grid.side) {
+                for (ky, kx) in pairs(grid.pooled) {
+                    let (y, x) = (index[qy * grid.pooled + ky], index[qx * grid.pooled + kx]);
+                    table.push(biases[y * count + x][head]);
+                }
+            }
+        }
+        table
+    }
+}
+
+fn pairs(side: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..side * side).map(move |i| (i / side, i % side))
+}
+
+/// ln(1 + e^x).
+pub(super) fn softplus(x: f32) -> f32 {
+    x.max(0.0) + (-x.abs()).exp().ln_1p()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bins_that_overlap() {
+        let grid = Grid { side: 5, pooled: 2 };
+        assert_eq!([grid.bin(0), grid.bin(1)], [0..3, 2..5]);
+        assert_eq!([grid.centre(0), grid.centre(1)], [1.0, 3.0]);
+        let matrix = grid.pooling_matrix();
+        assert!(matrix.chunks(25).all(|row| (row.iter().sum::<f32>() - 1.0).abs() < 1e-6));
+        assert_eq!(matrix[25 + 2], 1.0 / 9.0, "row 0, column 2 belongs to the upper right bin too");
+    }
+
+    #[test]
+    fn windows_at_the_border() {
+        let grid = Grid { side: 3, pooled: 1 };
+        assert_eq!(grid.window_cells(3), [4, 6, 4, 6, 9, 6, 4, 6, 4]);
+        assert_eq!(grid.window_cells(5), [9; 9]);
+        assert_eq!(grid.window_cells(1), [1; 9]);
+    }
+
+    #[test]
+    fn softplus_has_no_overflow() {
+        assert_eq!(softplus(200.0), 200.0);
+        assert!(softplus(-200.0) < 1e-30 && (softplus(0.0) - std::f32::consts::LN_2).abs() < 1e-7);
+    }
+}
