@@ -139,6 +139,8 @@ pub struct Operator {
     pub output: Operand,
     /// Attributes.
     pub attributes: &'static [AttributeDef],
+    /// Rank of the second input in the layout that holds one matrix a head; 0 where there is none.
+    pub per_head_rank: usize,
     /// Validates attributes and (partly known) input shapes; gives the output's shape.
     pub infer: Infer,
     /// The operator's body in standard ONNX operators.
@@ -254,6 +256,7 @@ pub static ROUTED_ATTENTION: Operator = Operator {
         float("scale", "Factor of the scores: the number itself, usually 1/sqrt(head_dim)."),
         int("is_causal", "1: query i sees keys j <= i + (kv_len - q_len). 0: all keys."),
     ],
+    per_head_rank: 4,
     infer: shape::routed_attention::infer,
     body: function::routed_attention::body,
     reference: reference::routed_attention::reference,
@@ -287,6 +290,7 @@ pub static ROUTED_PROJECTION: Operator = Operator {
     ],
     output: input("output", ElementType::T, "(batch, q_len, num_heads * head_dim)", "The heads' blocks, side by side."),
     attributes: &[int("num_heads", "Heads."), WEIGHT_LAYOUT],
+    per_head_rank: 3,
     infer: shape::routed_linear::infer_projection,
     body: function::routed_linear::projection,
     reference: reference::routed_linear::projection,
@@ -315,6 +319,7 @@ pub static ROUTED_COMBINE: Operator = Operator {
     ],
     output: input("output", ElementType::T, "(batch, q_len, width)", "The tokens."),
     attributes: &[int("num_heads", "Heads."), WEIGHT_LAYOUT],
+    per_head_rank: 3,
     infer: shape::routed_linear::infer_combine,
     body: function::routed_linear::combine,
     reference: reference::routed_linear::combine,
@@ -348,6 +353,7 @@ pub static ROUTED_MLP: Operator = Operator {
         int("num_experts", "Experts."),
         int("activation", "0: ReLU. 1: GELU (erf). 2: GELU (tanh). 3: SiLU. 4: SwiGLU, silu(gate) * other."),
     ],
+    per_head_rank: 0,
     infer: shape::routed_mlp::infer,
     body: function::routed_mlp::body,
     reference: reference::routed_mlp::reference,

@@ -20,10 +20,11 @@ use crate::host::{Host, Scratch};
 use crate::schema::{Attributes, ROUTED_ATTENTION};
 use crate::shape::routed_attention::Problem;
 use crate::tensor::{Data, DataMut, Element, Tensor};
-use call::{Call, Output};
+use call::{Call, Head, Output};
 use plan::{Item, Plan, Selection, share};
 use row_step::ROWS;
 use rows::RowMemory;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use tiles::{TileMemory, Tiling};
@@ -56,7 +57,8 @@ pub(super) fn run<I: Isa>(
                 _ => None,
             };
             let output = Output($output.as_mut_ptr());
-            execute(&Call { isa, problem: &problem, query, key, value, gates, bias, output }, host)
+            let (problem, group_size) = (&problem, problem.group_size() as u32);
+            execute(&Call { isa, problem, group_size, query, key, value, gates, bias, output }, host)
         }};
     }
     match output {
@@ -77,6 +79,7 @@ fn execute<I: Isa, T: Element>(call: &Call<'_, I, T>, host: &dyn Host) -> Result
     let tiling = Tiling::new::<I>(p);
     let workers = host.parallelism().max(1);
     let plan = Plan::new(p, &selection, tiling.width, tiling.chunk, workers);
+    let tiling = Tiling { chunk: plan.chunk, ..tiling };
     // Validation bounds value_dim * num_heads, and slots * parts follows from the number of workers.
     let part_len = ROWS * (p.value_dim + 2);
     let mut partial = Scratch::new::<f32>(host, plan.slots.saturating_mul(plan.parts).saturating_mul(part_len))?;
@@ -84,16 +87,15 @@ fn execute<I: Isa, T: Element>(call: &Call<'_, I, T>, host: &dyn Host) -> Result
 
     let worker = Worker { call, host, selection: &selection, tiling, partial: &partial_base, part_len };
     let (next, macs, failure) = (AtomicUsize::new(0), AtomicU64::new(0), Mutex::new(None));
-    host.parallel_for(workers.min(plan.items.len()), &|_| {
-        match worker.drain(|| plan.items.get(next.fetch_add(1, Ordering::Relaxed)).copied()) {
-            Ok(done) => {
-                macs.fetch_add(done, Ordering::Relaxed);
-            }
-            Err(error) => {
-                // What a failed worker leaves behind is never read.
-                next.store(plan.items.len(), Ordering::Relaxed);
-                *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-            }
+    let take = || plan.items.get(next.fetch_add(1, Ordering::Relaxed)).copied();
+    host.parallel_for(workers.min(plan.items.len()), &|_| match worker.drain(take) {
+        Ok(done) => {
+            macs.fetch_add(done, Ordering::Relaxed);
+        }
+        Err(error) => {
+            // What a failed worker leaves behind is never read.
+            next.store(plan.items.len(), Ordering::Relaxed);
+            *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
         }
     });
     if let Some(error) = failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
@@ -119,76 +121,91 @@ struct Worker<'a, I, T> {
     part_len: usize,
 }
 
+/// A worker's memory, made when an item first needs it.
+#[derive(Default)]
+struct Workspace<'h> {
+    rows: Option<RowMemory<'h>>,
+    tiles: Option<TileMemory<'h>>,
+}
+
 impl<I: Isa, T: Element> Worker<'_, I, T> {
-    /// Does items until there are none.
+    /// Does the items that `next` gives, until there are none.
     fn drain(&self, mut next: impl FnMut() -> Option<Item>) -> Result<u64, Error> {
-        let p = self.call.problem;
+        let mut memory = Workspace::default();
         let mut macs = 0;
-        let mut row_memory: Option<RowMemory<'_>> = None;
-        let mut tile_memory: Option<TileMemory<'_>> = None;
         while let Some(item) = next() {
-            if matches!(item, Item::Zero { .. }) {
-                self.clear_unselected(item);
-                continue;
-            }
-            let row_memory = match &mut row_memory {
-                Some(memory) => memory,
-                none => none.insert(RowMemory::new(p, self.host)?),
-            };
             self.clear_unselected(item);
-            match item {
-                Item::Zero { .. } => {}
-                Item::Tiles { head, part, parts } => {
-                    let tile_memory = match &mut tile_memory {
-                        Some(memory) => memory,
-                        none => none.insert(TileMemory::new(p, self.tiling, self.host)?),
-                    };
-                    let rows = self.selection.rows(head);
-                    let rows = &rows[share(rows.len(), self.tiling.width, part, parts)];
-                    macs += tiles::attend(self.call, self.call.head(head), rows, tile_memory, row_memory);
-                }
-                Item::Rows { head, part, parts, slot } => {
-                    let rows = self.selection.rows(head);
-                    let keys = share(p.kv_len, 1, part, parts);
-                    let number = head;
-                    let head = self.call.head(number);
-                    macs += row_memory.attend(self.call, head, rows, keys);
-                    if parts == 1 {
-                        row_memory.store(self.call, head, rows);
-                    } else {
-                        let start = (slot * parts + part) * self.part_len;
-                        // SAFETY: the memory holds part_len floats for each part of each slot; this one is this item's.
-                        let output =
-                            unsafe { std::slice::from_raw_parts_mut(self.partial.0.add(start), self.part_len) };
-                        row_memory.store_partial(rows.len(), p.value_dim, output);
-                    }
-                }
-            }
+            macs += self.compute(item, &mut memory)?;
         }
         Ok(macs)
+    }
+
+    fn compute<'h>(&'h self, item: Item, memory: &mut Workspace<'h>) -> Result<u64, Error> {
+        let p = self.call.problem;
+        match item {
+            Item::Zero { .. } => Ok(0),
+            Item::Tiles { .. } => {
+                let spare = make(&mut memory.rows, || RowMemory::new(p, self.host))?;
+                let tiles = make(&mut memory.tiles, || TileMemory::new(p, self.tiling, self.host))?;
+                Ok(tiles::attend(self.call, self.head(item), self.rows(item), tiles, spare))
+            }
+            Item::Rows { part, parts, slot, .. } => {
+                let memory = make(&mut memory.rows, || RowMemory::new(p, self.host))?;
+                let (head, rows) = (self.head(item), self.rows(item));
+                let macs = memory.attend(self.call, head, rows, share(p.kv_len, 1, part, parts));
+                if parts == 1 {
+                    memory.store(self.call, head, rows);
+                } else {
+                    let start = (slot * parts + part) * self.part_len;
+                    // SAFETY: the memory holds part_len floats for each part of each slot; this one is this item's.
+                    let output = unsafe { std::slice::from_raw_parts_mut(self.partial.0.add(start), self.part_len) };
+                    memory.store_partial(rows.len(), p.value_dim, output);
+                }
+                Ok(macs)
+            }
+        }
+    }
+
+    fn head(&self, item: Item) -> Head {
+        self.call.head(item.head())
+    }
+
+    /// The item's part of its head's selected rows.
+    fn range(&self, item: Item) -> Range<usize> {
+        let rows = self.selection.rows(item.head()).len();
+        match item {
+            Item::Tiles { part, parts, .. } => share(rows, self.tiling.width, part, parts),
+            _ => 0..rows,
+        }
+    }
+
+    fn rows(&self, item: Item) -> &[u32] {
+        &self.selection.rows(item.head())[self.range(item)]
     }
 
     /// Writes 0 to the outputs of the rows that are not selected, from the item's first row (or the head's first) up to
     /// the next item's.
     fn clear_unselected(&self, item: Item) {
-        let (head, range) = match item {
-            Item::Zero { head } => (head, 0..0),
-            Item::Tiles { head, part, parts } => {
-                (head, share(self.selection.rows(head).len(), self.tiling.width, part, parts))
-            }
-            Item::Rows { part, .. } if part > 0 => return,
-            Item::Rows { head, .. } => (head, 0..self.selection.rows(head).len()),
-        };
-        let rows = self.selection.rows(head);
-        let all = (self.call.problem.q_len * self.call.problem.group_size()) as u32;
+        if matches!(item, Item::Rows { part: 1.., .. }) {
+            return;
+        }
+        let (rows, range) = (self.selection.rows(item.head()), self.range(item));
+        let all = self.call.problem.q_len as u32 * self.call.group_size;
         let mut from = match range.start {
             0 => 0,
             start => rows[start],
         };
         let end = rows.get(range.end).copied().unwrap_or(all);
         for &row in rows[range].iter().chain([&end]) {
-            self.call.clear(self.call.head(head), from..row);
+            self.call.clear(self.head(item), from..row);
             from = row + 1;
         }
+    }
+}
+
+fn make<M>(memory: &mut Option<M>, new: impl FnOnce() -> Result<M, Error>) -> Result<&mut M, Error> {
+    match memory {
+        Some(memory) => Ok(memory),
+        none => Ok(none.insert(new()?)),
     }
 }

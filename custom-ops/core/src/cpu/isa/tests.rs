@@ -6,14 +6,20 @@ use half::{bf16, f16};
 
 /// Runs `job` on every instruction set of this processor.
 fn everywhere<J: Job<Output = ()> + Copy>(job: J) {
-    super::portable::Portable.vectorize(job);
+    run(super::portable::Portable::detect(), job);
     #[cfg(target_arch = "x86_64")]
     {
-        super::avx2::Avx2::detect().map(|isa| isa.vectorize(job));
-        super::avx512::Avx512::detect().map(|isa| isa.vectorize(job));
+        run(super::avx2::Avx2::detect(), job);
+        run(super::avx512::Avx512::detect(), job);
     }
     #[cfg(target_arch = "aarch64")]
-    super::neon::Neon::detect().map(|isa| isa.vectorize(job));
+    run(super::neon::Neon::detect(), job);
+}
+
+fn run<I: Isa, J: Job<Output = ()>>(isa: Option<I>, job: J) {
+    if let Some(isa) = isa {
+        isa.vectorize(job);
+    }
 }
 
 fn lanes<I: Isa>(isa: I, x: I::V) -> Vec<f32> {

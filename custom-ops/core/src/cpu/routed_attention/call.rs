@@ -8,6 +8,8 @@ use crate::tensor::Element;
 pub(super) struct Call<'a, I, T> {
     pub(super) isa: I,
     pub(super) problem: &'a Problem,
+    /// The problem's, which [`super::plan::Selection`] holds to the range of u32.
+    pub(super) group_size: u32,
     pub(super) query: &'a [T],
     pub(super) key: &'a [T],
     pub(super) value: &'a [T],
@@ -38,15 +40,20 @@ impl<I, T: Element> Call<'_, I, T> {
         Head { batch: index / self.problem.kv_num_heads, kv_head: index % self.problem.kv_num_heads }
     }
 
-    fn token(&self, row: u32) -> usize {
-        row as usize / self.problem.group_size()
+    /// A row's token and its head within the group.
+    fn split(&self, row: u32) -> (usize, usize) {
+        match self.group_size {
+            // Divisions are slow, and most models have no groups.
+            1 => (row as usize, 0),
+            group => ((row / group) as usize, (row % group) as usize),
+        }
     }
 
     /// The number of the (token, head) pair among all of the call's.
     fn block(&self, head: Head, row: u32) -> usize {
         let p = self.problem;
-        let token = head.batch * p.q_len + self.token(row);
-        token * p.num_heads + head.kv_head * p.group_size() + row as usize % p.group_size()
+        let (token, member) = self.split(row);
+        (head.batch * p.q_len + token) * p.num_heads + head.kv_head * self.group_size as usize + member
     }
 
     /// A row's query: `head_dim` elements.
@@ -80,7 +87,7 @@ impl<I, T: Element> Call<'_, I, T> {
 
     /// The number of keys that a row sees.
     pub(super) fn visible(&self, row: u32) -> usize {
-        self.problem.visible_keys(self.token(row))
+        self.problem.visible_keys(self.split(row).0)
     }
 
     /// Keys from `token` on, and their distance.
@@ -99,7 +106,8 @@ impl<I, T: Element> Call<'_, I, T> {
     pub(super) fn bias(&self, head: Head, row: u32, key: usize) -> Option<(&[T], usize)> {
         let p = self.problem;
         let ([batch, of_head, query, of_key], bias) = (p.bias_strides?, self.bias?);
-        let h = head.kv_head * p.group_size() + row as usize % p.group_size();
-        Some((&bias[head.batch * batch + h * of_head + self.token(row) * query + key * of_key..], of_key))
+        let (token, member) = self.split(row);
+        let h = head.kv_head * self.group_size as usize + member;
+        Some((&bias[head.batch * batch + h * of_head + token * query + key * of_key..], of_key))
     }
 }

@@ -26,29 +26,19 @@ impl Selection {
             });
         }
         let mut starts: Vec<usize> = zeros(heads + 1)?;
-        let tokens = || gates.chunks_exact(p.num_heads).enumerate();
-        for (token, gates) in tokens() {
-            let first = token / p.q_len * p.kv_num_heads;
-            for (kv_head, gates) in gates.chunks_exact(group).enumerate() {
-                starts[first + kv_head + 1] += gates.iter().filter(|&&gate| gate != 0.0).count();
-            }
-        }
-        for i in 0..heads {
-            starts[i + 1] += starts[i];
-        }
-        let mut next: Vec<usize> = zeros(heads)?;
-        next.copy_from_slice(&starts[..heads]);
-        let mut rows: Vec<u32> = zeros(starts[heads])?;
-        for (token, gates) in tokens() {
-            let first = token / p.q_len * p.kv_num_heads;
-            let row = (token % p.q_len * group) as u32;
-            for (kv_head, gates) in gates.chunks_exact(group).enumerate() {
-                let next = &mut next[first + kv_head];
-                for (g, _) in gates.iter().enumerate().filter(|(_, gate)| **gate != 0.0) {
-                    rows[*next] = row + g as u32;
-                    *next += 1;
+        // One more than there can be: every row is written, and then kept or not, because a branch would be mispredicted.
+        let mut rows: Vec<u32> = zeros(gates.len() + 1)?;
+        let mut count = 0;
+        for head in 0..heads {
+            let (batch, kv_head) = (head / p.kv_num_heads, head % p.kv_num_heads);
+            let gates = &gates[batch * p.q_len * p.num_heads..(batch + 1) * p.q_len * p.num_heads];
+            for (token, gates) in gates.chunks_exact(p.num_heads).enumerate() {
+                for (member, &gate) in gates[kv_head * group..(kv_head + 1) * group].iter().enumerate() {
+                    rows[count] = (token * group + member) as u32;
+                    count += usize::from(gate != 0.0);
                 }
             }
+            starts[head + 1] = count;
         }
         Ok(Selection { starts, rows })
     }
@@ -81,6 +71,15 @@ pub(super) enum Item {
     Rows { head: usize, part: usize, parts: usize, slot: usize },
 }
 
+impl Item {
+    /// The number of its (batch, KV head).
+    pub(super) fn head(self) -> usize {
+        match self {
+            Item::Zero { head } | Item::Tiles { head, .. } | Item::Rows { head, .. } => head,
+        }
+    }
+}
+
 /// All items.
 pub(super) struct Plan {
     pub(super) items: Vec<Item>,
@@ -88,6 +87,8 @@ pub(super) struct Plan {
     pub(super) slots: usize,
     /// Partial results of a split head.
     pub(super) parts: usize,
+    /// The most rows of an item in tiles.
+    pub(super) chunk: usize,
 }
 
 /// Fewer keys than this are not worth a partial result of their own.
@@ -99,24 +100,28 @@ impl Plan {
     /// `tile` rows fill a register tile, `chunk` rows are as many as a worker's memory holds.
     pub(super) fn new(p: &Problem, selection: &Selection, tile: usize, chunk: usize, workers: usize) -> Plan {
         let wanted = workers * ITEMS_PER_WORKER;
-        let (mut tiled, mut few) = (0, 0);
+        let (mut tiled, mut few, mut most) = (0, 0, 0);
         for head in 0..selection.heads() {
             match selection.rows(head).len() {
                 0 => {}
                 rows if rows <= ROWS => few += 1,
-                rows => tiled += rows.div_ceil(tile),
+                rows => {
+                    tiled += rows.div_ceil(tile);
+                    most = rows.next_multiple_of(tile).max(most);
+                }
             }
         }
+        let chunk = chunk.min(most);
         let chunk = match workers {
             1 => chunk,
-            _ => (tiled.div_ceil(wanted) * tile).clamp(tile, chunk),
+            _ => (tiled.div_ceil(wanted) * tile).min(chunk),
         };
         let parts = match workers {
             1 => 1,
             _ if tiled > 0 || few == 0 || few >= wanted => 1,
             _ => wanted.div_ceil(few).min(p.kv_len / MIN_KEYS).max(1),
         };
-        let mut plan = Plan { items: Vec::new(), slots: 0, parts };
+        let mut plan = Plan { items: Vec::new(), slots: 0, parts, chunk };
         for head in 0..selection.heads() {
             match selection.rows(head).len() {
                 0 => plan.items.push(Item::Zero { head }),

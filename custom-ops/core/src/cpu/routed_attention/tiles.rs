@@ -11,6 +11,7 @@ use crate::host::Host;
 use crate::shape::routed_attention::Problem;
 use crate::tensor::{DType, Element};
 use std::f32::consts::LOG2_E;
+use std::ops::Range;
 
 /// Sizes that fit the caches.
 #[derive(Debug, Clone, Copy)]
@@ -18,7 +19,7 @@ pub(super) struct Tiling {
     /// Rows of a tile.
     pub(super) width: usize,
     /// Keys of a block.
-    keys: usize,
+    pub(super) keys: usize,
     /// Rows whose queries and outputs a worker holds.
     pub(super) chunk: usize,
 }
@@ -26,7 +27,7 @@ pub(super) struct Tiling {
 impl Tiling {
     pub(super) fn new<I: Isa>(p: &Problem) -> Tiling {
         /// Floats of queries and outputs that a worker holds: they stay in the second-level cache.
-        const CHUNK_FLOATS: usize = 96 << 10;
+        const CHUNK_FLOATS: usize = 256 << 10;
         const MIN_TILES: usize = 2;
         let width = I::LANES * I::TILE;
         let tiles = (CHUNK_FLOATS / p.head_dim.saturating_add(p.value_dim).max(1) / width).max(MIN_TILES);
@@ -86,8 +87,10 @@ pub(super) fn attend<I: Isa, T: Element>(
     chunk.load_queries();
     let visible = rows.last().map_or(0, |&row| call.visible(row));
     let mut macs = 0;
-    for start in (0..visible).step_by(chunk.memory.tiling.keys) {
-        macs += chunk.block(start, (visible - start).min(chunk.memory.tiling.keys));
+    let step = chunk.memory.tiling.keys;
+    for start in (0..visible).step_by(step) {
+        let end = (start + step).min(visible);
+        macs += chunk.block(start, end - start);
     }
     chunk.store_outputs();
     if p.is_causal {
@@ -147,8 +150,9 @@ impl<I: Isa, T: Element> Chunk<'_, '_, I, T> {
     fn block(&mut self, start: usize, keys: usize) -> u64 {
         let (call, head, width) = (self.call, self.head, self.memory.tiling.width);
         let p = call.problem;
-        let key = self.panel(call.keys(head, start), keys, p.head_dim, self.memory.keys);
-        let value = self.panel(call.values(head, start), keys, p.value_dim, self.memory.values);
+        // A key is read as a whole, a value in pieces that lie in one row each: those want to be close together.
+        let key = self.panel(call.keys(head, start), keys, p.head_dim, 4, self.memory.keys);
+        let value = self.panel(call.values(head, start), keys, p.value_dim, 1, self.memory.values);
         let queries = self.at(self.memory.queries);
         let outputs = self.at(self.memory.outputs);
         let (max, sum) = (self.at(self.memory.max), self.at(self.memory.sum));
@@ -200,11 +204,18 @@ impl<I: Isa, T: Element> Chunk<'_, '_, I, T> {
         macs
     }
 
-    /// Rows of `dim` numbers as floats: in place, or a copy where they are of another type, or where the copy, which is
-    /// dense, will be read often.
-    fn panel(&self, (input, stride): (*const T, usize), rows: usize, dim: usize, copy: usize) -> (*const f32, usize) {
-        let dense = stride == dim || self.rows.len() <= self.memory.tiling.width;
-        if T::DTYPE == DType::F32 && dense {
+    /// Rows of `dim` numbers as floats: in place where they are floats and lie densely, or where a copy would serve no more
+    /// than `few` tiles; else copied.
+    fn panel(
+        &self,
+        (input, stride): (*const T, usize),
+        rows: usize,
+        dim: usize,
+        few: usize,
+        copy: usize,
+    ) -> (*const f32, usize) {
+        let tiles = self.rows.len().div_ceil(self.memory.tiling.width);
+        if T::DTYPE == DType::F32 && (stride == dim || tiles <= few) {
             return (input.cast(), stride);
         }
         let (output, pitch) = (self.at(copy), pitch(dim));
@@ -243,7 +254,7 @@ fn fill_bias<I: Isa, T: Element>(
     call: &Call<'_, I, T>,
     head: Head,
     rows: &[u32],
-    keys: std::ops::Range<usize>,
+    keys: Range<usize>,
     scores: *mut f32,
     lanes: *mut f32,
     width: usize,
