@@ -7,6 +7,7 @@ use moh_runtime::{Tensor, read_tensors, write_tensors};
 use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use support::onnx::{DataType, Graph};
 use support::{count_on, counter, doubler, have_onnxruntime, write_tokenizer};
 
 fn moh_run(args: &[&str]) -> Command {
@@ -118,6 +119,12 @@ fn missing_and_damaged_files_are_errors() {
     let args = ["infer", text(&model), "--inputs", text(&inputs), "-o", text(&nowhere), "--runtime", "tract"];
     assert!(refusal(&args).contains("out.safetensors: cannot be written"));
     assert!(refusal(&["generate", "/nowhere", "--prompt", "a"]).contains("/nowhere: model not found"));
+    let mut dangling = Graph::new();
+    dangling.input("x", DataType::Float, &["n"]);
+    dangling.output("y", DataType::Float, &["n"]);
+    std::fs::write(&model, dangling.encode()).unwrap();
+    let errors = refusal(&["generate", text(&model), "--prompt", "a", "--runtime", "tract"]);
+    assert!(errors.contains("nothing computes output y"), "{errors}");
     std::fs::write(&model, "damaged").unwrap();
     assert!(refusal(&["generate", text(folder.path()), "--prompt", "a"]).contains("model.onnx: not an ONNX model"));
 }

@@ -76,6 +76,22 @@ fn an_output_goes_back_in_even_to_another_runtime() {
     assert_eq!(value.as_slice::<f32>().unwrap(), expected);
 }
 
+/// tract computes shapes with symbols, which a caller must not see.
+#[test]
+fn a_shape_comes_out_as_numbers() {
+    let mut graph = Graph::new();
+    graph.input("x", DataType::Float, &["n", "3"]);
+    graph.node("Shape", &["x"], "y", &[]);
+    graph.output("y", DataType::Int64, &["2"]);
+    let (_folder, path) = write(&graph);
+    for options in runtimes() {
+        let mut model = Model::load(&path, &options).unwrap();
+        let x = Tensor::zeros(ElementType::F32, [5, 3]).unwrap();
+        let outputs = model.run([("x", x.into())]).unwrap();
+        assert_eq!(outputs[0].as_slice::<i64>().unwrap(), [5, 3]);
+    }
+}
+
 #[test]
 fn wrong_inputs_are_refused_before_the_runtime_sees_them() {
     let (_folder, path) = doubler();

@@ -16,6 +16,7 @@ use tract_onnx::pb::tensor_proto::DataType;
 use tract_onnx::pb::tensor_shape_proto::dimension;
 use tract_onnx::pb::{GraphProto, ModelProto, ValueInfoProto, type_proto};
 use tract_onnx::prelude::*;
+use tract_onnx::tract_core::ops::cast::cast;
 use tract_onnx::tract_hir::internal::{TractErrorContext, bail, ensure};
 
 pub(crate) const NAME: &str = "tract";
@@ -58,12 +59,7 @@ impl TractModel {
         };
         let outputs = guard(run).map_err(failed)?;
         let named = self.outputs.iter().zip(outputs);
-        named
-            .map(|(name, value)| {
-                let value = plain(value).map_err(|e| failed(format!("{e:#}")))?;
-                Value::from_tract(name, value)
-            })
-            .collect()
+        named.map(|(name, value)| Value::from_tract(name, value)).collect()
     }
 }
 
@@ -95,7 +91,7 @@ fn prepare(path: &Path, threads: Option<usize>) -> TractResult<(ModelProto, Plan
     };
     let parsed = onnx.parse(&proto, Some(folder))?;
     ensure!(parsed.unresolved_inputs.is_empty(), "nothing computes {}", parsed.unresolved_inputs.join(", "));
-    let model = parsed.model.into_optimized()?;
+    let model = with_plain_outputs(parsed.model.into_typed()?)?.into_optimized()?;
     let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let options = RunOptions { executor: Some(moh_tract::executor(threads)?), ..RunOptions::default() };
     let plan = model.into_runnable_with_options(&options)?;
@@ -152,12 +148,17 @@ fn element_type(ty: DataType) -> Option<ElementType> {
     }
 }
 
-/// What a caller can read: tract computes with symbols in place of some int64 numbers.
-fn plain(value: TValue) -> TractResult<TValue> {
-    match value.datum_type() {
-        DatumType::TDim => Ok(value.cast_to::<i64>()?.into_owned().into_tvalue()),
-        _ => Ok(value),
+/// tract computes with symbols in place of some int64 numbers: outputs are to be numbers.
+fn with_plain_outputs(mut model: TypedModel) -> TractResult<TypedModel> {
+    let mut outputs = model.outputs.clone();
+    for outlet in &mut outputs {
+        if model.outlet_fact(*outlet)?.datum_type == TDim::datum_type() {
+            let name = format!("{}.numbers", model.node(outlet.node).name);
+            *outlet = model.wire_node(name, cast(i64::datum_type()), &[*outlet])?[0];
+        }
     }
+    model.select_output_outlets(&outputs)?;
+    Ok(model)
 }
 
 fn tract_value(value: &Value) -> TractResult<TValue> {

@@ -66,9 +66,9 @@ pub(crate) fn counter() -> (TempDir, PathBuf) {
     graph.ints("outer", &[1, 3]);
     graph.ints("all", &[1, 2, 3]);
     graph.ints("two", &[2]);
+    graph.ints("last", &[-1]);
     graph.ints("middle", &[1, 2]);
     graph.floats("three", &[3.0]);
-    graph.floats("zero", &[0.0]);
     graph.floats("count", &[VOCABULARY as f32]);
     graph.floats("vocabulary", &(0..VOCABULARY).map(|id| id as f32).collect::<Vec<f32>>());
 
@@ -89,11 +89,13 @@ pub(crate) fn counter() -> (TempDir, PathBuf) {
     graph.node("Mod", &["sum", "count"], "next", &[("fmod", 1)]);
     graph.node("Unsqueeze", &["next", "middle"], "next_row", &[]);
     graph.node("Sub", &["vocabulary", "next_row"], "distance", &[]);
-    graph.node("Mul", &["distance", "distance"], "square", &[]);
-    graph.node("Neg", &["square"], "row", &[]);
-    graph.node("Unsqueeze", &["key_f", "two"], "columns", &[]);
-    graph.node("Mul", &["columns", "zero"], "blank", &[]);
-    graph.node("Add", &["blank", "row"], "logits", &[]);
+    // Only the last token's logits are right: those of a token before are moved by its distance to the end.
+    graph.node("Gather", &["value_f", "last"], "last_position", &[("axis", 1)]);
+    graph.node("Sub", &["value_f", "last_position"], "to_end", &[]);
+    graph.node("Unsqueeze", &["to_end", "two"], "to_end_column", &[]);
+    graph.node("Sub", &["distance", "to_end_column"], "error", &[]);
+    graph.node("Mul", &["error", "error"], "square", &[]);
+    graph.node("Neg", &["square"], "logits", &[]);
 
     graph.output("logits", DataType::Float, &["batch", "sequence", "11"]);
     for name in ["key", "value"] {
