@@ -1,5 +1,6 @@
 //! The operators' bodies in standard ONNX operators: what a runtime without our library runs.
 
+pub mod aggregated_attention;
 pub mod routed_attention;
 pub mod routed_linear;
 pub mod routed_mlp;

@@ -185,7 +185,8 @@ impl Operator {
 }
 
 /// Every operator of [`DOMAIN`].
-pub static OPERATORS: &[&Operator] = &[&ROUTED_ATTENTION, &ROUTED_PROJECTION, &ROUTED_COMBINE, &ROUTED_MLP];
+pub static OPERATORS: &[&Operator] =
+    &[&ROUTED_ATTENTION, &ROUTED_PROJECTION, &ROUTED_COMBINE, &ROUTED_MLP, &ROUTED_AGGREGATED_ATTENTION];
 
 /// The operator of that name.
 pub fn operator(name: &str) -> Option<&'static Operator> {
@@ -357,6 +358,69 @@ pub static ROUTED_MLP: Operator = Operator {
     infer: shape::routed_mlp::infer,
     body: function::routed_mlp::body,
     reference: reference::routed_mlp::reference,
+};
+
+/// TransNeXt's attention to a window and to pooled tokens, with gated heads.
+pub static ROUTED_AGGREGATED_ATTENTION: Operator = Operator {
+    name: "RoutedAggregatedAttention",
+    doc: "Aggregated attention (TransNeXt, arXiv 2311.17132) of the tokens of a grid, row by row, each to the cells of its window \
+          and to pooled tokens, whose heads are gated per query token. Per head, with `unit(z) = z / max(|z|, 1e-12)` and \
+          `q = unit(query)`: scores `s = (q + query_embedding) * query_scale`, \
+          `local_j = s . unit(key_j) + local_bias_j` for the window's cells j inside the grid, row by row, and \
+          `pooled_m = s . unit(pooled_key_m) + pooled_bias_m`; weights `a = softmax` over both; \
+          `gate * (sum_j (a_j + q . learnable_tokens_j + learnable_bias_j) value_j + sum_m a_m pooled_value_m)`. \
+          A gate of exactly 0 means that the token does not use the head: it is not computed, and its block of the output \
+          is exactly 0 whatever the inputs hold. Norms, scores and sums are accumulated in float32.",
+    inputs: &[
+        input("query", ElementType::T, "(batch, height * width, num_heads * head_dim)", "Queries, as projected."),
+        input("key", ElementType::T, "(batch, height * width, num_heads * head_dim)", "Keys, as projected."),
+        input("value", ElementType::T, "(batch, height * width, num_heads * head_dim)", "Values."),
+        input("pooled_key", ElementType::T, "(batch, pooled, num_heads * head_dim)", "Keys of the pooled tokens."),
+        input("pooled_value", ElementType::T, "(batch, pooled, num_heads * head_dim)", "Values of the pooled tokens."),
+        input(
+            "head_gates",
+            ElementType::Float32,
+            "(batch, height * width, num_heads)",
+            "Any finite number; 0 switches the head off.",
+        ),
+        input("query_embedding", ElementType::T, "(num_heads, head_dim)", "Added to the normalised queries."),
+        input(
+            "query_scale",
+            ElementType::Float32,
+            "(height * width, num_heads)",
+            "Factor of the scores: softplus(temperature) * ln(window cells inside the grid + pooled).",
+        ),
+        input("local_bias", ElementType::T, "(num_heads, window * window)", "Added to the scores of the window."),
+        input(
+            "pooled_bias",
+            ElementType::T,
+            "(num_heads, height * width, pooled)",
+            "Added to the scores of the pooled tokens.",
+        ),
+        input(
+            "learnable_tokens",
+            ElementType::T,
+            "(num_heads, head_dim, window * window)",
+            "Their products with the normalised queries are added to the weights of the window.",
+        ),
+        input("learnable_bias", ElementType::T, "(num_heads, window * window)", "Added to the weights of the window."),
+    ],
+    output: input(
+        "output",
+        ElementType::T,
+        "(batch, height * width, num_heads * head_dim)",
+        "The heads' outputs, side by side.",
+    ),
+    attributes: &[
+        int("num_heads", "Heads."),
+        int("height", "Rows of the grid."),
+        int("width", "Columns of the grid."),
+        int("window", "Side of the window around each token: an odd number."),
+    ],
+    per_head_rank: 0,
+    infer: shape::aggregated_attention::infer,
+    body: function::aggregated_attention::body,
+    reference: reference::aggregated_attention::reference,
 };
 
 /// The reference page of all operators, in Markdown: `docs/operators.md` holds this text.

@@ -1,5 +1,6 @@
 //! Which attributes and shapes the operators accept, and what comes out. The only validator.
 
+pub mod aggregated_attention;
 pub mod routed_attention;
 pub mod routed_linear;
 pub mod routed_mlp;
