@@ -298,6 +298,8 @@ impl Ops for Recorder {
     fn unary(&mut self, op: Unary, x: &Value) -> Result<Value> {
         Ok(match op {
             Unary::Neg => self.like("Neg", x, vec![]),
+            Unary::Exp => self.like("Exp", x, vec![]),
+            Unary::Log => self.like("Log", x, vec![]),
             Unary::Sqrt => self.like("Sqrt", x, vec![]),
             Unary::Cos => self.like("Cos", x, vec![]),
             Unary::Sin => self.like("Sin", x, vec![]),
@@ -332,6 +334,7 @@ impl Ops for Recorder {
         let op_type = match op {
             Reduce::Sum => "ReduceSum",
             Reduce::Mean => "ReduceMean",
+            Reduce::Max => "ReduceMax",
         };
         let mut dims = x.dims.clone();
         for &axis in axes {

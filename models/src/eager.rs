@@ -112,6 +112,8 @@ impl Ops for Eager {
     fn unary(&mut self, op: Unary, x: &Tensor) -> Result<Tensor> {
         Ok(match op {
             Unary::Neg => x.neg()?,
+            Unary::Exp => x.exp()?,
+            Unary::Log => x.log()?,
             Unary::Sqrt => x.sqrt()?,
             Unary::Cos => x.cos()?,
             Unary::Sin => x.sin()?,
@@ -145,6 +147,7 @@ impl Ops for Eager {
         Ok(match op {
             Reduce::Sum => x.sum_keepdim(axes)?,
             Reduce::Mean => x.mean_keepdim(axes)?,
+            Reduce::Max => axes.into_iter().try_fold(x.clone(), |x, axis| x.max_keepdim(axis))?,
         })
     }
 

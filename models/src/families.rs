@@ -126,7 +126,7 @@ macro_rules! families {
 
 families! {
     Dit(dit::Dit): "moh-dit" | "dit",
-    Llama(llama::Llama): "moh-llama" | "llama",
+    Llama(llama::Llama): "moh-llama" | "moh-llm" | "llama",
     Vit(vit::Vit): "moh-vit" | "vit",
 }
 
@@ -234,7 +234,7 @@ fn configured_family(checkpoint: &Checkpoint) -> Result<String> {
         Some("llama") => {
             return Err(Error::AmbiguousFamily {
                 file: config.path().to_owned(),
-                choices: "moh-llama, llama".to_owned(),
+                choices: "moh-llama, moh-llm, llama".to_owned(),
             });
         }
         Some(model_type) => format!("model_type {model_type}"),

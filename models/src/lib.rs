@@ -7,6 +7,8 @@ pub mod count;
 pub mod eager;
 pub mod error;
 pub mod families;
+pub mod heads;
+pub mod mixture;
 pub mod ops;
 pub mod router;
 pub mod sample;

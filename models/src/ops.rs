@@ -28,6 +28,8 @@ pub enum Type {
 #[allow(missing_docs)]
 pub enum Unary {
     Neg,
+    Exp,
+    Log,
     Sqrt,
     Cos,
     Sin,
@@ -58,6 +60,7 @@ pub enum Binary {
 pub enum Reduce {
     Sum,
     Mean,
+    Max,
 }
 
 /// Attributes of `ai.moh` RoutedAttention.

@@ -2,58 +2,13 @@
 
 use crate::checkpoint::{Loader, Weight};
 use crate::error::Error;
+pub use crate::heads::{HeadCounts, HeadSet};
 use crate::ops::{Binary, Linear, Ops, Reduce, Result, Type};
-
-/// The head counts of one attention layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct HeadCounts {
-    /// All heads.
-    pub num_heads: usize,
-    /// The first ones, which every token uses.
-    pub num_shared_heads: usize,
-    /// How many of the others a token uses. (Published configs call this `routed_head`.)
-    pub top_k: usize,
-}
-
-impl HeadCounts {
-    /// Every head on.
-    pub fn dense(num_heads: usize) -> HeadCounts {
-        HeadCounts { num_heads, num_shared_heads: num_heads, top_k: 0 }
-    }
-
-    /// The heads that compete for the `top_k` places.
-    pub fn num_routed_heads(&self) -> usize {
-        self.num_heads - self.num_shared_heads
-    }
-
-    /// Heads that a token uses.
-    pub fn active(&self) -> usize {
-        self.num_shared_heads + self.top_k
-    }
-
-    /// Checks that the counts make a router.
-    ///
-    /// # Errors
-    /// What is wrong with them, as text for an error that names file and key.
-    pub fn check(&self) -> std::result::Result<(), String> {
-        let HeadCounts { num_heads, num_shared_heads: shared, top_k } = *self;
-        if shared > num_heads {
-            return Err(format!("{shared} shared heads of {num_heads} heads"));
-        }
-        if top_k > num_heads - shared {
-            return Err(format!("{top_k} active routed heads, but {num_heads} - {shared} routed heads"));
-        }
-        if top_k == 0 && shared < num_heads {
-            return Err(format!("no active routed head, so all {num_heads} heads must be shared, not {shared}"));
-        }
-        Ok(())
-    }
-}
 
 /// The trained two-stage router of MoH (arXiv 2410.11842, equations 5 to 7), as the published code computes it.
 #[derive(Debug, Clone)]
 pub struct TwoStage {
-    heads: HeadCounts,
+    heads: HeadSet,
     /// Scores of the routed heads, (routed, width). Present if `top_k > 0`.
     routed: Option<Linear>,
     /// Balance of the shared and the routed part, (2, width). Present if there are both.
@@ -66,30 +21,33 @@ pub struct TwoStage {
 const EPSILON: f32 = f32::EPSILON;
 
 impl TwoStage {
-    /// Takes `wg`, `wg_0` and `wg_1` below `prefix` from the checkpoint, those that the head counts ask for.
-    pub fn load(loader: &mut Loader<'_>, prefix: &str, width: usize, heads: HeadCounts) -> TwoStage {
+    /// Takes `wg`, `wg_0` and `wg_1` below `prefix` from the checkpoint, those that the head counts ask for. Their rows are the
+    /// routed and the shared heads in ascending order.
+    pub fn load(loader: &mut Loader<'_>, prefix: &str, width: usize, heads: HeadSet) -> TwoStage {
+        let counts = heads.counts();
         let mut matrix = |present: bool, name: &str, rows: usize| {
             present.then(|| Linear {
                 weight: loader.weight(&format!("{prefix}.{name}.weight"), &[rows, width]),
                 bias: None,
             })
         };
-        let shared = heads.num_shared_heads;
+        let shared = counts.num_shared_heads;
         TwoStage {
-            heads,
-            routed: matrix(heads.top_k > 0, "wg", heads.num_routed_heads()),
-            balance: matrix(heads.top_k > 0 && shared > 0, "wg_0", 2),
+            routed: matrix(counts.top_k > 0, "wg", counts.num_routed_heads()),
+            balance: matrix(counts.top_k > 0 && shared > 0, "wg_0", 2),
             shared: matrix(shared > 1, "wg_1", shared),
+            heads,
         }
     }
 
-    /// The head counts.
-    pub fn heads(&self) -> HeadCounts {
-        self.heads
+    /// The heads.
+    pub fn heads(&self) -> &HeadSet {
+        &self.heads
     }
 
     /// The gates of the tokens `x`, (batch, q_len, width).
     pub fn forward<O: Ops>(&self, ops: &mut O, x: &O::Value) -> Result<O::Value> {
+        let counts = self.heads.counts();
         let x = &ops.cast(x, Type::F32)?;
         let probabilities = |ops: &mut O, matrix: &Linear, factor: usize| {
             let logits = ops.linear(x, matrix)?;
@@ -98,8 +56,8 @@ impl TwoStage {
             ops.mul(&p, &factor)
         };
         let shared = match &self.shared {
-            Some(matrix) => Some(probabilities(ops, matrix, self.heads.num_shared_heads)?),
-            None if self.heads.num_shared_heads == 1 => Some(ops.filled(Type::F32, x, 1, 1.0)?),
+            Some(matrix) => Some(probabilities(ops, matrix, counts.num_shared_heads)?),
+            None if counts.num_shared_heads == 1 => Some(ops.filled(Type::F32, x, 1, 1.0)?),
             None => None,
         };
         let routed = match &self.routed {
@@ -109,26 +67,26 @@ impl TwoStage {
             }
             None => None,
         };
-        let gates = match (shared, routed) {
+        let (shared, routed) = match (shared, routed) {
             (Some(shared), Some(routed)) => {
                 let Some(balance) = &self.balance else { return Err(Error::Internal("a router without wg_0")) };
                 let w = probabilities(ops, balance, 2)?;
                 let (w_shared, w_routed) = (ops.slice(&w, -1, 0, 1)?, ops.slice(&w, -1, 1, 2)?);
-                let (shared, routed) = (ops.mul(&shared, &w_shared)?, ops.mul(&routed, &w_routed)?);
-                ops.concat(&[&shared, &routed], -1)?
+                (Some(ops.mul(&shared, &w_shared)?), Some(ops.mul(&routed, &w_routed)?))
             }
-            (Some(gates), None) | (None, Some(gates)) => gates,
-            (None, None) => return Err(Error::Internal("a router without heads")),
+            one => one,
         };
-        ops.gates(gates, self.heads.active())
+        let gates = self.heads.place(ops, shared, routed)?;
+        ops.gates(gates, counts.active())
     }
 
     /// The selected probabilities, renormalised to sum to `top_k`.
     fn routed_gates<O: Ops>(&self, ops: &mut O, logits: &O::Value) -> Result<O::Value> {
         let p = ops.softmax(logits)?;
-        let kept = match self.heads.top_k < self.heads.num_routed_heads() {
+        let counts = self.heads.counts();
+        let kept = match counts.top_k < counts.num_routed_heads() {
             true => {
-                let mask = ops.top_k_mask(&p, self.heads.top_k)?;
+                let mask = ops.top_k_mask(&p, counts.top_k)?;
                 ops.mul(&p, &mask)?
             }
             false => p,
@@ -136,17 +94,17 @@ impl TwoStage {
         let sum = ops.reduce(Reduce::Sum, &kept, &[-1])?;
         let epsilon = ops.scalar(Type::F32, EPSILON)?;
         let sum = ops.binary(Binary::Max, &sum, &epsilon)?;
-        let top_k = ops.scalar(Type::F32, self.heads.top_k as f32)?;
+        let top_k = ops.scalar(Type::F32, counts.top_k as f32)?;
         let factor = ops.binary(Binary::Div, &top_k, &sum)?;
         ops.mul(&kept, &factor)
     }
 }
 
 /// The router of MoH-LLaMA, which has no weights: the routed heads with the largest query norms, gates 0 and 1.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct QueryNorm {
-    /// The head counts.
-    pub heads: HeadCounts,
+    /// The heads.
+    pub heads: HeadSet,
 }
 
 impl QueryNorm {
@@ -154,16 +112,16 @@ impl QueryNorm {
     ///
     /// The published code selects by softmax(n / std(n)), which has the order of the norms n; their squares have it too.
     pub fn forward<O: Ops>(&self, ops: &mut O, query: &O::Value) -> Result<O::Value> {
-        let HeadCounts { num_heads, num_shared_heads: shared, top_k } = self.heads;
+        let HeadCounts { num_shared_heads: shared, top_k, .. } = self.heads.counts();
         let flat = ops.reshape(query, &[0, 0, -1])?;
-        let routed = match self.heads.num_routed_heads() {
+        let routed = match self.heads.counts().num_routed_heads() {
             0 => None,
             rest if top_k == 0 => Some(ops.filled(Type::F32, &flat, rest, 0.0)?),
             rest if top_k == rest => Some(ops.filled(Type::F32, &flat, rest, 1.0)?),
             _ => {
-                let routed = ops.slice(query, 2, shared, num_heads)?;
-                let routed = ops.cast(&routed, Type::F32)?;
-                let squares = ops.mul(&routed, &routed)?;
+                let query = self.heads.take_routed(ops, query, 2)?;
+                let query = ops.cast(&query, Type::F32)?;
+                let squares = ops.mul(&query, &query)?;
                 let norms = ops.reduce(Reduce::Sum, &squares, &[-1])?;
                 let norms = ops.reshape(&norms, &[0, 0, -1])?;
                 Some(ops.top_k_mask(&norms, top_k)?)
@@ -173,12 +131,8 @@ impl QueryNorm {
             0 => None,
             _ => Some(ops.filled(Type::F32, &flat, shared, 1.0)?),
         };
-        let gates = match (ones, routed) {
-            (Some(ones), Some(routed)) => ops.concat(&[&ones, &routed], -1)?,
-            (Some(gates), None) | (None, Some(gates)) => gates,
-            (None, None) => return Err(Error::Internal("a router without heads")),
-        };
-        ops.gates(gates, self.heads.active())
+        let gates = self.heads.place(ops, ones, routed)?;
+        ops.gates(gates, self.heads.counts().active())
     }
 }
 
@@ -196,7 +150,7 @@ impl Router {
     pub fn heads(&self) -> HeadCounts {
         match self {
             Router::Dense(num_heads) => HeadCounts::dense(*num_heads),
-            Router::TwoStage(router) => router.heads(),
+            Router::TwoStage(router) => router.heads().counts(),
         }
     }
 

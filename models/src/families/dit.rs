@@ -6,7 +6,7 @@ use super::{Family, Inputs, Layer, Port, PortDim, Workload};
 use crate::checkpoint::{Checkpoint, Config, Loader, Weight};
 use crate::error::Error;
 use crate::ops::{Attention, Conv, HeadLinear, Linear, Ops, Result, Tap, Type, Unary};
-use crate::router::{HeadCounts, Router, TwoStage, load_linear};
+use crate::router::{HeadCounts, HeadSet, Router, TwoStage, load_linear};
 use crate::sample::{Rng, Sample, SampleData};
 
 /// A DiT with its weights.
@@ -49,7 +49,7 @@ impl Dit {
 }
 
 /// Head counts and widths of every block.
-fn block_heads(config: &Config, routed: bool, depth: usize, hidden_size: usize) -> Result<Vec<(HeadCounts, usize)>> {
+fn block_heads(config: &Config, routed: bool, depth: usize, hidden_size: usize) -> Result<Vec<(HeadSet, usize)>> {
     let num_heads = config.usize_or_list("num_heads", depth)?;
     let head_dims = match config.has("head_dim") {
         true => config.usize_or_list("head_dim", depth)?,
@@ -62,15 +62,18 @@ fn block_heads(config: &Config, routed: bool, depth: usize, hidden_size: usize) 
             num_heads.iter().map(|heads| hidden_size / heads).collect()
         }
     };
-    let counts: Vec<HeadCounts> = if routed {
+    let counted = || -> Result<Vec<HeadCounts>> {
         let (shared, top_k) =
             (config.usize_or_list("shared_head", depth)?, config.usize_or_list("routed_head", depth)?);
         let count = |i: usize| HeadCounts { num_heads: num_heads[i], num_shared_heads: shared[i], top_k: top_k[i] };
-        (0..depth).map(count).collect()
-    } else {
-        num_heads.iter().map(|&heads| HeadCounts::dense(heads)).collect()
+        Ok((0..depth).map(count).collect())
     };
-    for (i, count) in counts.iter().enumerate() {
+    let sets: Vec<HeadSet> = match (routed, HeadSet::configured(config, &num_heads, "routed_head")?) {
+        (true, Some(sets)) => sets,
+        (true, None) => counted()?.into_iter().map(HeadSet::first).collect(),
+        (false, _) => num_heads.iter().map(|&heads| HeadSet::first(HeadCounts::dense(heads))).collect(),
+    };
+    for (i, count) in sets.iter().map(HeadSet::counts).enumerate() {
         if count.num_heads == 0 || head_dims[i] == 0 {
             return Err(config.rejects("num_heads", "at least one head of width 1", format!("none in layer {i}")));
         }
@@ -78,14 +81,16 @@ fn block_heads(config: &Config, routed: bool, depth: usize, hidden_size: usize) 
             config.rejects("shared_head, routed_head", "counts that make a router", format!("layer {i}: {found}"))
         })?;
     }
-    Ok(counts.into_iter().zip(head_dims).collect())
+    Ok(sets.into_iter().zip(head_dims).collect())
 }
 
 impl Family for Dit {
     fn load(name: &str, checkpoint: &Checkpoint) -> Result<Dit> {
         let config = checkpoint.config();
         let routed = name == "moh-dit";
-        if let (false, Some(key)) = (routed, ["shared_head", "routed_head"].into_iter().find(|key| config.has(key))) {
+        if let (false, Some(key)) =
+            (routed, ["shared_head", "routed_head", "shared_heads"].into_iter().find(|key| config.has(key)))
+        {
             return Err(config.rejects(key, "no such key in a dense `dit`", "a routed model: use --family moh-dit"));
         }
         let (input_size, patch_size) = (config.positive("input_size")?, config.positive("patch_size")?);
@@ -107,7 +112,8 @@ impl Family for Dit {
 
         let mut loader = Loader::new(checkpoint);
         let l = &mut loader;
-        let blocks = heads.iter().enumerate().map(|(i, &(counts, head_dim))| {
+        let blocks = heads.into_iter().enumerate().map(|(i, (set, head_dim))| {
+            let counts = set.counts();
             let (path, inner) = (format!("blocks.{i}"), counts.num_heads * head_dim);
             // Keys and values of every head are needed, queries only where the router wants them.
             let qkv = load_linear(l, &format!("{path}.attn.qkv"), 3 * inner, hidden_size, true);
@@ -115,7 +121,7 @@ impl Family for Dit {
             Block {
                 head_dim,
                 router: match routed {
-                    true => Router::TwoStage(TwoStage::load(l, &format!("{path}.attn"), hidden_size, counts)),
+                    true => Router::TwoStage(TwoStage::load(l, &format!("{path}.attn"), hidden_size, set)),
                     false => Router::Dense(counts.num_heads),
                 },
                 modulation: load_linear(l, &format!("{path}.adaLN_modulation.1"), 6 * hidden_size, hidden_size, true),

@@ -1,23 +1,34 @@
-//! MoH-LLaMA, and LLaMA with every head on, with a KV cache: one graph serves prefill and decode.
+//! LLaMA-like language models with a KV cache; one graph serves prefill and decode. Tensor names and configuration keys are
+//! those of Hugging Face.
 //!
-//! Tensor names and configuration keys are those of Hugging Face. Two keys are ours: `moh_shared_fraction` (0.5) and
-//! `moh_routed_fraction` (0.25), shares of all heads, rounded down: the published code has them as constants.
+//! - `llama`: every head on.
+//! - `moh-llama`: routing by query norms, without weights. Keys of ours: `moh_shared_fraction` (0.5) and `moh_routed_fraction`
+//!   (0.25), shares of all heads, rounded down, which the published code has as constants.
+//! - `moh-llm`: the model that the MoH paper trains from scratch, with the two-stage router of MoH-ViT and MoH-DiT. Its weights
+//!   were never published: `self_attn.wg`, `self_attn.wg_0` and `self_attn.wg_1` in every layer, and the keys `shared_head`
+//!   and `routed_head` (a number, or one a layer), are named as in those.
+//!
+//! All take `shared_heads`, any set of heads a layer, with `top_k`; `moh-llm` and `moh-llama` take experts ([`crate::mixture`]).
+
+mod rope;
 
 use super::{Family, Inputs, Layer, Port, PortDim, Workload};
 use crate::checkpoint::{Checkpoint, Config, Loader, Weight};
-use crate::ops::{Attention, Binary, HeadLinear, Linear, Ops, Result, Tap, Type, Unary};
-use crate::router::{HeadCounts, QueryNorm, load_linear};
+use crate::mixture::{ExpertCounts, Mixture};
+use crate::ops::{Activation, Attention, Binary, HeadLinear, Linear, Ops, Result, Tap, Type};
+use crate::router::{HeadCounts, HeadSet, QueryNorm, Router, TwoStage, load_linear};
 use crate::sample::{Rng, Sample, SampleData};
+use rope::{Rope, Rotation};
 
 /// A LLaMA with its weights.
 pub struct Llama {
-    heads: HeadCounts,
+    num_heads: usize,
     kv_num_heads: usize,
     head_dim: usize,
     vocab_size: usize,
     context: usize,
     norm_eps: f32,
-    inverse_frequencies: Vec<f32>,
+    rope: Rope,
     embed_tokens: Weight,
     blocks: Vec<Block>,
     norm: Weight,
@@ -26,20 +37,26 @@ pub struct Llama {
 
 struct Block {
     input_norm: Weight,
+    routing: Routing,
     q_proj: Linear,
     k_proj: Linear,
     v_proj: Linear,
     o_proj: HeadLinear,
     post_attention_norm: Weight,
-    gate_proj: Linear,
-    up_proj: Linear,
-    down_proj: Linear,
+    mlp: Mlp,
 }
 
-/// The rotary angles of the call's positions, (batch, sequence, 1, head_dim).
-struct Rotation<V> {
-    cos: V,
-    sin: V,
+/// What the gates follow from.
+enum Routing {
+    /// The queries, all of which are needed for it.
+    QueryNorm(QueryNorm),
+    /// The attention's input.
+    Input(Router),
+}
+
+enum Mlp {
+    Dense { gate: Linear, up: Linear, down: Linear },
+    Mixture(Mixture),
 }
 
 /// Name of the cache's dimension in inputs.
@@ -49,10 +66,35 @@ const SEQUENCE: PortDim = PortDim::Named("sequence");
 /// Cached and new tokens. tract reads the name as the sum that it is.
 const TOTAL: PortDim = PortDim::Named("past+sequence");
 
-fn head_counts(config: &Config, routed: bool, num_heads: usize) -> Result<HeadCounts> {
-    if !routed {
-        return Ok(HeadCounts::dense(num_heads));
+/// The heads of every layer.
+fn head_sets(config: &Config, family: &str, num_heads: usize, layers: usize) -> Result<Vec<HeadSet>> {
+    if family == "llama" {
+        return Ok(vec![HeadSet::first(HeadCounts::dense(num_heads)); layers]);
     }
+    if let Some(sets) = HeadSet::configured(config, &vec![num_heads; layers], "routed_head")? {
+        return Ok(sets);
+    }
+    let counts: Vec<HeadCounts> = match family {
+        "moh-llm" => {
+            let shared = config.usize_or_list("shared_head", layers)?;
+            let top_k = config.usize_or_list("routed_head", layers)?;
+            let count = |i: usize| HeadCounts { num_heads, num_shared_heads: shared[i], top_k: top_k[i] };
+            (0..layers).map(count).collect()
+        }
+        _ => vec![fractions(config, num_heads)?; layers],
+    };
+    for (i, count) in counts.iter().enumerate() {
+        // Without weights a router may have nothing to choose.
+        if family == "moh-llm" {
+            count.check().map_err(|found| {
+                config.rejects("shared_head, routed_head", "counts that make a router", format!("layer {i}: {found}"))
+            })?;
+        }
+    }
+    Ok(counts.into_iter().map(HeadSet::first).collect())
+}
+
+fn fractions(config: &Config, num_heads: usize) -> Result<HeadCounts> {
     let share = |key: &str, default: f64| -> Result<usize> {
         let fraction = config.f64_or(key, default)?;
         if !(0.0..=1.0).contains(&fraction) {
@@ -89,22 +131,28 @@ impl Family for Llama {
             None | Some("silu") => {}
             Some(other) => return Err(config.rejects("hidden_act", "silu", other)),
         }
-        if config.has("rope_scaling") {
-            return Err(config.rejects("rope_scaling", "null", "a scaled rotary embedding"));
-        }
-        let heads = head_counts(config, name == "moh-llama", num_heads)?;
         let (layers, mlp_size) = (config.positive("num_hidden_layers")?, config.positive("intermediate_size")?);
         let vocab_size = config.positive("vocab_size")?;
         let (attention_bias, mlp_bias) = (config.bool_or("attention_bias", false)?, config.bool_or("mlp_bias", false)?);
         let tied = config.bool_or("tie_word_embeddings", false)?;
-        let theta = config.f64_or("rope_theta", 10_000.0)?;
+        let context = config.usize_or("max_position_embeddings", 2048)?.max(1);
+        let rope = Rope::configured(config, head_dim, context)?;
+        let sets = head_sets(config, name, num_heads, layers)?;
+        let experts = ExpertCounts::configured(config, layers)?;
 
         let mut loader = Loader::new(checkpoint);
         let l = &mut loader;
         let (q_width, kv_width) = (num_heads * head_dim, kv_num_heads * head_dim);
-        let blocks = (0..layers).map(|i| {
+        let blocks = sets.into_iter().zip(experts).enumerate().map(|(i, (set, experts))| {
             let path = |name: &str| format!("model.layers.{i}.{name}");
             Block {
+                routing: match name {
+                    "llama" => Routing::Input(Router::Dense(num_heads)),
+                    "moh-llm" => {
+                        Routing::Input(Router::TwoStage(TwoStage::load(l, &path("self_attn"), hidden_size, set)))
+                    }
+                    _ => Routing::QueryNorm(QueryNorm { heads: set }),
+                },
                 input_norm: l.weight(&path("input_layernorm.weight"), &[hidden_size]),
                 q_proj: load_linear(l, &path("self_attn.q_proj"), q_width, hidden_size, attention_bias),
                 k_proj: load_linear(l, &path("self_attn.k_proj"), kv_width, hidden_size, attention_bias),
@@ -112,9 +160,17 @@ impl Family for Llama {
                 o_proj: load_linear(l, &path("self_attn.o_proj"), hidden_size, q_width, attention_bias)
                     .over_heads(num_heads),
                 post_attention_norm: l.weight(&path("post_attention_layernorm.weight"), &[hidden_size]),
-                gate_proj: load_linear(l, &path("mlp.gate_proj"), mlp_size, hidden_size, mlp_bias),
-                up_proj: load_linear(l, &path("mlp.up_proj"), mlp_size, hidden_size, mlp_bias),
-                down_proj: load_linear(l, &path("mlp.down_proj"), hidden_size, mlp_size, mlp_bias),
+                mlp: match experts {
+                    Some(counts) => {
+                        let sizes = (hidden_size, mlp_size);
+                        Mlp::Mixture(Mixture::load(l, &path("mlp"), counts, sizes, Activation::SwiGlu))
+                    }
+                    None => Mlp::Dense {
+                        gate: load_linear(l, &path("mlp.gate_proj"), mlp_size, hidden_size, mlp_bias),
+                        up: load_linear(l, &path("mlp.up_proj"), mlp_size, hidden_size, mlp_bias),
+                        down: load_linear(l, &path("mlp.down_proj"), hidden_size, mlp_size, mlp_bias),
+                    },
+                },
             }
         });
         let blocks = blocks.collect();
@@ -127,15 +183,13 @@ impl Family for Llama {
         // Old checkpoints store the rotary frequencies; they follow from the configuration.
         loader.finish(|name| name.ends_with(".rotary_emb.inv_freq") || (tied && name == "lm_head.weight"))?;
         Ok(Llama {
-            heads,
+            num_heads,
             kv_num_heads,
             head_dim,
             vocab_size,
-            context: config.usize_or("max_position_embeddings", 2048)?,
+            context,
             norm_eps: config.f64_or("rms_norm_eps", 1e-6)? as f32,
-            inverse_frequencies: (0..head_dim / 2)
-                .map(|i| theta.powf(-2.0 * i as f64 / head_dim as f64) as f32)
-                .collect(),
+            rope,
             embed_tokens,
             blocks,
             norm,
@@ -144,13 +198,16 @@ impl Family for Llama {
     }
 
     fn layers(&self) -> Vec<Layer> {
-        let layer = |i: usize| Layer {
+        let layer = |(i, block): (usize, &Block)| Layer {
             path: format!("model.layers.{i}.self_attn"),
-            heads: self.heads,
+            heads: match &block.routing {
+                Routing::QueryNorm(router) => router.heads.counts(),
+                Routing::Input(router) => router.heads(),
+            },
             kv_num_heads: self.kv_num_heads,
             head_dim: self.head_dim,
         };
-        (0..self.blocks.len()).map(layer).collect()
+        self.blocks.iter().enumerate().map(layer).collect()
     }
 
     fn inputs(&self) -> Vec<Port> {
@@ -183,7 +240,7 @@ impl Family for Llama {
     }
 
     fn forward<O: Ops>(&self, ops: &mut O, inputs: &Inputs<O::Value>) -> Result<Vec<O::Value>> {
-        let rotation = ops.scoped("rotary", |ops| self.rotation(ops, &inputs.get("position_ids")?))?;
+        let rotation = ops.scoped("rotary", |ops| self.rope.rotation(ops, &inputs.get("position_ids")?))?;
         let bias = ops.scoped("attention_mask", |ops| padding_bias(ops, &inputs.get("attention_mask")?))?;
         let mut x = ops.embedding(&self.embed_tokens, &inputs.get("input_ids")?)?;
         let mut cache = Vec::new();
@@ -197,7 +254,7 @@ impl Family for Llama {
                 cache.extend(present);
                 let x = ops.add(&x, &attended)?;
                 let normed = ops.rms_norm(&x, &block.post_attention_norm, self.norm_eps)?;
-                let fed = ops.scoped("mlp", |ops| mlp(ops, block, &normed))?;
+                let fed = ops.scoped("mlp", |ops| block.mlp.forward(ops, &normed))?;
                 let x = ops.add(&x, &fed)?;
                 ops.tap(Tap::Output, &x)?;
                 Ok(x)
@@ -224,14 +281,21 @@ fn padding_bias<O: Ops>(ops: &mut O, mask: &O::Value) -> Result<O::Value> {
     ops.reshape(&bias, &[0, 1, 1, -1])
 }
 
-fn mlp<O: Ops>(ops: &mut O, block: &Block, x: &O::Value) -> Result<O::Value> {
-    let gate = ops.linear(x, &block.gate_proj)?;
-    let gate = ops.silu(&gate)?;
-    let up = ops.linear(x, &block.up_proj)?;
-    let h = ops.mul(&gate, &up)?;
-    let y = ops.linear(&h, &block.down_proj)?;
-    ops.tap(Tap::Output, &y)?;
-    Ok(y)
+impl Mlp {
+    fn forward<O: Ops>(&self, ops: &mut O, x: &O::Value) -> Result<O::Value> {
+        let y = match self {
+            Mlp::Dense { gate, up, down } => {
+                let gate = ops.linear(x, gate)?;
+                let gate = ops.silu(&gate)?;
+                let up = ops.linear(x, up)?;
+                let h = ops.mul(&gate, &up)?;
+                ops.linear(&h, down)?
+            }
+            Mlp::Mixture(mixture) => mixture.forward(ops, x)?,
+        };
+        ops.tap(Tap::Output, &y)?;
+        Ok(y)
+    }
 }
 
 impl Llama {
@@ -265,26 +329,6 @@ impl Llama {
         samples
     }
 
-    fn rotation<O: Ops>(&self, ops: &mut O, position_ids: &O::Value) -> Result<Rotation<O::Value>> {
-        let positions = ops.cast(position_ids, Type::F32)?;
-        let positions = ops.reshape(&positions, &[0, 0, 1, 1])?;
-        let frequencies = ops.constant(Type::F32, &[self.head_dim / 2], &self.inverse_frequencies)?;
-        let angles = ops.mul(&positions, &frequencies)?;
-        let angles = ops.concat(&[&angles, &angles], -1)?;
-        let (cos, sin) = (ops.unary(Unary::Cos, &angles)?, ops.unary(Unary::Sin, &angles)?);
-        Ok(Rotation { cos: ops.cast(&cos, Type::Model)?, sin: ops.cast(&sin, Type::Model)? })
-    }
-
-    /// x cos + (-second half, first half) sin, for x (batch, sequence, heads, head_dim).
-    fn rotate<O: Ops>(&self, ops: &mut O, x: &O::Value, rotation: &Rotation<O::Value>) -> Result<O::Value> {
-        let half = self.head_dim / 2;
-        let (first, second) = (ops.slice(x, -1, 0, half)?, ops.slice(x, -1, half, self.head_dim)?);
-        let second = ops.unary(Unary::Neg, &second)?;
-        let turned = ops.concat(&[&second, &first], -1)?;
-        let (x, turned) = (ops.mul(x, &rotation.cos)?, ops.mul(&turned, &rotation.sin)?);
-        ops.add(&x, &turned)
-    }
-
     fn attention<O: Ops>(
         &self,
         ops: &mut O,
@@ -295,17 +339,27 @@ impl Llama {
         bias: &O::Value,
     ) -> Result<(O::Value, [O::Value; 2])> {
         ops.tap(Tap::AttentionInput, x)?;
-        let (heads, kv_heads, dim) = (self.heads.num_heads as i64, self.kv_num_heads as i64, self.head_dim as i64);
+        let (heads, kv_heads, dim) = (self.num_heads as i64, self.kv_num_heads as i64, self.head_dim as i64);
         let split = |ops: &mut O, linear: &Linear, heads: i64| {
             let y = ops.linear(x, linear)?;
             ops.reshape(&y, &[0, 0, heads, dim])
         };
-        let q = split(ops, &block.q_proj, heads)?;
-        let gates = QueryNorm { heads: self.heads }.forward(ops, &q)?;
-        let q = self.rotate(ops, &q, rotation)?;
+        let (q, gates) = match &block.routing {
+            Routing::QueryNorm(router) => {
+                let q = split(ops, &block.q_proj, heads)?;
+                let gates = router.forward(ops, &q)?;
+                (q, gates)
+            }
+            Routing::Input(router) => {
+                let gates = router.forward(ops, x)?;
+                let q = ops.routed_projection(x, &block.q_proj.clone().over_heads(self.num_heads), &gates)?;
+                (ops.reshape(&q, &[0, 0, heads, dim])?, gates)
+            }
+        };
+        let q = self.rope.rotate(ops, &q, rotation)?;
         let q = ops.reshape(&q, &[0, 0, heads * dim])?;
         let k = split(ops, &block.k_proj, kv_heads)?;
-        let k = self.rotate(ops, &k, rotation)?;
+        let k = self.rope.rotate(ops, &k, rotation)?;
         let v = split(ops, &block.v_proj, kv_heads)?;
         let [past_k, past_v] = &past;
         let append = |ops: &mut O, past: &O::Value, new: &O::Value| {
@@ -314,7 +368,7 @@ impl Llama {
         };
         let (k, v) = (append(ops, past_k, &k)?, append(ops, past_v, &v)?);
         let attention = Attention {
-            num_heads: self.heads.num_heads,
+            num_heads: self.num_heads,
             kv_num_heads: self.kv_num_heads,
             scale: (self.head_dim as f32).powf(-0.5),
             is_causal: true,

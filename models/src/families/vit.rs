@@ -1,13 +1,15 @@
 //! MoH-ViT, and TransNeXt with every head on: an image classifier of four stages (arXiv 2311.17132) as the MoH authors
-//! published it. Module and tensor names are theirs; `routed_head` is the number of *active* routed heads, top_k.
+//! published it. Module and tensor names are theirs; `routed_head` is the number of *active* routed heads, top_k. With the keys
+//! of [`crate::mixture`], one number a block, a block's MLP is a mixture of plain experts.
 
 mod attention;
 mod constants;
 
 use super::{Family, Inputs, Layer, Port, PortDim, Workload};
 use crate::checkpoint::{Checkpoint, Config, Loader, Weight};
-use crate::ops::{Conv, Linear, Ops, Reduce, Result, Tap, Type, Unary};
-use crate::router::{HeadCounts, Router, TwoStage, load_linear};
+use crate::mixture::{ExpertCounts, Mixture};
+use crate::ops::{Activation, Conv, Linear, Ops, Reduce, Result, Tap, Type, Unary};
+use crate::router::{HeadCounts, HeadSet, Router, TwoStage, load_linear};
 use crate::sample::{Rng, Sample};
 use attention::{Module, Raw};
 
@@ -33,10 +35,18 @@ struct Block {
     norm1: Norm,
     attention: Module,
     norm2: Norm,
-    gated: Linear,
-    gate: Linear,
-    depthwise: Linear,
-    out: Linear,
+    mlp: Mlp,
+}
+
+enum Mlp {
+    /// The convolutional GLU: fc2(gelu(depthwise(u)) * v).
+    Gated {
+        gated: Linear,
+        gate: Linear,
+        depthwise: Linear,
+        out: Linear,
+    },
+    Mixture(Box<Mixture>),
 }
 
 /// A LayerNorm.
@@ -116,8 +126,8 @@ fn shapes(config: &Config, routed: bool, image_size: usize, patch: usize) -> Res
         false => vec![8, 8, 4, 4],
     };
     let (shared, top_k) = match routed {
-        true => (list("shared_head")?, list("routed_head")?),
-        false => (heads.clone(), vec![0; STAGES]),
+        true if !config.has("shared_heads") => (list("shared_head")?, list("routed_head")?),
+        _ => (heads.clone(), vec![0; STAGES]),
     };
     let fixed = if config.has("fixed_pool_size") { Some(config.positive("fixed_pool_size")?) } else { None };
     let mut shapes = Vec::new();
@@ -154,6 +164,22 @@ fn shapes(config: &Config, routed: bool, image_size: usize, patch: usize) -> Res
     Ok(shapes)
 }
 
+/// Heads and experts of every block, stage by stage.
+fn block_plans(config: &Config, routed: bool, shapes: &[Shape]) -> Result<Vec<BlockPlan>> {
+    let blocks: Vec<&Shape> = shapes.iter().flat_map(|shape| std::iter::repeat_n(shape, shape.depth)).collect();
+    let num_heads: Vec<usize> = blocks.iter().map(|shape| shape.heads.num_heads).collect();
+    let sets = match routed {
+        true => HeadSet::configured(config, &num_heads, "top_k")?
+            .unwrap_or_else(|| blocks.iter().map(|shape| HeadSet::first(shape.heads)).collect())
+            .into_iter()
+            .map(Some)
+            .collect(),
+        false => vec![None; blocks.len()],
+    };
+    let experts = ExpertCounts::configured(config, blocks.len())?;
+    Ok(sets.into_iter().zip(experts).map(|(heads, experts)| BlockPlan { heads, experts }).collect())
+}
+
 fn load_norm(l: &mut Loader<'_>, path: &str, width: usize, eps: f32) -> Norm {
     Norm {
         weight: l.weight(&format!("{path}.weight"), &[width]),
@@ -173,40 +199,60 @@ fn load_conv(l: &mut Loader<'_>, path: &str, shape: &[usize]) -> Linear {
 struct RawBlock {
     norms: [Norm; 2],
     attention: Raw,
-    mlp: [Linear; 3],
+    mlp: RawMlp,
 }
 
-fn load_block(l: &mut Loader<'_>, path: &str, shape: &Shape, routed: bool, eps: f32) -> RawBlock {
+enum RawMlp {
+    /// fc1, the depthwise convolution, fc2.
+    Gated([Linear; 3]),
+    Mixture(Box<Mixture>),
+}
+
+/// What a block's configuration says beyond its stage's.
+#[derive(Clone)]
+struct BlockPlan {
+    /// `None`: every head on.
+    heads: Option<HeadSet>,
+    experts: Option<ExpertCounts>,
+}
+
+fn load_block(l: &mut Loader<'_>, path: &str, shape: &Shape, plan: BlockPlan, eps: f32) -> RawBlock {
     let (width, hidden) = (shape.width, shape.mlp_hidden);
     let attention = format!("{path}.attn");
-    let router = match routed {
-        true => Router::TwoStage(TwoStage::load(l, &attention, width, shape.heads)),
-        false => Router::Dense(shape.heads.num_heads),
+    let router = match plan.heads {
+        Some(heads) => Router::TwoStage(TwoStage::load(l, &attention, width, heads)),
+        None => Router::Dense(shape.heads.num_heads),
+    };
+    let mlp = match plan.experts {
+        Some(counts) => {
+            let mixture = Mixture::load(l, &format!("{path}.mlp"), counts, (width, hidden), Activation::Gelu);
+            RawMlp::Mixture(Box::new(mixture))
+        }
+        None => RawMlp::Gated([
+            load_linear(l, &format!("{path}.mlp.fc1"), 2 * hidden, width, true),
+            load_conv(l, &format!("{path}.mlp.dwconv.dwconv"), &[hidden, 1, 3, 3]),
+            load_linear(l, &format!("{path}.mlp.fc2"), width, hidden, true),
+        ]),
     };
     RawBlock {
         norms: ["norm1", "norm2"].map(|name| load_norm(l, &format!("{path}.{name}"), width, eps)),
         attention: Raw::load(l, &attention, shape, router),
-        mlp: [
-            load_linear(l, &format!("{path}.mlp.fc1"), 2 * hidden, width, true),
-            load_conv(l, &format!("{path}.mlp.dwconv.dwconv"), &[hidden, 1, 3, 3]),
-            load_linear(l, &format!("{path}.mlp.fc2"), width, hidden, true),
-        ],
+        mlp,
     }
 }
 
 impl RawBlock {
     fn fold(self, shape: &Shape) -> Block {
-        let ([norm1, norm2], [fc1, depthwise, out]) = (self.norms, self.mlp);
+        let [norm1, norm2] = self.norms;
         let hidden = shape.mlp_hidden;
-        Block {
-            norm1,
-            attention: self.attention.fold(shape),
-            norm2,
-            gated: fc1.rows(0..hidden),
-            gate: fc1.rows(hidden..2 * hidden),
-            depthwise,
-            out,
-        }
+        let mlp = match self.mlp {
+            RawMlp::Mixture(mixture) => Mlp::Mixture(mixture),
+            RawMlp::Gated([fc1, depthwise, out]) => {
+                let (gated, gate) = (fc1.rows(0..hidden), fc1.rows(hidden..2 * hidden));
+                Mlp::Gated { gated, gate, depthwise, out }
+            }
+        };
+        Block { norm1, attention: self.attention.fold(shape), norm2, mlp }
     }
 }
 
@@ -220,6 +266,7 @@ impl Family for Vit {
             return Err(config.rejects("patch_size, in_chans", "small numbers", format!("{patch_size}, {channels}")));
         }
         let shapes = shapes(config, routed, image_size, patch_size)?;
+        let mut plans = block_plans(config, routed, &shapes)?.into_iter();
         let norm_eps = config.f64_or("norm_eps", 1e-6)? as f32;
         let patch_eps = config.f64_or("patch_embed_norm_eps", 1e-5)? as f32;
 
@@ -233,8 +280,9 @@ impl Family for Vit {
             let path = format!("patch_embed{}", i + 1);
             let embed = load_conv(l, &format!("{path}.proj"), &[shape.width, inputs, kernel, kernel]);
             let patch_norm = load_norm(l, &format!("{path}.norm"), shape.width, patch_eps);
-            let block = |j: usize| load_block(l, &format!("block{}.{j}", i + 1), shape, routed, norm_eps);
-            let blocks: Vec<RawBlock> = (0..shape.depth).map(block).collect();
+            let block =
+                |(j, plan): (usize, BlockPlan)| load_block(l, &format!("block{}.{j}", i + 1), shape, plan, norm_eps);
+            let blocks: Vec<RawBlock> = plans.by_ref().take(shape.depth).enumerate().map(block).collect();
             let norm = load_norm(l, &format!("norm{}", i + 1), shape.width, norm_eps);
             raw.push((patch, embed, patch_norm, blocks, norm));
             inputs = shape.width;
@@ -256,14 +304,14 @@ impl Family for Vit {
     }
 
     fn layers(&self) -> Vec<Layer> {
-        let layer = |i: usize, j: usize, shape: &Shape| Layer {
+        let layer = |i: usize, j: usize, stage: &Stage| Layer {
             path: format!("block{}.{j}.attn", i + 1),
-            heads: shape.heads,
-            kv_num_heads: shape.heads.num_heads,
-            head_dim: shape.head_dim(),
+            heads: stage.blocks[j].attention.router.heads(),
+            kv_num_heads: stage.shape.heads.num_heads,
+            head_dim: stage.shape.head_dim(),
         };
         let stages = self.stages.iter().enumerate();
-        stages.flat_map(|(i, stage)| (0..stage.blocks.len()).map(move |j| layer(i, j, &stage.shape))).collect()
+        stages.flat_map(|(i, stage)| (0..stage.blocks.len()).map(move |j| layer(i, j, stage))).collect()
     }
 
     fn inputs(&self) -> Vec<Port> {
@@ -333,25 +381,31 @@ impl Block {
         let y = ops.scoped("attn", |ops| self.attention.forward(ops, &y))?;
         let x = ops.add(x, &y)?;
         let y = normed(ops, &self.norm2, &x)?;
-        let y = ops.scoped("mlp", |ops| self.mlp(ops, &y, side))?;
+        let y = ops.scoped("mlp", |ops| self.mlp.forward(ops, &y, side))?;
         let x = ops.add(&x, &y)?;
         ops.tap(Tap::Output, &x)?;
         Ok(x)
     }
+}
 
-    /// The convolutional GLU: fc2(gelu(depthwise(u)) * v).
-    fn mlp<O: Ops>(&self, ops: &mut O, x: &O::Value, side: i64) -> Result<O::Value> {
-        let hidden = self.depthwise.weight.shape()[0];
-        let u = ops.linear(x, &self.gated)?;
-        let u = to_image(ops, &u, hidden as i64, side)?;
-        let conv = Conv { stride: 1, padding: 1, groups: hidden };
-        let u = ops.conv2d(&u, &self.depthwise.weight, self.depthwise.bias.as_ref(), conv)?;
-        let u = ops.reshape(&u, &[0, hidden as i64, side * side])?;
-        let u = ops.transpose(&u, &[0, 2, 1])?;
-        let u = ops.unary(Unary::Gelu, &u)?;
-        let v = ops.linear(x, &self.gate)?;
-        let h = ops.mul(&u, &v)?;
-        let y = ops.linear(&h, &self.out)?;
+impl Mlp {
+    fn forward<O: Ops>(&self, ops: &mut O, x: &O::Value, side: i64) -> Result<O::Value> {
+        let y = match self {
+            Mlp::Mixture(mixture) => mixture.forward(ops, x)?,
+            Mlp::Gated { gated, gate, depthwise, out } => {
+                let hidden = depthwise.weight.shape()[0];
+                let u = ops.linear(x, gated)?;
+                let u = to_image(ops, &u, hidden as i64, side)?;
+                let conv = Conv { stride: 1, padding: 1, groups: hidden };
+                let u = ops.conv2d(&u, &depthwise.weight, depthwise.bias.as_ref(), conv)?;
+                let u = ops.reshape(&u, &[0, hidden as i64, side * side])?;
+                let u = ops.transpose(&u, &[0, 2, 1])?;
+                let u = ops.unary(Unary::Gelu, &u)?;
+                let v = ops.linear(x, gate)?;
+                let h = ops.mul(&u, &v)?;
+                ops.linear(&h, out)?
+            }
+        };
         ops.tap(Tap::Output, &y)?;
         Ok(y)
     }

@@ -1,0 +1,170 @@
+//! Which heads a layer shares among all tokens, and how many of the others each token uses.
+
+use crate::checkpoint::Config;
+use crate::error::Error;
+use crate::ops::{Ops, Result};
+
+/// The head counts of one attention layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HeadCounts {
+    /// All heads.
+    pub num_heads: usize,
+    /// Those that every token uses.
+    pub num_shared_heads: usize,
+    /// How many of the others a token uses. (Published configs call this `routed_head`.)
+    pub top_k: usize,
+}
+
+impl HeadCounts {
+    /// Every head on.
+    pub fn dense(num_heads: usize) -> HeadCounts {
+        HeadCounts { num_heads, num_shared_heads: num_heads, top_k: 0 }
+    }
+
+    /// The heads that compete for the `top_k` places.
+    pub fn num_routed_heads(&self) -> usize {
+        self.num_heads - self.num_shared_heads
+    }
+
+    /// Heads that a token uses.
+    pub fn active(&self) -> usize {
+        self.num_shared_heads + self.top_k
+    }
+
+    /// Checks that the counts make a router.
+    ///
+    /// # Errors
+    /// What is wrong with them, as text for an error that names file and key.
+    pub fn check(&self) -> std::result::Result<(), String> {
+        let HeadCounts { num_heads, num_shared_heads: shared, top_k } = *self;
+        if shared > num_heads {
+            return Err(format!("{shared} shared heads of {num_heads} heads"));
+        }
+        if top_k > num_heads - shared {
+            return Err(format!("{top_k} active routed heads, but {num_heads} - {shared} routed heads"));
+        }
+        if top_k == 0 && shared < num_heads {
+            return Err(format!("no active routed head, so all {num_heads} heads must be shared, not {shared}"));
+        }
+        Ok(())
+    }
+}
+
+/// The heads of one layer: any set of them may be shared.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HeadSet {
+    counts: HeadCounts,
+    /// Ascending.
+    shared: Vec<usize>,
+}
+
+impl HeadSet {
+    /// The first heads are the shared ones, as in the published models.
+    pub fn first(counts: HeadCounts) -> HeadSet {
+        HeadSet { counts, shared: (0..counts.num_shared_heads).collect() }
+    }
+
+    /// Head counts.
+    pub fn counts(&self) -> HeadCounts {
+        self.counts
+    }
+
+    /// The shared heads, ascending.
+    pub fn shared(&self) -> &[usize] {
+        &self.shared
+    }
+
+    /// The routed heads, ascending.
+    pub fn routed(&self) -> Vec<usize> {
+        (0..self.counts.num_heads).filter(|head| self.shared.binary_search(head).is_err()).collect()
+    }
+
+    /// The sets of the layers with `num_heads` heads each, from the key `shared_heads` (a list of heads a layer) and the
+    /// number of active routed heads in `top_k_key` or `top_k`; `None` where the configuration has no such key.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a list of another length, a head that does not exist or occurs twice, or too large a `top_k`.
+    pub fn configured(config: &Config, num_heads: &[usize], top_k_key: &str) -> Result<Option<Vec<HeadSet>>> {
+        const KEY: &str = "shared_heads";
+        let Some(value) = config.value(KEY) else { return Ok(None) };
+        let lists: Option<Vec<Vec<usize>>> = serde_json::from_value(value.clone()).ok();
+        let Some(lists) = lists.filter(|lists| lists.len() == num_heads.len()) else {
+            let expected = format!("{} lists of heads, one a layer", num_heads.len());
+            return Err(config.invalid(KEY, expected));
+        };
+        let key = if config.has(top_k_key) { top_k_key } else { "top_k" };
+        let top_k = config.usize_or_list(key, num_heads.len())?;
+        let set = |(i, mut shared): (usize, Vec<usize>)| {
+            let counts = HeadCounts { num_heads: num_heads[i], num_shared_heads: shared.len(), top_k: top_k[i] };
+            shared.sort_unstable();
+            if shared.windows(2).any(|pair| pair[0] == pair[1]) || shared.last().is_some_and(|&h| h >= num_heads[i]) {
+                let expected = format!("different heads below {} in layer {i}", num_heads[i]);
+                return Err(config.rejects(KEY, expected, format!("{shared:?}")));
+            }
+            counts
+                .check()
+                .map_err(|found| config.rejects(key, "counts that make a router", format!("layer {i}: {found}")))?;
+            Ok(HeadSet { counts, shared })
+        };
+        lists.into_iter().enumerate().map(set).collect::<Result<_>>().map(Some)
+    }
+
+    /// The routed heads' parts of `x` along `axis`, in ascending order.
+    pub(crate) fn take_routed<O: Ops>(&self, ops: &mut O, x: &O::Value, axis: i64) -> Result<O::Value> {
+        let mut parts = Vec::new();
+        for (start, end) in runs(&self.routed()) {
+            parts.push(ops.slice(x, axis, start, end)?);
+        }
+        join(ops, parts, axis)
+    }
+
+    /// Gates in the order of the heads, from those of the shared and of the routed heads in ascending order.
+    pub(crate) fn place<O: Ops>(
+        &self,
+        ops: &mut O,
+        shared: Option<O::Value>,
+        routed: Option<O::Value>,
+    ) -> Result<O::Value> {
+        let (Some(shared), Some(routed)) = (&shared, &routed) else {
+            return shared.or(routed).ok_or(Error::Internal("a router without heads"));
+        };
+        let is_shared = |head: usize| self.shared.binary_search(&head).is_ok();
+        let (mut parts, mut taken, mut start) = (Vec::new(), [0, 0], 0);
+        while start < self.counts.num_heads {
+            let kind = is_shared(start);
+            let end =
+                (start..self.counts.num_heads).find(|&head| is_shared(head) != kind).unwrap_or(self.counts.num_heads);
+            let (source, all) = match kind {
+                true => (shared, self.shared.len()),
+                false => (routed, self.counts.num_routed_heads()),
+            };
+            let from = taken[usize::from(kind)];
+            taken[usize::from(kind)] += end - start;
+            parts.push(match end - start == all {
+                true => source.clone(),
+                false => ops.slice(source, -1, from, from + end - start)?,
+            });
+            start = end;
+        }
+        join(ops, parts, -1)
+    }
+}
+
+fn join<O: Ops>(ops: &mut O, mut parts: Vec<O::Value>, axis: i64) -> Result<O::Value> {
+    match parts.len() {
+        1 => parts.pop().ok_or(Error::Internal("heads without parts")),
+        _ => ops.concat(&parts.iter().collect::<Vec<_>>(), axis),
+    }
+}
+
+/// Ascending numbers as ranges `start..end`.
+fn runs(numbers: &[usize]) -> Vec<(usize, usize)> {
+    let mut runs: Vec<(usize, usize)> = Vec::new();
+    for &number in numbers {
+        match runs.last_mut() {
+            Some((_, end)) if *end == number => *end += 1,
+            _ => runs.push((number, number + 1)),
+        }
+    }
+    runs
+}
