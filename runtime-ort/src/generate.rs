@@ -97,7 +97,8 @@ impl LanguageModel {
             let began = Instant::now();
             let outputs = self.step(&sequences, cache)?;
             let logits = self.last_logits(&outputs[self.interface.logits], &sequences)?;
-            let next = logits.iter().map(|row| self.most_probable(row)).collect::<Result<Vec<i64>>>()?;
+            let next = logits.iter().map(|row| most_probable(row)).collect::<Option<Vec<i64>>>();
+            let next = next.ok_or_else(|| self.bad_logits("none is a number".to_owned()))?;
             times.push(began.elapsed());
             if options.keep_logits {
                 kept.push(logits);
@@ -148,17 +149,6 @@ impl LanguageModel {
         rows.ok_or_else(|| self.bad_logits(format!("expected a floating-point type, found {}", data.element_type())))
     }
 
-    fn most_probable(&self, logits: &[f32]) -> Result<i64> {
-        let mut best: Option<(usize, f32)> = None;
-        for (id, &logit) in logits.iter().enumerate() {
-            if !logit.is_nan() && best.is_none_or(|(_, most)| logit > most) {
-                best = Some((id, logit));
-            }
-        }
-        let (id, _) = best.ok_or_else(|| self.bad_logits("none is a number".to_owned()))?;
-        i64::try_from(id).map_err(|_| self.bad_logits(format!("{} are too many", logits.len())))
-    }
-
     fn bad_logits(&self, reason: String) -> Error {
         let runtime = self.model.runtime_name();
         Error::Run { path: self.model.path().to_owned(), runtime, reason: format!("logits: {reason}") }
@@ -171,4 +161,37 @@ fn by_sequence(steps: &[Vec<Vec<f32>>], batch: usize) -> Result<Tensor> {
     let rows = (0..batch).flat_map(|sequence| steps.iter().map(move |step| &step[sequence]));
     let data: Vec<f32> = rows.flatten().copied().collect();
     Tensor::new([batch, steps.len(), vocabulary], data)
+}
+
+/// The greatest logit's token, the lowest among equals; `None` where no logit is a number.
+fn most_probable(logits: &[f32]) -> Option<i64> {
+    let mut best: Option<(i64, f32)> = None;
+    for (token, &logit) in (0..).zip(logits) {
+        if !logit.is_nan() && best.is_none_or(|(_, most)| logit > most) {
+            best = Some((token, logit));
+        }
+    }
+    best.map(|(token, _)| token)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn the_lowest_token_among_equals_is_taken_and_nan_never() {
+        assert_eq!(most_probable(&[1.0, 3.0, 3.0, 2.0]), Some(1));
+        assert_eq!(most_probable(&[f32::NAN, -1.0, f32::NAN, -0.5]), Some(3));
+        assert_eq!(most_probable(&[f32::NEG_INFINITY, f32::NEG_INFINITY]), Some(0));
+        assert_eq!(most_probable(&[f32::NAN]), None);
+        assert_eq!(most_probable(&[]), None);
+    }
+
+    #[test]
+    fn logits_are_gathered_by_sequence() {
+        let steps = [vec![vec![1.0, 2.0], vec![3.0, 4.0]], vec![vec![5.0, 6.0], vec![7.0, 8.0]]];
+        let expected = Tensor::new([2, 2, 2], vec![1f32, 2.0, 5.0, 6.0, 3.0, 4.0, 7.0, 8.0]).unwrap();
+        assert_eq!(by_sequence(&steps, 2).unwrap(), expected);
+    }
 }
