@@ -68,6 +68,18 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
+    /// A checkpoint of tensors that do not exist: they have names and shapes, and read as zeros.
+    pub fn planned(config: Config, tensors: &[(String, Vec<usize>)]) -> Checkpoint {
+        let absent = |(name, shape): &(String, Vec<usize>)| (name.clone(), Weight::absent(name, shape));
+        Checkpoint {
+            path: config.path().to_owned(),
+            config,
+            files: Vec::new(),
+            tensors: tensors.iter().map(absent).collect(),
+            metadata: BTreeMap::new(),
+        }
+    }
+
     fn add_shards(&mut self) -> Result<(), Error> {
         let index = index::read(&self.path)?;
         for shard in index.shards() {

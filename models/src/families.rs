@@ -4,7 +4,7 @@ pub mod dit;
 pub mod llama;
 pub mod vit;
 
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, Config, Problem};
 use crate::count::{Count, Macs, Shape};
 use crate::error::Error;
 use crate::ops::{Ops, Result, Type};
@@ -134,6 +134,9 @@ fn unknown(checkpoint: &Checkpoint, name: &str) -> Error {
     Error::Family { file: checkpoint.config().path().to_owned(), found: name.to_owned(), known: NAMES.join(", ") }
 }
 
+/// Names and shapes of a model's tensors, in the order in which it asks for them.
+pub type Tensors = Vec<(String, Vec<usize>)>;
+
 /// A checkpoint read as a model of its family.
 pub struct Model {
     name: String,
@@ -153,6 +156,24 @@ impl Model {
         };
         let parameters = checkpoint.names().filter_map(|name| checkpoint.get(name)).map(|w| w.elements()).sum();
         Ok(Model { family: AnyFamily::load(&name, checkpoint)?, name, parameters })
+    }
+
+    /// The model that `config` describes, without weights, and the names and shapes of the tensors that it has.
+    ///
+    /// # Errors
+    /// As [`Model::load`], but for the tensors.
+    pub fn plan(config: &Config, family: Option<&str>) -> Result<(Model, Tensors)> {
+        let tensors = match Model::load(&Checkpoint::planned(config.clone(), &[]), family) {
+            Err(Error::Tensors(mismatch)) => mismatch.problems,
+            Err(error) => return Err(error),
+            Ok(_) => Vec::new(),
+        };
+        let missing = |problem| match problem {
+            Problem::Missing { tensor, expected } => Some((tensor, expected)),
+            _ => None,
+        };
+        let tensors: Tensors = tensors.into_iter().filter_map(missing).collect();
+        Ok((Model::load(&Checkpoint::planned(config.clone(), &tensors), family)?, tensors))
     }
 
     /// The family's name: one of [`NAMES`].

@@ -93,8 +93,13 @@ struct Inner {
 }
 
 enum Data {
-    Mapped { map: Arc<Map>, range: Range<usize> },
+    Mapped {
+        map: Arc<Map>,
+        range: Range<usize>,
+    },
     Memory(Vec<u8>),
+    /// Of a tensor that is only planned: zeros, of which none is stored.
+    Absent,
 }
 
 impl Weight {
@@ -120,10 +125,10 @@ impl Weight {
         Weight(Arc::new(Inner { name, shape, dtype: WeightType::F32, data: Data::Memory(bytes) }))
     }
 
-    /// Stands for a tensor that is not there. It has no bytes, whatever its shape says.
+    /// Stands for a tensor that is not there: it reads as zeros and has no bytes, whatever its shape says.
     pub(super) fn absent(name: &str, shape: &[usize]) -> Weight {
         let (name, shape) = (name.to_owned(), shape.to_vec());
-        Weight(Arc::new(Inner { name, shape, dtype: WeightType::F32, data: Data::Memory(Vec::new()) }))
+        Weight(Arc::new(Inner { name, shape, dtype: WeightType::F32, data: Data::Absent }))
     }
 
     /// Rows `range` of the first axis as a tensor of their own, named `name[start:end]`. Copies nothing of a mapped file.
@@ -144,8 +149,8 @@ impl Weight {
             Data::Mapped { map, range } => {
                 Data::Mapped { map: map.clone(), range: range.start + bytes.start..range.start + bytes.end }
             }
-            // Of an absent tensor there is nothing to take.
-            Data::Memory(memory) => Data::Memory(memory.get(bytes).unwrap_or_default().to_vec()),
+            Data::Memory(memory) => Data::Memory(memory[bytes].to_vec()),
+            Data::Absent => Data::Absent,
         };
         Weight(Arc::new(Inner { name, shape, dtype: self.dtype(), data }))
     }
@@ -161,6 +166,7 @@ impl Weight {
         let data = match &self.0.data {
             Data::Mapped { map, range } => Data::Mapped { map: map.clone(), range: range.clone() },
             Data::Memory(memory) => Data::Memory(memory.clone()),
+            Data::Absent => Data::Absent,
         };
         Weight(Arc::new(Inner { name, shape, dtype: self.dtype(), data }))
     }
@@ -191,6 +197,7 @@ impl Weight {
         match &self.0.data {
             Data::Mapped { map, range } => &map.bytes()[range.clone()],
             Data::Memory(bytes) => bytes,
+            Data::Absent => &[],
         }
     }
 
@@ -198,7 +205,7 @@ impl Weight {
     pub fn file(&self) -> &Path {
         match &self.0.data {
             Data::Mapped { map, .. } => map.path(),
-            Data::Memory(_) => Path::new(""),
+            Data::Memory(_) | Data::Absent => Path::new(""),
         }
     }
 
@@ -206,7 +213,7 @@ impl Weight {
     pub fn offset(&self) -> u64 {
         match &self.0.data {
             Data::Mapped { range, .. } => range.start as u64,
-            Data::Memory(_) => 0,
+            Data::Memory(_) | Data::Absent => 0,
         }
     }
 
@@ -216,6 +223,10 @@ impl Weight {
     /// If the range goes beyond the elements.
     pub fn read_f32(&self, range: Range<usize>, out: &mut Vec<f32>) {
         let size = self.dtype().bytes();
+        if matches!(self.0.data, Data::Absent) {
+            out.resize(out.len() + range.len(), 0.0);
+            return;
+        }
         let bytes = &self.bytes()[range.start * size..range.end * size];
         match self.dtype() {
             WeightType::F32 => append(bytes, out, f32::from_le_bytes),

@@ -142,7 +142,7 @@ fn shapes(config: &Config, routed: bool, image_size: usize, patch: usize) -> Res
             config.rejects("shared_head, routed_head", "counts that make a router", format!("stage {}: {found}", i + 1))
         })?;
         let side = image_size / (patch << i);
-        let pooled = fixed.unwrap_or(side / ratios[i].max(1));
+        let pooled = if ratios[i] == 1 { side } else { fixed.unwrap_or(side / ratios[i].max(1)) };
         if ratios[i] == 0 || pooled == 0 || pooled > side || depths[i] > 1 << 10 || mlp_ratios[i] > 1 << 10 {
             let expected = format!("pooling of {side} x {side} tokens in stage {}", i + 1);
             return Err(config.rejects("sr_ratios", expected, format!("{} (pool size {pooled})", ratios[i])));
