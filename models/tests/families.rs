@@ -247,7 +247,7 @@ fn vit_options() {
     for (option, changes) in [
         (json!({"qkv_bias": false}), true),
         (json!({"fixed_pool_size": 3}), true),
-        (json!({"fixed_pool_size": 2}), true),
+        (json!({"fixed_pool_size": 2}), false),
         (json!({"window_size": [5, 3, 7, null]}), true),
         (json!({"window_size": 3}), false),
         (json!({"pretrain_size": 128}), true),
