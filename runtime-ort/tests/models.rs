@@ -39,6 +39,19 @@ fn a_model_says_what_it_takes_and_gives() {
     }
 }
 
+/// A server loads on one thread and runs on others.
+#[test]
+fn models_and_values_move_between_threads() {
+    fn is_send<T: Send>(_: &T) {}
+    let (_folder, path) = doubler();
+    for options in runtimes() {
+        let mut model = Model::load(&path, &options).unwrap();
+        is_send(&model);
+        let outputs = std::thread::spawn(move || model.run(inputs(1)).unwrap()).join().unwrap();
+        assert_eq!(outputs[0].as_slice::<f32>().unwrap(), [0.0, 2.0, 4.0]);
+    }
+}
+
 #[test]
 fn a_folder_means_the_model_in_it() {
     let (folder, path) = doubler();
