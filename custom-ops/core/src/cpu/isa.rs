@@ -25,7 +25,7 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     const LANES: usize;
     /// Vectors in a row of the register tile, [`MAX_TILE`] at most.
     const TILE: usize;
-    /// Rows of the register tile: 4 or 8.
+    /// Rows of the register tile: 4, 6 or 8.
     const GROUP: usize;
 
     /// The token, where the processor has the features.

@@ -23,8 +23,8 @@ fn enabled<J: Job>(isa: Avx2, job: J) -> J::Output {
 impl Isa for Avx2 {
     type V = __m256;
     const LANES: usize = 8;
-    const TILE: usize = 3;
-    const GROUP: usize = 4;
+    const TILE: usize = 2;
+    const GROUP: usize = 6;
 
     fn detect() -> Option<Avx2> {
         let found =

@@ -31,6 +31,12 @@ pub(super) unsafe fn product<I: Isa, const V: usize, const ACROSS: bool>(
                 row += 8;
             }
         }
+        if I::GROUP == 6 {
+            while row + 6 <= rows {
+                block::<I, V, 6, ACROSS>(isa, k, (a.add(row * step), stride), b, c.add(row * width), width, scale);
+                row += 6;
+            }
+        }
         while row + 4 <= rows {
             block::<I, V, 4, ACROSS>(isa, k, (a.add(row * step), stride), b, c.add(row * width), width, scale);
             row += 4;
