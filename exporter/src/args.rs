@@ -1,6 +1,6 @@
 //! Command line of moh-export.
 
-use clap::{ArgAction, Parser, ValueEnum};
+use clap::{ArgAction, Parser, Subcommand, ValueEnum};
 use moh_export::{AttentionStyle, DEFAULT_OPSET, ElementType, Options};
 use std::path::PathBuf;
 
@@ -8,14 +8,78 @@ use std::path::PathBuf;
 ///
 /// The model runs in any ONNX runtime; onnxruntime with libmoh_ops, and tract with moh-run, never compute a head that is off.
 #[derive(Debug, Parser)]
-#[command(name = "moh-export", version)]
+#[command(name = "moh-export", version, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
+
+    #[command(flatten)]
+    export: ExportArgs,
+}
+
+/// What else there is to do than export.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Show heads, parameters and multiply-accumulates layer by layer, and what routing can save.
+    Inspect(InspectArgs),
+    /// Write a checkpoint of random weights, to measure a model before it is trained.
+    Random(RandomArgs),
+}
+
+/// Arguments of `inspect`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct InspectArgs {
+    /// A checkpoint, or only its config.json.
+    pub(crate) checkpoint: PathBuf,
+    /// Model family [default: the config's key `family`].
+    #[arg(long)]
+    pub(crate) family: Option<String>,
+    /// Another configuration than the config.json beside the weights.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// New tokens of a sequence [default: 512, or as many as the model takes].
+    #[arg(long, value_name = "N")]
+    pub(crate) tokens: Option<usize>,
+    /// Cached tokens of a sequence: with --tokens 1 the cost of a decode step.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) past: usize,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Arguments of `random`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct RandomArgs {
+    /// The config.json of the model.
+    pub(crate) config: PathBuf,
+    /// The folder to write; it is made.
+    #[arg(short, long, value_name = "FOLDER")]
+    pub(crate) output: PathBuf,
+    /// Model family [default: the config's key `family`].
+    #[arg(long)]
+    pub(crate) family: Option<String>,
+    /// Element type.
+    #[arg(long, value_enum, default_value = "f32")]
+    pub(crate) dtype: Dtype,
+    /// The same seed gives the same file.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// Replace files that are there.
+    #[arg(short, long)]
+    pub(crate) force: bool,
+}
+
+/// Arguments of an export.
+#[derive(Debug, clap::Args)]
+struct ExportArgs {
     /// A .safetensors file with config.json beside it, a .safetensors.index.json, or a folder with one of them.
-    checkpoint: PathBuf,
+    #[arg(required = true)]
+    checkpoint: Option<PathBuf>,
 
     /// The model to write; its folder is made, weights go to <OUTPUT>_data beside it.
-    #[arg(short, long, value_name = "MODEL.onnx")]
-    output: PathBuf,
+    #[arg(short, long, value_name = "MODEL.onnx", required = true)]
+    output: Option<PathBuf>,
 
     /// Model family: moh-dit, dit, moh-llama or llama [default: the config's key `family`].
     #[arg(long)]
@@ -59,34 +123,50 @@ pub(crate) struct Args {
 
     /// Print errors only.
     #[arg(short, long)]
-    pub(crate) quiet: bool,
+    quiet: bool,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum Dtype {
+pub(crate) enum Dtype {
     F32,
     F16,
     Bf16,
 }
 
+impl Dtype {
+    /// The file's element type.
+    pub(crate) fn element_type(self) -> ElementType {
+        match self {
+            Dtype::F32 => ElementType::F32,
+            Dtype::F16 => ElementType::F16,
+            Dtype::Bf16 => ElementType::BF16,
+        }
+    }
+}
+
+/// An export that was asked for.
+pub(crate) struct Export {
+    pub(crate) checkpoint: PathBuf,
+    pub(crate) output: PathBuf,
+    pub(crate) options: Options,
+    pub(crate) quiet: bool,
+}
+
 impl Args {
-    /// Checkpoint, output and how to export.
-    pub(crate) fn options(self) -> (PathBuf, PathBuf, Options) {
+    /// Checkpoint, output and how to export; `None` where the command line names another command.
+    pub(crate) fn export(self) -> Option<Export> {
+        let args = self.export;
         let options = Options {
-            family: self.family,
-            config: self.config,
-            dtype: self.dtype.map(|dtype| match dtype {
-                Dtype::F32 => ElementType::F32,
-                Dtype::F16 => ElementType::F16,
-                Dtype::Bf16 => ElementType::BF16,
-            }),
-            attention: self.attention,
-            opset: self.opset,
-            ir_version: self.ir_version,
-            output_gates: self.output_gates,
-            verify: if self.verify { Some(true) } else { self.no_verify.then_some(false) },
-            force: self.force,
+            family: args.family,
+            config: args.config,
+            dtype: args.dtype.map(Dtype::element_type),
+            attention: args.attention,
+            opset: args.opset,
+            ir_version: args.ir_version,
+            output_gates: args.output_gates,
+            verify: if args.verify { Some(true) } else { args.no_verify.then_some(false) },
+            force: args.force,
         };
-        (self.checkpoint, self.output, options)
+        Some(Export { checkpoint: args.checkpoint?, output: args.output?, options, quiet: args.quiet })
     }
 }

@@ -8,8 +8,10 @@
 pub mod encode;
 pub mod error;
 pub mod graph;
+pub mod inspect;
 pub mod passes;
 pub mod proto;
+pub mod random;
 pub mod record;
 mod report;
 pub mod verify;

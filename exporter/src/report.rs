@@ -65,7 +65,7 @@ impl Report {
 }
 
 /// A number with a unit prefix: 1.23 M.
-fn short(n: f64) -> String {
+pub(crate) fn short(n: f64) -> String {
     let (scale, unit) = match n {
         n if n >= 1e12 => (1e12, " T"),
         n if n >= 1e9 => (1e9, " G"),
@@ -82,7 +82,7 @@ fn bytes(n: u64) -> String {
 }
 
 /// Equal neighbours as one: `8 x 4, 6 x 2`.
-fn runs(counts: &[usize]) -> String {
+pub(crate) fn runs(counts: &[usize]) -> String {
     let mut groups: Vec<(usize, usize)> = Vec::new();
     for &count in counts {
         match groups.last_mut() {

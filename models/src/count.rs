@@ -3,6 +3,8 @@
 use crate::checkpoint::Weight;
 use crate::eager::resolve_shape;
 use crate::error::Error;
+use std::collections::BTreeMap;
+
 use crate::ops::{
     Aggregated, Aggregation, Attention, Binary, Conv, Experts, HeadLinear, Linear, Ops, Reduce, Result, Tap, Type,
     Unary,
@@ -15,6 +17,20 @@ pub struct Macs {
     pub dense: u64,
     /// Without the heads that are off.
     pub routed: u64,
+}
+
+impl std::ops::AddAssign for Macs {
+    fn add_assign(&mut self, other: Macs) {
+        self.dense += other.dense;
+        self.routed += other.routed;
+    }
+}
+
+impl Macs {
+    /// The share of the dense work that routing saves.
+    pub fn saved(&self) -> f64 {
+        1.0 - self.routed as f64 / self.dense.max(1) as f64
+    }
 }
 
 /// A value of which only the shape is known, and for gates how many are not zero for each token.
@@ -39,7 +55,8 @@ impl Shape {
 /// Counts the multiply-accumulates of a family's `forward`.
 #[derive(Debug, Default)]
 pub struct Count {
-    macs: Macs,
+    path: Vec<String>,
+    modules: BTreeMap<String, Macs>,
 }
 
 impl Count {
@@ -50,7 +67,19 @@ impl Count {
 
     /// The count so far.
     pub fn macs(&self) -> Macs {
-        self.macs
+        self.below("")
+    }
+
+    /// The count of the module at `path` and those below it.
+    pub fn below(&self, path: &str) -> Macs {
+        let mut sum = Macs::default();
+        let inside = |name: &str| {
+            path.is_empty() || name.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
+        for (_, macs) in self.modules.iter().filter(|(name, _)| inside(name)) {
+            sum += *macs;
+        }
+        sum
     }
 
     /// `dense` in the share of the heads that the gates leave on.
@@ -59,8 +88,8 @@ impl Count {
     }
 
     fn spend(&mut self, dense: usize, routed: usize) {
-        self.macs.dense += dense as u64;
-        self.macs.routed += routed as u64;
+        let macs = Macs { dense: dense as u64, routed: routed as u64 };
+        *self.modules.entry(self.path.join(".")).or_default() += macs;
     }
 }
 
@@ -274,12 +303,16 @@ impl Ops for Count {
         Ok(shape)
     }
 
-    fn enter(&mut self, _name: &str) {}
+    fn enter(&mut self, name: &str) {
+        self.path.push(name.to_owned());
+    }
 
-    fn leave(&mut self) {}
+    fn leave(&mut self) {
+        self.path.pop();
+    }
 
     fn path(&self) -> String {
-        String::new()
+        self.path.join(".")
     }
 
     fn gates(&mut self, gates: Shape, active: usize) -> Result<Shape> {

@@ -1,0 +1,112 @@
+//! Checkpoints of random weights in any size, written by streaming: to measure a model before it is trained.
+
+use crate::error::Error;
+use crate::graph::ElementType;
+use moh_models::families::Tensors;
+use moh_models::sample::Rng;
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+/// Numbers made at a time.
+const CHUNK: usize = 1 << 18;
+
+/// Standard deviation of the weights, that of LLaMA's initialisation.
+const SPREAD: f32 = 0.02;
+
+/// Writes `model.safetensors` with the tensors and `config.json` with the text `config` into `folder`, which is made.
+///
+/// Norms are 1 and biases 0, everything else is uniform noise; the same `seed` gives the same file.
+///
+/// # Errors
+/// [`Error::Exists`] unless `force`; [`Error::Io`]. Nothing is left then.
+pub fn write(
+    folder: &Path,
+    config: &str,
+    tensors: &Tensors,
+    dtype: ElementType,
+    seed: u64,
+    force: bool,
+) -> Result<Vec<PathBuf>, Error> {
+    let (weights, config_path) = (folder.join("model.safetensors"), folder.join("config.json"));
+    if let (false, Some(path)) = (force, [&weights, &config_path].into_iter().find(|path| path.exists())) {
+        return Err(Error::Exists { path: path.clone() });
+    }
+    fs::create_dir_all(folder).map_err(Error::io(folder))?;
+    let temporary = tempfile::Builder::new().prefix(".moh-export-").tempfile_in(folder).map_err(Error::io(folder))?;
+    let mut out = BufWriter::with_capacity(1 << 20, temporary.as_file());
+    header(tensors, dtype, &mut out)
+        .and_then(|()| data(tensors, dtype, seed, &mut out))
+        .map_err(Error::io(&weights))?;
+    out.into_inner().map_err(|e| Error::io(&weights)(e.into_error()))?.sync_all().map_err(Error::io(&weights))?;
+    let mut config_file = tempfile::NamedTempFile::new_in(folder).map_err(Error::io(&config_path))?;
+    config_file.write_all(config.as_bytes()).map_err(Error::io(&config_path))?;
+    persist(temporary, &weights)?;
+    persist(config_file, &config_path)?;
+    Ok(vec![weights, config_path])
+}
+
+/// Gives a temporary file its name, and the permissions that a new file has.
+fn persist(file: tempfile::NamedTempFile, path: &Path) -> Result<(), Error> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        file.as_file().set_permissions(fs::Permissions::from_mode(0o644)).map_err(Error::io(path))?;
+    }
+    file.persist(path).map(drop).map_err(|e| Error::io(path)(e.error))
+}
+
+/// The safetensors header: its length, then JSON, padded to 8 bytes.
+fn header(tensors: &Tensors, dtype: ElementType, out: &mut impl Write) -> std::io::Result<()> {
+    let name = match dtype {
+        ElementType::F16 => "F16",
+        ElementType::BF16 => "BF16",
+        _ => "F32",
+    };
+    let mut end = 0;
+    let entry = |(tensor, shape): &(String, Vec<usize>)| {
+        let begin = end;
+        end += shape.iter().product::<usize>() * dtype.size();
+        (tensor.clone(), serde_json::json!({"dtype": name, "shape": shape, "data_offsets": [begin, end]}))
+    };
+    let entries: BTreeMap<String, serde_json::Value> = tensors.iter().map(entry).collect();
+    let mut text = serde_json::to_vec(&entries)?;
+    text.resize(text.len().next_multiple_of(8), b' ');
+    out.write_all(&(text.len() as u64).to_le_bytes())?;
+    out.write_all(&text)
+}
+
+fn data(tensors: &Tensors, dtype: ElementType, seed: u64, out: &mut impl Write) -> std::io::Result<()> {
+    let (rng, mut bytes) = (&mut Rng::new(seed), Vec::new());
+    for (name, shape) in tensors {
+        let elements: usize = shape.iter().product();
+        let constant = constant_of(name);
+        for start in (0..elements).step_by(CHUNK) {
+            bytes.clear();
+            for _ in start..(start + CHUNK).min(elements) {
+                // Uniform noise of that standard deviation: normal numbers would take most of the time.
+                let value = constant.unwrap_or_else(|| SPREAD * 3f32.sqrt() * (2.0 * rng.uniform() - 1.0));
+                match dtype {
+                    ElementType::F16 => bytes.extend(half::f16::from_f32(value).to_le_bytes()),
+                    ElementType::BF16 => bytes.extend(half::bf16::from_f32(value).to_le_bytes()),
+                    _ => bytes.extend(value.to_le_bytes()),
+                }
+            }
+            out.write_all(&bytes)?;
+        }
+    }
+    Ok(())
+}
+
+/// The value of tensors that training starts from a constant.
+fn constant_of(name: &str) -> Option<f32> {
+    let (module, kind) = name.rsplit_once('.').unwrap_or(("", name));
+    let is_norm = module.rsplit('.').next().is_some_and(|last| last.contains("norm"));
+    match kind {
+        "weight" if is_norm => Some(1.0),
+        "bias" => Some(0.0),
+        "temperature" => Some(0.5),
+        _ => None,
+    }
+}
