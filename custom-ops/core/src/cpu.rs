@@ -1,12 +1,16 @@
 //! CPU kernels, and the one way in: validate, choose, run.
 
+mod gemm;
 mod isa;
 mod memory;
-pub mod routed_attention;
+mod routed_attention;
+mod routed_linear;
+mod selection;
+mod workers;
 
 use crate::error::Error;
 use crate::host::Host;
-use crate::schema::{Attributes, Operator, ROUTED_ATTENTION};
+use crate::schema::{Attributes, Operator, ROUTED_ATTENTION, ROUTED_COMBINE, ROUTED_PROJECTION};
 use crate::tensor::{DataMut, Tensor};
 use isa::Isa;
 
@@ -34,16 +38,27 @@ pub struct Kernel {
 /// Name of the environment variable that chooses the kernels by [`Kernel::isa`] instead of the best ones.
 pub const ISA_VARIABLE: &str = "MOH_CPU_ISA";
 
+/// A kernel for every instruction set, best first.
+macro_rules! kernels {
+    ($($operator:ident: $module:ident::$run:ident,)*) => {
+        &[$(
+            #[cfg(target_arch = "x86_64")]
+            kernel::<isa::avx512::Avx512>(&$operator, "avx512", $module::$run::<isa::avx512::Avx512>),
+            #[cfg(target_arch = "x86_64")]
+            kernel::<isa::avx2::Avx2>(&$operator, "avx2", $module::$run::<isa::avx2::Avx2>),
+            #[cfg(target_arch = "aarch64")]
+            kernel::<isa::neon::Neon>(&$operator, "neon", $module::$run::<isa::neon::Neon>),
+            kernel::<isa::portable::Portable>(&$operator, "portable", $module::$run::<isa::portable::Portable>),
+        )*]
+    };
+}
+
 /// Every kernel; of one operator's, the first that is supported is used. Conformance tests iterate this list.
-pub static KERNELS: &[Kernel] = &[
-    #[cfg(target_arch = "x86_64")]
-    kernel::<isa::avx512::Avx512>(&ROUTED_ATTENTION, "avx512", routed_attention::run::<isa::avx512::Avx512>),
-    #[cfg(target_arch = "x86_64")]
-    kernel::<isa::avx2::Avx2>(&ROUTED_ATTENTION, "avx2", routed_attention::run::<isa::avx2::Avx2>),
-    #[cfg(target_arch = "aarch64")]
-    kernel::<isa::neon::Neon>(&ROUTED_ATTENTION, "neon", routed_attention::run::<isa::neon::Neon>),
-    kernel::<isa::portable::Portable>(&ROUTED_ATTENTION, "portable", routed_attention::run::<isa::portable::Portable>),
-];
+pub static KERNELS: &[Kernel] = kernels! {
+    ROUTED_ATTENTION: routed_attention::run,
+    ROUTED_PROJECTION: routed_linear::project,
+    ROUTED_COMBINE: routed_linear::combine,
+};
 
 const fn kernel<I: Isa>(operator: &'static Operator, isa: &'static str, run: Run) -> Kernel {
     Kernel { operator, isa, supported: || I::detect().is_some(), run }

@@ -1,9 +1,9 @@
 //! Cases of RoutedAttention, their data, and how far a kernel may be from the reference.
 
-use half::{bf16, f16};
-use moh_kernels::cpu::{KERNELS, Kernel, Work};
+use crate::data::{Buffer, Random, kernels_of};
+use moh_kernels::cpu::{Kernel, Work};
 use moh_kernels::schema::{ROUTED_ATTENTION, Value};
-use moh_kernels::{Attributes, DType, Data, DataMut, Error, Host, Tensor, Threads};
+use moh_kernels::{Attributes, DType, Error, Host, Tensor, Threads};
 
 /// How far an output may be from the reference, whose inputs are already rounded to the type.
 ///
@@ -81,40 +81,6 @@ impl Default for Case {
     }
 }
 
-/// Elements of one type.
-#[derive(Debug, Clone)]
-pub(crate) enum Buffer {
-    F32(Vec<f32>),
-    F16(Vec<f16>),
-    BF16(Vec<bf16>),
-}
-
-impl Buffer {
-    pub(crate) fn new(dtype: DType, numbers: &[f32]) -> Buffer {
-        match dtype {
-            DType::F32 => Buffer::F32(numbers.to_vec()),
-            DType::F16 => Buffer::F16(numbers.iter().map(|&x| f16::from_f32(x)).collect()),
-            DType::BF16 => Buffer::BF16(numbers.iter().map(|&x| bf16::from_f32(x)).collect()),
-        }
-    }
-
-    pub(crate) fn data(&self) -> Data<'_> {
-        match self {
-            Buffer::F32(x) => Data::F32(x),
-            Buffer::F16(x) => Data::F16(x),
-            Buffer::BF16(x) => Data::BF16(x),
-        }
-    }
-
-    pub(crate) fn data_mut(&mut self) -> DataMut<'_> {
-        match self {
-            Buffer::F32(x) => DataMut::F32(x),
-            Buffer::F16(x) => DataMut::F16(x),
-            Buffer::BF16(x) => DataMut::BF16(x),
-        }
-    }
-}
-
 /// A case with its numbers, before they are rounded to the type.
 #[derive(Debug, Clone)]
 pub(crate) struct Call {
@@ -136,26 +102,6 @@ impl Tensors {
     fn inputs(&self) -> Vec<Option<Tensor<'_>>> {
         let pairs = self.shapes.iter().zip(&self.data);
         pairs.map(|(shape, data)| Some(Tensor { shape, data: data.data() })).collect()
-    }
-}
-
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-    /// From 0 to 1.
-    fn unit(&mut self) -> f64 {
-        (self.bits() >> 11) as f64 / (1u64 << 53) as f64
-    }
-    /// From -1 to 1.
-    fn signed(&mut self) -> f32 {
-        (self.unit() * 2.0 - 1.0) as f32
     }
 }
 
@@ -323,7 +269,7 @@ impl Call {
 
 /// The kernels that this processor supports.
 pub(crate) fn kernels() -> impl Iterator<Item = &'static Kernel> {
-    KERNELS.iter().filter(|kernel| (kernel.supported)())
+    kernels_of(&ROUTED_ATTENTION)
 }
 
 /// RoutedAttention's attributes.

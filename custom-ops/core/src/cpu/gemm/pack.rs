@@ -1,0 +1,112 @@
+//! Between the caller's tensors and the tiles: widening, transposing.
+
+use super::Row;
+use crate::cpu::isa::{Isa, Job, MAX_LANES};
+use crate::tensor::Element;
+
+/// Copies elements `start .. start + k` of the rows' inputs to floats, `pitch` apart. Floats beyond, up to a whole vector,
+/// become 0.
+///
+/// Contract of the constructor: the inputs are valid for reading; `output` for writing whole vectors.
+pub(super) struct CopyInputs<'a, T> {
+    pub(super) rows: &'a [Row<T>],
+    pub(super) start: usize,
+    pub(super) k: usize,
+    pub(super) output: *mut f32,
+    pub(super) pitch: usize,
+}
+
+impl<T: Element> Job for CopyInputs<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        let whole = self.k - self.k % I::LANES;
+        for (i, row) in self.rows.iter().enumerate() {
+            // SAFETY: the constructor's contract.
+            unsafe {
+                let (input, output) = (row.input.add(self.start), self.output.add(i * self.pitch));
+                for k in (0..whole).step_by(I::LANES) {
+                    isa.store(output.add(k), isa.widen(input.add(k)));
+                }
+                if whole < self.k {
+                    isa.store(output.add(whole), isa.widen_part(input.add(whole), self.k - whole));
+                }
+            }
+        }
+    }
+}
+
+/// Copies `rows` rows of `columns` elements, `stride` apart, to floats `pitch` apart.
+///
+/// Contract of the constructor: `input` is valid for reading, `output` for writing.
+pub(super) struct CopyRows<T> {
+    pub(super) input: *const T,
+    pub(super) stride: usize,
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+    pub(super) output: *mut f32,
+    pub(super) pitch: usize,
+}
+
+impl<T: Element> Job for CopyRows<T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        let whole = self.columns - self.columns % I::LANES;
+        for row in 0..self.rows {
+            // SAFETY: the constructor's contract.
+            unsafe {
+                let (input, output) = (self.input.add(row * self.stride), self.output.add(row * self.pitch));
+                for i in (0..whole).step_by(I::LANES) {
+                    isa.store(output.add(i), isa.widen(input.add(i)));
+                }
+                if whole < self.columns {
+                    let rest = self.columns - whole;
+                    isa.narrow_part(output.add(whole), isa.widen_part(input.add(whole), rest), rest);
+                }
+            }
+        }
+    }
+}
+
+/// Copies the transpose of `rows` rows of `columns` elements, `stride` apart, to floats `pitch` apart. Floats beyond the
+/// rows, up to a whole vector, become 0.
+///
+/// Contract of the constructor: `input` is valid for reading; `output` for writing whole vectors.
+pub(super) struct TransposeRows<T> {
+    pub(super) input: *const T,
+    pub(super) stride: usize,
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+    pub(super) output: *mut f32,
+    pub(super) pitch: usize,
+}
+
+impl<T: Element> Job for TransposeRows<T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        for row in (0..self.rows).step_by(I::LANES) {
+            let rows = (self.rows - row).min(I::LANES);
+            for column in (0..self.columns).step_by(I::LANES) {
+                let columns = (self.columns - column).min(I::LANES);
+                let mut block = [isa.splat(0.0); MAX_LANES];
+                for i in 0..rows {
+                    // SAFETY: the constructor's contract; row + i < self.rows, column + columns <= self.columns.
+                    block[i] = unsafe {
+                        let input = self.input.add((row + i) * self.stride + column);
+                        if columns == I::LANES { isa.widen(input) } else { isa.widen_part(input, columns) }
+                    };
+                }
+                isa.transpose(&mut block);
+                for i in 0..columns {
+                    // SAFETY: the constructor's contract; column + i < self.columns.
+                    unsafe { isa.store(self.output.add((column + i) * self.pitch + row), block[i]) }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! From sums to the caller's output.
+
+use crate::cpu::isa::{Isa, Job};
+use crate::tensor::Element;
+
+/// Writes rows of `columns` sums to the caller's rows, plus the bias.
+///
+/// Contract of the constructor: the sums are valid for reading, their partners for writing, `columns` elements; so is the
+/// bias for reading.
+pub(crate) struct Store<'a, T> {
+    pub(crate) rows: &'a [(*const f32, *mut T)],
+    pub(crate) columns: usize,
+    pub(crate) bias: Option<*const T>,
+}
+
+impl<T: Element> Job for Store<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        for column in (0..self.columns).step_by(I::LANES) {
+            let n = (self.columns - column).min(I::LANES);
+            // SAFETY: the constructor's contract; column + n <= columns.
+            unsafe {
+                let mut bias = isa.splat(0.0);
+                if let Some(start) = self.bias {
+                    bias = isa.widen_part(start.add(column), n);
+                }
+                for &(sums, output) in self.rows {
+                    if n == I::LANES {
+                        isa.narrow(output.add(column), isa.add(isa.load(sums.add(column)), bias));
+                    } else {
+                        let sum = isa.add(isa.widen_part(sums.add(column), n), bias);
+                        isa.narrow_part(output.add(column), sum, n);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! Sharing work among the host's workers.
+
+use crate::error::Error;
+use crate::host::Host;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// Memory that workers write in disjoint pieces.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Shared<T>(pub(crate) *mut T);
+
+// SAFETY: whoever makes one gives every element to one item, and every item goes to one worker.
+unsafe impl<T: Send> Send for Shared<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for Shared<T> {}
+
+/// Does `items` items. Every worker makes its memory first, and `work` gives the number of multiply-accumulate operations
+/// of an item, whose sum is the result.
+///
+/// # Errors
+/// Those of `make`; the items are then not all done.
+pub(crate) fn share<M>(
+    host: &dyn Host,
+    items: usize,
+    make: impl Fn() -> Result<M, Error> + Sync,
+    work: impl Fn(&mut M, usize) -> u64 + Sync,
+) -> Result<u64, Error> {
+    let (next, macs, failure) = (AtomicUsize::new(0), AtomicU64::new(0), Mutex::new(None));
+    let drain = || {
+        let mut memory = None;
+        let mut done = 0;
+        loop {
+            let item = next.fetch_add(1, Ordering::Relaxed);
+            if item >= items {
+                break;
+            }
+            let memory = match &mut memory {
+                Some(memory) => memory,
+                none => none.insert(make()?),
+            };
+            done += work(memory, item);
+        }
+        macs.fetch_add(done, Ordering::Relaxed);
+        Ok(())
+    };
+    host.parallel_for(host.parallelism().max(1).min(items), &|_| {
+        if let Err(error) = drain() {
+            next.store(items, Ordering::Relaxed);
+            *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+        }
+    });
+    match failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        Some(error) => Err(error),
+        None => Ok(macs.into_inner()),
+    }
+}

@@ -1,0 +1,72 @@
+//! A call of any operator, run by every kernel and held to the f64 reference.
+
+use crate::data::{Buffer, kernels_of};
+use moh_kernels::cpu::{Kernel, Work};
+use moh_kernels::{Attributes, DType, Error, Host, Tensor, Threads, tolerance};
+
+/// Attributes and inputs. An input that is not there ends the list.
+#[derive(Debug, Clone)]
+pub(crate) struct Call {
+    pub(crate) attributes: Attributes,
+    pub(crate) dtype: DType,
+    pub(crate) inputs: Vec<(Vec<usize>, Buffer)>,
+}
+
+impl Call {
+    /// Appends an input of the call's type.
+    pub(crate) fn input(&mut self, shape: &[usize], numbers: &[f32]) {
+        self.inputs.push((shape.to_vec(), Buffer::new(self.dtype, numbers)));
+    }
+
+    /// Appends the gates.
+    pub(crate) fn gates(&mut self, shape: &[usize], numbers: &[f32]) {
+        self.inputs.push((shape.to_vec(), Buffer::new(DType::F32, numbers)));
+    }
+
+    fn tensors(&self) -> Vec<Option<Tensor<'_>>> {
+        self.inputs.iter().map(|(shape, buffer)| Some(Tensor { shape, data: buffer.data() })).collect()
+    }
+
+    /// What the reference makes of it.
+    pub(crate) fn expected(&self) -> Vec<f64> {
+        (self.attributes.operator().reference)(&self.attributes, &self.tensors())
+    }
+
+    /// What `kernel` makes of it, on an output of `len` elements that is full of NaN.
+    pub(crate) fn run(&self, kernel: &Kernel, len: usize, host: &dyn Host) -> Result<(Vec<f64>, Work), Error> {
+        let mut output = Buffer::new(self.dtype, &vec![f32::NAN; len]);
+        let work = kernel.run(&self.attributes, &self.tensors(), output.data_mut(), host)?;
+        Ok(((0..len).map(|i| output.data().at(i)).collect(), work))
+    }
+
+    /// Runs every kernel that this processor supports with these numbers of threads, and panics where one differs from the
+    /// reference, or from what it gave with another number of threads. `exact` tells which elements must be equal.
+    pub(crate) fn check(&self, threads: &[usize], exact: impl Fn(usize) -> bool) -> Vec<Work> {
+        let expected = self.expected();
+        // The operators' figure is for outputs up to 4.
+        let largest = expected.iter().fold(0.0f64, |max, x| max.max(x.abs()));
+        let tolerance = tolerance::operator_output(self.dtype) * (largest / 4.0).max(1.0);
+        let mut works = Vec::new();
+        for kernel in kernels_of(self.attributes.operator()) {
+            let mut first: Option<(Vec<f64>, Work)> = None;
+            for &threads in threads {
+                let (found, work) = self
+                    .run(kernel, expected.len(), &Threads::new(threads))
+                    .unwrap_or_else(|error| panic!("{kernel:?}: {error}"));
+                for (i, (&found, &expected)) in found.iter().zip(&expected).enumerate() {
+                    let allowed = if exact(i) { 0.0 } else { tolerance };
+                    assert!(
+                        (found - expected).abs() <= allowed,
+                        "{kernel:?}, {threads} threads, element {i}: expected {expected}, found {found}"
+                    );
+                }
+                match &first {
+                    Some((other, _)) => assert!(*other == found, "{kernel:?}: {threads} threads change the result"),
+                    None => first = Some((found, work)),
+                }
+            }
+            works.extend(first.map(|(_, work)| work));
+        }
+        works
+    }
+}
