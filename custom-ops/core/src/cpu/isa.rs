@@ -105,6 +105,20 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
 
     /// Exchanges rows and columns of the first `LANES` vectors.
     fn transpose(self, rows: &mut [Self::V; MAX_LANES]);
+
+    /// Lane i is the sum of the lanes of row i, for the first `LANES` vectors; the order of additions is the same for all.
+    #[inline(always)]
+    fn sums(self, mut rows: [Self::V; MAX_LANES]) -> Self::V {
+        self.transpose(&mut rows);
+        let mut half = Self::LANES / 2;
+        while half > 0 {
+            for i in 0..half {
+                rows[i] = self.add(rows[i], rows[i + half]);
+            }
+            half /= 2;
+        }
+        rows[0]
+    }
 }
 
 /// The most lanes of any [`Isa`].

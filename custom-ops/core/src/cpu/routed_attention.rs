@@ -5,9 +5,9 @@
 //! decoding, read the keys and values in place, each once (`rows`, `row_step`).
 
 mod call;
-mod pack;
+pub(super) mod pack;
 mod plan;
-mod product;
+pub(super) mod product;
 mod row_step;
 mod rows;
 mod step;

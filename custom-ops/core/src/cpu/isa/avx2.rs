@@ -153,4 +153,21 @@ impl Isa for Avx2 {
             rows[4 + c] = simd!(_mm256_permute2f128_ps::<0x31>(b[0][c], b[1][c]));
         }
     }
+
+    #[inline(always)]
+    fn sums(self, r: [__m256; MAX_LANES]) -> __m256 {
+        // Every step adds the halves of vectors and puts two into one, with half the shuffles of a transposition.
+        let zero = self.splat(0.0);
+        let (mut pairs, mut fours) = ([zero; 4], [zero; 2]);
+        for i in 0..4 {
+            let (a, b) = (r[2 * i], r[2 * i + 1]);
+            pairs[i] = simd!(_mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b)));
+        }
+        for i in 0..2 {
+            let (a, b) = (pairs[2 * i], pairs[2 * i + 1]);
+            fours[i] = simd!(_mm256_add_ps(_mm256_shuffle_ps::<0x44>(a, b), _mm256_shuffle_ps::<0xee>(a, b)));
+        }
+        let [a, b] = fours;
+        simd!(_mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b)))
+    }
 }

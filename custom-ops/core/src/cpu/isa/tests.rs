@@ -99,6 +99,9 @@ impl Job for Transpose {
             let expected: Vec<f32> = (0..I::LANES).map(|i| (i * 100 + row) as f32).collect();
             assert_eq!(lanes(isa, rows[row]), expected);
         }
+        let rows: [I::V; MAX_LANES] = std::array::from_fn(|row| vector(isa, |i| (row * row * 100 + i) as f32));
+        let sum = |row: usize| (0..I::LANES).map(|i| (row * row * 100 + i) as f32).sum();
+        assert_eq!(lanes(isa, isa.sums(rows)), (0..I::LANES).map(sum).collect::<Vec<f32>>());
     }
 }
 
@@ -178,7 +181,7 @@ fn comparisons_treat_nan_as_documented() {
 }
 
 #[test]
-fn transpose_exchanges_rows_and_columns() {
+fn transpose_exchanges_and_sums_adds_rows_and_columns() {
     everywhere(Transpose);
 }
 

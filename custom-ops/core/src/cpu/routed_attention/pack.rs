@@ -7,13 +7,13 @@ use crate::tensor::Element;
 /// a whole vector, become 0.
 ///
 /// Contract of the constructor: the rows are valid for reading, `output` for writing.
-pub(super) struct Gather<'a, T> {
-    pub(super) rows: &'a [*const T],
-    pub(super) dim: usize,
+pub(in crate::cpu) struct Gather<'a, T> {
+    pub(in crate::cpu) rows: &'a [*const T],
+    pub(in crate::cpu) dim: usize,
     /// Two, because their product may overflow where the scaled numbers do not.
-    pub(super) factors: [f32; 2],
-    pub(super) output: *mut f32,
-    pub(super) width: usize,
+    pub(in crate::cpu) factors: [f32; 2],
+    pub(in crate::cpu) output: *mut f32,
+    pub(in crate::cpu) width: usize,
 }
 
 impl<T: Element> Job for Gather<'_, T> {
@@ -45,7 +45,8 @@ impl<T: Element> Job for Gather<'_, T> {
     }
 }
 
-/// The inverse of [`Gather`]: lane `i` of (dim, width) floats, times factor `i`, goes to row `i`.
+/// The inverse of [`Gather`]: lane `i` of (dim, width) floats, times factor `i`, goes to row `i`. The result is false if
+/// one of the floats, or one in the vectors' other lanes, is not finite.
 ///
 /// Contract of the constructor: `input` is valid for reading whole vectors of lanes, the rows for writing; there are
 /// `width` factors.
@@ -58,10 +59,11 @@ pub(super) struct Scatter<'a, T> {
 }
 
 impl<T: Element> Job for Scatter<'_, T> {
-    type Output = ();
+    type Output = bool;
 
     #[inline(always)]
-    fn run<I: Isa>(self, isa: I) {
+    fn run<I: Isa>(self, isa: I) -> bool {
+        let mut zero = isa.splat(0.0);
         for lane in (0..self.rows.len()).step_by(I::LANES) {
             let rows = &self.rows[lane..(lane + I::LANES).min(self.rows.len())];
             // SAFETY: the constructor's contract.
@@ -72,6 +74,7 @@ impl<T: Element> Job for Scatter<'_, T> {
                 for i in 0..n {
                     // SAFETY: the constructor's contract; d + i < dim.
                     block[i] = isa.mul(unsafe { isa.load(self.input.add((d + i) * self.width + lane)) }, factors);
+                    zero = isa.add(zero, isa.sub(block[i], block[i]));
                 }
                 isa.transpose(&mut block);
                 for i in 0..rows.len() {
@@ -86,6 +89,7 @@ impl<T: Element> Job for Scatter<'_, T> {
                 }
             }
         }
+        isa.sum(zero) == 0.0
     }
 }
 
@@ -93,14 +97,14 @@ impl<T: Element> Job for Scatter<'_, T> {
 ///
 /// Contract of the constructor: `input` is valid for reading, `output` for writing; `pitch` is at least `dim` rounded up
 /// to whole vectors.
-pub(super) struct Widen<T> {
-    pub(super) input: *const T,
-    pub(super) stride: usize,
-    pub(super) rows: usize,
-    pub(super) dim: usize,
-    pub(super) factors: [f32; 2],
-    pub(super) output: *mut f32,
-    pub(super) pitch: usize,
+pub(in crate::cpu) struct Widen<T> {
+    pub(in crate::cpu) input: *const T,
+    pub(in crate::cpu) stride: usize,
+    pub(in crate::cpu) rows: usize,
+    pub(in crate::cpu) dim: usize,
+    pub(in crate::cpu) factors: [f32; 2],
+    pub(in crate::cpu) output: *mut f32,
+    pub(in crate::cpu) pitch: usize,
 }
 
 impl<T: Element> Job for Widen<T> {

@@ -10,7 +10,7 @@ use crate::cpu::isa::Isa;
 /// # Safety
 /// Every address named above is valid for reading, those of `c` also for writing.
 #[inline(always)]
-pub(super) unsafe fn product<I: Isa, const V: usize, const ACROSS: bool>(
+pub(in crate::cpu) unsafe fn product<I: Isa, const V: usize, const ACROSS: bool>(
     isa: I,
     rows: usize,
     k: usize,
