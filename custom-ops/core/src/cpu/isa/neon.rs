@@ -3,8 +3,10 @@
 use super::{EXP2_FLOOR, Isa, Job, MAX_LANES, exp2_fraction};
 use crate::tensor::{DType, Element};
 use std::arch::aarch64::*;
+use std::arch::asm;
 
-/// NEON is part of the target's baseline; the token is for symmetry.
+/// NEON is part of the target's baseline; the token is for symmetry. The half-precision conversions are written in assembly
+/// because their intrinsics are younger than the workspace's `rust-version`.
 #[derive(Clone, Copy)]
 pub(crate) struct Neon(());
 
@@ -92,7 +94,17 @@ impl Isa for Neon {
             match T::DTYPE {
                 DType::F32 => vld1q_f32(ptr.cast()),
                 DType::BF16 => vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(ptr.cast()))),
-                DType::F16 => vld1q_f32(ptr.cast::<[T; 4]>().read_unaligned().map(T::to_f32).as_ptr()),
+                DType::F16 => {
+                    let wide: float32x4_t;
+                    let narrow = vld1_u16(ptr.cast());
+                    asm!(
+                        "fcvtl {wide:v}.4s, {narrow:v}.4h",
+                        wide = out(vreg) wide,
+                        narrow = in(vreg) narrow,
+                        options(pure, nomem, nostack, preserves_flags)
+                    );
+                    wide
+                }
             }
         }
     }
@@ -102,10 +114,23 @@ impl Isa for Neon {
         unsafe {
             match T::DTYPE {
                 DType::F32 => vst1q_f32(ptr.cast(), x),
-                DType::F16 | DType::BF16 => {
-                    let mut lanes = [0.0; 4];
-                    vst1q_f32(lanes.as_mut_ptr(), x);
-                    ptr.cast::<[T; 4]>().write_unaligned(lanes.map(T::from_f32));
+                DType::F16 => {
+                    let narrow: uint16x4_t;
+                    asm!(
+                        "fcvtn {narrow:v}.4h, {wide:v}.4s",
+                        narrow = out(vreg) narrow,
+                        wide = in(vreg) x,
+                        options(pure, nomem, nostack, preserves_flags)
+                    );
+                    vst1_u16(ptr.cast(), narrow);
+                }
+                DType::BF16 => {
+                    let bits = vreinterpretq_u32_f32(x);
+                    let odd = vandq_u32(vshrq_n_u32::<16>(bits), vdupq_n_u32(1));
+                    let rounded = vaddq_u32(vaddq_u32(bits, vdupq_n_u32(0x7fff)), odd);
+                    let quiet = vorrq_u32(bits, vdupq_n_u32(0x0040_0000));
+                    let bits = vbslq_u32(vceqq_f32(x, x), rounded, quiet);
+                    vst1_u16(ptr.cast(), vshrn_n_u32::<16>(bits));
                 }
             }
         }

@@ -31,10 +31,10 @@ pub(super) struct Step {
     pub(super) max: *mut f32,
     /// (width): sum of weights so far, 0 at first.
     pub(super) sum: *mut f32,
-    /// How many of the keys the lanes of each vector see at most: in ascending order.
-    pub(super) limits: [usize; MAX_TILE],
-    /// (width): how many of the keys each lane sees, where that is not all of its vector's limit.
-    pub(super) visible: Option<*const f32>,
+    /// How many of the keys the lanes of each vector see at least, and at most: in ascending order.
+    pub(super) limits: [(usize, usize); MAX_TILE],
+    /// (width): how many of the keys each lane sees; undefined where every vector's least is its most.
+    pub(super) visible: *const f32,
 }
 
 /// The result is the number of multiply-accumulate operations.
@@ -50,7 +50,8 @@ impl Job for Step {
         for v in 0..self.vectors {
             // Whole groups, because the next segment then starts on a full register tile; the excess is masked.
             let last = v + 1 == self.vectors;
-            let end = if last { self.limits[v] } else { self.limits[v].next_multiple_of(I::GROUP) };
+            let most = self.limits[v].1;
+            let end = if last { most } else { most.next_multiple_of(I::GROUP) };
             ends[v] = end.min(self.keys).max(from);
             // SAFETY: the constructor's contract; from <= ends[v] <= keys.
             unsafe {
@@ -115,12 +116,10 @@ impl Step {
         // SAFETY: the caller's contract.
         unsafe {
             let scores = self.scores.add(vector * I::LANES);
-            if let Some(visible) = self.visible {
-                let visible = isa.load(visible.add(vector * I::LANES));
-                for j in 0..end {
-                    let s = scores.add(j * self.width);
-                    isa.store(s, isa.keep_less(isa.splat(j as f32), visible, isa.load(s)));
-                }
+            let visible = isa.load(self.visible.add(vector * I::LANES));
+            for j in self.limits[vector].0..end {
+                let s = scores.add(j * self.width);
+                isa.store(s, isa.keep_less(isa.splat(j as f32), visible, isa.load(s)));
             }
             let old = isa.load(self.max.add(vector * I::LANES));
             let mut max = [old; CHAINS];

@@ -92,8 +92,8 @@ pub(super) fn attend<I: Isa, T: Element>(
         let end = (start + step).min(visible);
         macs += chunk.block(start, end - start);
     }
-    chunk.store_outputs();
-    if p.is_causal {
+    let finite = chunk.store_outputs();
+    if p.is_causal && !finite {
         macs += repair(call, head, rows, spare);
     }
     macs
@@ -165,13 +165,12 @@ impl<I: Isa, T: Element> Chunk<'_, '_, I, T> {
             if keys == 0 {
                 continue;
             }
-            let mut limits = [0; MAX_TILE];
-            for (limit, rows) in limits.iter_mut().zip(rows.chunks(I::LANES)) {
-                *limit = rows.last().map_or(0, seen);
+            let mut limits = [(0, 0); MAX_TILE];
+            for (limits, rows) in limits.iter_mut().zip(rows.chunks(I::LANES)) {
+                *limits = (rows.first().map_or(0, seen), rows.last().map_or(0, seen));
             }
             let biased = fill_bias(call, head, rows, start..start + keys, scores, lanes, width);
-            let masked = rows.first().map_or(0, seen) < keys;
-            if masked {
+            if limits[0].0 < keys {
                 for (lane, row) in rows.iter().enumerate() {
                     // SAFETY: `lanes` holds a float for each of the tile's rows.
                     unsafe { lanes.add(lane).write(seen(row) as f32) }
@@ -198,7 +197,7 @@ impl<I: Isa, T: Element> Chunk<'_, '_, I, T> {
                 max,
                 sum,
                 limits,
-                visible: masked.then_some(lanes.cast_const()),
+                visible: lanes,
             });
         }
         macs
@@ -223,11 +222,13 @@ impl<I: Isa, T: Element> Chunk<'_, '_, I, T> {
         (output, pitch)
     }
 
-    fn store_outputs(&mut self) {
+    /// Writes the rows; false if a number among them may not be finite.
+    fn store_outputs(&mut self) -> bool {
         let (call, head, width) = (self.call, self.head, self.memory.tiling.width);
         let dim = call.problem.value_dim;
         let outputs = self.at(self.memory.outputs);
         let sum = self.memory.sum;
+        let mut finite = true;
         let mut pointers = Vec::with_capacity(width);
         for (i, rows) in self.rows.chunks(width).enumerate() {
             let sums = self.memory.floats.slice(sum + i * width..sum + (i + 1) * width);
@@ -238,7 +239,7 @@ impl<I: Isa, T: Element> Chunk<'_, '_, I, T> {
             }
             // SAFETY: a chunk holds `width * dim` floats for each of its tiles.
             let input = unsafe { outputs.add(i * width * dim) };
-            call.isa.vectorize(Scatter { rows: &pointers, dim, factors: sums.as_ptr(), input, width });
+            finite &= call.isa.vectorize(Scatter { rows: &pointers, dim, factors: sums.as_ptr(), input, width });
             for (factor, &row) in sums.iter().zip(rows) {
                 // Only a sum of 0 makes the quotient infinite: the weight of the largest score is 1.
                 if factor.is_infinite() {
@@ -246,6 +247,7 @@ impl<I: Isa, T: Element> Chunk<'_, '_, I, T> {
                 }
             }
         }
+        finite
     }
 }
 
