@@ -2,6 +2,7 @@
 
 pub mod dit;
 pub mod llama;
+pub mod moa;
 pub mod vit;
 
 use crate::checkpoint::{Checkpoint, Config, Problem};
@@ -127,6 +128,7 @@ macro_rules! families {
 families! {
     Dit(dit::Dit): "moh-dit" | "dit",
     Llama(llama::Llama): "moh-llama" | "moh-llm" | "llama",
+    Moa(moa::Moa): "moa",
     Vit(vit::Vit): "moh-vit" | "vit",
 }
 
@@ -224,6 +226,14 @@ impl Model {
     /// # Errors
     /// A size that the model can't have.
     pub fn macs(&self, sizes: &[(&str, usize)]) -> Result<Macs> {
+        Ok(self.count(sizes)?.macs())
+    }
+
+    /// The multiply-accumulates of one forward by module.
+    ///
+    /// # Errors
+    /// A size that the model can't have.
+    pub fn count(&self, sizes: &[(&str, usize)]) -> Result<Count> {
         let size = |dim: &PortDim| match dim {
             PortDim::Fixed(n) => *n,
             PortDim::Named(name) => sizes.iter().find(|(n, _)| n == name).map_or(1, |(_, n)| *n),
@@ -232,7 +242,7 @@ impl Model {
         let inputs = Inputs::new(self.inputs().iter().map(|port| (port.name.clone(), shape(port))));
         let mut count = Count::new();
         self.forward(&mut count, &inputs)?;
-        Ok(count.macs())
+        Ok(count)
     }
 
     /// Mean share of the heads that a token uses, over all layers.

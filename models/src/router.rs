@@ -172,3 +172,43 @@ pub fn load_linear(loader: &mut Loader<'_>, prefix: &str, out: usize, input: usi
     let bias = bias.then(|| loader.weight(&format!("{prefix}.bias"), &[out]));
     Linear { weight, bias }
 }
+
+/// The router of MoA (arXiv 2210.05144, section 3.1) and of its mixtures of feed-forward experts: the experts with the largest
+/// probabilities, whose gates are these probabilities.
+#[derive(Debug, Clone)]
+pub struct ExpertRouter {
+    /// (width, num_experts), as x W.
+    pub gate: Weight,
+    /// Experts that a token uses.
+    pub top_k: usize,
+    /// Whether the gates of the selected experts are made to sum to 1 (equation 9). The published code leaves them as they are.
+    pub renormalize: bool,
+}
+
+impl ExpertRouter {
+    /// The gates of the tokens `x`, (batch, q_len, width); a token where `padding` (batch, q_len, 1), of booleans, is true has
+    /// no experts.
+    ///
+    /// # Errors
+    /// What the interpreter's operations fail with.
+    pub fn forward<O: Ops>(&self, ops: &mut O, x: &O::Value, padding: Option<&O::Value>) -> Result<O::Value> {
+        let num_experts = self.gate.shape()[1];
+        let x = ops.cast(x, Type::F32)?;
+        let gate = ops.weight(&self.gate, Type::F32)?;
+        let logits = ops.matmul(&x, &gate)?;
+        let mut gates = ops.softmax(&logits)?;
+        if self.top_k < num_experts {
+            let mask = ops.top_k_mask(&gates, self.top_k)?;
+            gates = ops.mul(&gates, &mask)?;
+            if self.renormalize {
+                let sum = ops.reduce(Reduce::Sum, &gates, &[-1])?;
+                gates = ops.binary(Binary::Div, &gates, &sum)?;
+            }
+        }
+        if let Some(padding) = padding {
+            let off = ops.scalar(Type::F32, 0.0)?;
+            gates = ops.select(padding, &off, &gates)?;
+        }
+        ops.gates(gates, self.top_k)
+    }
+}

@@ -1,0 +1,140 @@
+//! What a MoA configuration says.
+
+use crate::checkpoint::{Checkpoint, Config};
+use crate::ops::{Activation, Result, Unary};
+
+/// A part of an encoder-decoder model, each a graph of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// Source tokens to hidden states, or to the logits of a masked language model.
+    Encoder,
+    /// Target tokens and the encoder's hidden states to logits.
+    Decoder,
+}
+
+impl Part {
+    /// The value of the configuration's key `part`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Part::Encoder => "encoder",
+            Part::Decoder => "decoder",
+        }
+    }
+
+    fn configured(checkpoint: &Checkpoint) -> Result<Part> {
+        let config = checkpoint.config();
+        let holds = |part: Part| checkpoint.names().any(|name| name.starts_with(part.name()));
+        match (config.str_opt("part")?, holds(Part::Encoder), holds(Part::Decoder)) {
+            (Some("encoder"), ..) | (None, true, false) => Ok(Part::Encoder),
+            (Some("decoder"), ..) | (None, false, true) => Ok(Part::Decoder),
+            (found, ..) => {
+                let expected = "encoder or decoder, here or by --part: each is a model of its own";
+                Err(config.rejects("part", expected, found.unwrap_or("nothing")))
+            }
+        }
+    }
+}
+
+/// The sizes and kinds of a part's modules.
+#[derive(Debug, Clone)]
+pub(super) struct Settings {
+    pub(super) part: Part,
+    pub(super) layers: usize,
+    /// Channels.
+    pub(super) width: usize,
+    /// Channels of the encoder's output, which a decoder attends to.
+    pub(super) source_width: usize,
+    pub(super) head_dim: usize,
+    pub(super) num_expert: usize,
+    /// Experts that a token uses.
+    pub(super) top_k: usize,
+    /// Hidden units of a feed-forward layer that is no mixture.
+    pub(super) ffn_width: usize,
+    /// How many experts a token uses in feed-forward layers that are mixtures.
+    pub(super) mixture: Option<usize>,
+    pub(super) activation: Activation,
+    /// Whether the gates of the selected experts are made to sum to 1.
+    pub(super) renormalize: bool,
+    pub(super) normalize_before: bool,
+    /// Whether a norm follows the last layer.
+    pub(super) final_norm: bool,
+    pub(super) norm_eps: f32,
+    /// The largest number of tokens that the model was made for.
+    pub(super) max_positions: usize,
+}
+
+/// fairseq's keys are the same for both parts, with or without the part's name before them.
+pub(super) fn key(config: &Config, part: Part, name: &str) -> String {
+    let own = format!("{}_{name}", part.name());
+    if config.has(&own) { own } else { name.to_owned() }
+}
+
+/// Keys of fairseq that change what is computed and that this family does not know. Those with tensors of their own are found
+/// by their tensors.
+const UNSUPPORTED: &[&str] = &["cross_self_attention", "no_cross_attention", "adaptive_input", "tie_adaptive_weights"];
+
+impl Settings {
+    pub(super) fn read(checkpoint: &Checkpoint) -> Result<Settings> {
+        let config = checkpoint.config();
+        let part = Part::configured(checkpoint)?;
+        if let Some(found) = UNSUPPORTED.iter().find(|key| config.bool_or(key, false).unwrap_or(true)) {
+            return Err(config.invalid(found, "false"));
+        }
+        if config.has("adaptive_softmax_cutoff") {
+            return Err(config.invalid("adaptive_softmax_cutoff", "null"));
+        }
+        let key = |name: &str| key(config, part, name);
+        let width = config.positive(&format!("{}_embed_dim", part.name()))?;
+        for name in ["decoder_input_dim", "decoder_output_dim"] {
+            if part == Part::Decoder && config.usize_or(name, width)? != width {
+                return Err(config.invalid(name, format!("decoder_embed_dim = {width}")));
+            }
+        }
+        let source_width = match part {
+            Part::Encoder => width,
+            Part::Decoder => config.positive("encoder_embed_dim")?,
+        };
+        let num_expert = config.positive("num_expert")?;
+        let mixture = match config.str_opt("ffd_type")? {
+            None | Some("normal") => None,
+            Some("moe") => Some(config.usize_or("ffd_moe_k", 4)?.clamp(1, num_expert)),
+            Some(_) => return Err(config.invalid("ffd_type", "normal or moe")),
+        };
+        let activation = match config.str_opt("activation_fn")? {
+            None | Some("relu") => Activation::Relu,
+            Some("gelu") => Activation::Gelu,
+            Some(_) => return Err(config.invalid("activation_fn", "relu or gelu")),
+        };
+        let normalize_before = config.bool_or(&key("normalize_before"), false)?;
+        let bare = part == Part::Decoder && config.bool_or("no_decoder_final_norm", false)?;
+        let positions = match part {
+            Part::Encoder => "max_source_positions",
+            Part::Decoder => "max_target_positions",
+        };
+        Ok(Settings {
+            part,
+            layers: config.positive(&key("layers"))?,
+            width,
+            source_width,
+            head_dim: config.positive("head_dim")?,
+            num_expert,
+            top_k: config.positive(&key("attention_heads"))?.min(num_expert),
+            ffn_width: if mixture.is_some() { 0 } else { config.positive(&key("ffn_embed_dim"))? },
+            mixture,
+            activation,
+            renormalize: config.bool_or("renormalize_gates", false)?,
+            normalize_before,
+            final_norm: normalize_before && !bare,
+            norm_eps: config.f64_or("layer_norm_eps", 1e-5)? as f32,
+            max_positions: if config.has(positions) { config.positive(positions)? } else { 1024 },
+        })
+    }
+
+    /// The activation between two linear layers.
+    pub(super) fn unary(&self) -> Unary {
+        match self.activation {
+            Activation::Gelu => Unary::Gelu,
+            _ => Unary::Relu,
+        }
+    }
+}
