@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::checkpoint::{Mismatch, WeightType};
+use crate::checkpoint::{ArchiveFault, Mismatch, PickleFault, TensorFault, WeightType};
 
 /// A failure of this crate. The text names the file and the tensor or key, what was expected and what was found.
 ///
@@ -32,6 +32,14 @@ pub enum Error {
         folder: PathBuf,
         /// The names looked for.
         expected: String,
+    },
+    /// A folder with several files of weights, none of them by the usual name.
+    #[error("{}: the folder holds {}; name one of them", folder.display(), files.join(", "))]
+    SeveralWeights {
+        /// The folder.
+        folder: PathBuf,
+        /// The files' names.
+        files: Vec<String>,
     },
     /// A container format that this crate does not read.
     #[error("{}: not a checkpoint by its name; expected {expected}", file.display())]
@@ -88,6 +96,98 @@ pub enum Error {
         part: &'static str,
         /// What and where.
         reason: serde_json::Error,
+    },
+    /// A file that torch.save did not write, or in a form that is not read.
+    #[error("{}: expected a file of torch.save, PyTorch 1.6 or newer; found {found}", file.display())]
+    NotTorch {
+        /// The file.
+        file: PathBuf,
+        /// What it is, and what to do.
+        found: &'static str,
+    },
+    /// A zip file that is not what its records say.
+    #[error("{}: {fault}", file.display())]
+    Archive {
+        /// The file.
+        file: PathBuf,
+        /// What and where.
+        fault: ArchiveFault,
+    },
+    /// A pickle that is not what torch.save writes.
+    #[error("{}: data.pkl: {fault}", file.display())]
+    Pickle {
+        /// The file.
+        file: PathBuf,
+        /// What and where.
+        fault: PickleFault,
+    },
+    /// Elements that are not little-endian.
+    #[error("{}: the byte order should be little, but is {found:?}", file.display())]
+    ByteOrder {
+        /// The file.
+        file: PathBuf,
+        /// What it says.
+        found: String,
+    },
+    /// A tensor that is not what torch.save writes.
+    #[error("{}: tensor {tensor:?}: {fault}", file.display())]
+    TorchTensor {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// What is wrong.
+        fault: TensorFault,
+    },
+    /// A file without a dictionary of tensors where training code keeps it.
+    #[error("{}: no state dict; {}", file.display(), keys_with_tensors(keys))]
+    NoStateDict {
+        /// The file.
+        file: PathBuf,
+        /// The keys that hold tensors.
+        keys: Vec<String>,
+    },
+    /// A file with several state dicts.
+    #[error("{}: {} all hold a state dict; choose one with --weights-key", file.display(), keys.join(", "))]
+    AmbiguousWeights {
+        /// The file.
+        file: PathBuf,
+        /// The keys.
+        keys: Vec<String>,
+    },
+    /// A key below which there are no tensors.
+    #[error("{}: there are no tensors below the key {key:?}; {}", file.display(), keys_with_tensors(keys))]
+    WeightsKey {
+        /// The file.
+        file: PathBuf,
+        /// The key that was asked for.
+        key: String,
+        /// The keys that hold tensors.
+        keys: Vec<String>,
+    },
+    /// A preset that this crate does not have.
+    #[error("{found:?} is no preset; there are {known}")]
+    UnknownPreset {
+        /// The name.
+        found: String,
+        /// The names there are.
+        known: String,
+    },
+    /// Weights without a configuration whose model is not known.
+    #[error("{}: does not exist, and the weights are those of no preset known here; give the configuration with --config, or see with --preset how the weights differ from one of {known}", config.display())]
+    NoConfig {
+        /// Where the configuration should be.
+        config: PathBuf,
+        /// The presets.
+        known: String,
+    },
+    /// Weights without a configuration that fit several models.
+    #[error("{}: does not exist, and the weights do not say which model they are; they fit {choices}: give --preset, or --config", config.display())]
+    AmbiguousPreset {
+        /// Where the configuration should be.
+        config: PathBuf,
+        /// The presets, and other models, that fit.
+        choices: String,
     },
     /// A tensor of a type that this crate does not know.
     #[error("{}: tensor {tensor:?} has type {found:?}, which is not supported", file.display())]
@@ -258,4 +358,13 @@ pub enum Error {
     /// candle failed.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
+}
+
+fn keys_with_tensors(keys: &[String]) -> String {
+    match keys {
+        [] => "no key holds tensors".to_owned(),
+        keys => {
+            format!("--weights-key may be {}", keys.iter().map(|key| format!("{key:?}")).collect::<Vec<_>>().join(", "))
+        }
+    }
 }

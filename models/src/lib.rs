@@ -10,6 +10,7 @@ pub mod families;
 pub mod heads;
 pub mod mixture;
 pub mod ops;
+pub mod presets;
 pub mod router;
 pub mod sample;
 

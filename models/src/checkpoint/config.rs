@@ -34,6 +34,11 @@ impl Config {
         Config { path: path.into(), values }
     }
 
+    /// Puts a value in the place of the file's.
+    pub fn set(&mut self, key: &str, value: Value) {
+        self.values.insert(key.to_owned(), value);
+    }
+
     /// The file.
     pub fn path(&self) -> &Path {
         &self.path

@@ -26,6 +26,13 @@ pub enum Problem {
         /// The shape that the model needs.
         expected: Vec<usize>,
     },
+    /// The checkpoint holds something else of that name, or in a form that is not read.
+    Unreadable {
+        /// Its name.
+        tensor: String,
+        /// What the checkpoint holds.
+        found: String,
+    },
     /// Its shape is another.
     Shape {
         /// The file.
@@ -37,7 +44,7 @@ pub enum Problem {
         /// The shape in the file.
         found: Vec<usize>,
     },
-    /// Its type is not one of F32, F16 and BF16.
+    /// Its type is not one of F64, F32, F16 and BF16.
     Type {
         /// The file.
         file: PathBuf,
@@ -82,7 +89,12 @@ impl<'a> Loader<'a> {
     pub fn weight(&mut self, name: &str, shape: &[usize]) -> Weight {
         self.optional(name, shape).unwrap_or_else(|| {
             if self.checkpoint.get(name).is_none() {
-                self.report(name, Problem::Missing { tensor: name.to_owned(), expected: shape.to_vec() });
+                let tensor = name.to_owned();
+                let problem = match self.checkpoint.unreadable.get(name) {
+                    Some(found) => Problem::Unreadable { tensor, found: found.clone() },
+                    None => Problem::Missing { tensor, expected: shape.to_vec() },
+                };
+                self.report(name, problem);
             }
             Weight::absent(name, shape)
         })
@@ -135,6 +147,7 @@ impl Problem {
     fn kind(&self) -> &'static str {
         match self {
             Problem::Missing { .. } => "missing",
+            Problem::Unreadable { .. } => "unreadable",
             Problem::Shape { .. } => "of another shape",
             Problem::Type { .. } => "of another type",
             Problem::Unexpected { .. } => "unexpected",
@@ -146,11 +159,12 @@ impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Problem::Missing { tensor, expected } => write!(f, "{tensor:?} {expected:?}"),
+            Problem::Unreadable { tensor, found } => write!(f, "{tensor:?}: {found}"),
             Problem::Shape { file, tensor, expected, found } => {
                 write!(f, "{tensor:?}: expected {expected:?}, found {found:?} in {}", file.display())
             }
             Problem::Type { file, tensor, found } => {
-                write!(f, "{tensor:?}: expected F32, F16 or BF16, found {found} in {}", file.display())
+                write!(f, "{tensor:?}: expected F64, F32, F16 or BF16, found {found} in {}", file.display())
             }
             Problem::Unexpected { file, tensor, found } => write!(f, "{tensor:?} {found:?} in {}", file.display()),
         }
@@ -161,7 +175,7 @@ impl fmt::Display for Mismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SHOWN: usize = 20;
         write!(f, "{}: the tensors are not those of this model", self.path.display())?;
-        for kind in ["missing", "of another shape", "of another type", "unexpected"] {
+        for kind in ["missing", "unreadable", "of another shape", "of another type", "unexpected"] {
             let mut of_kind = self.problems.iter().filter(|problem| problem.kind() == kind);
             let count = of_kind.clone().count();
             if count == 0 {

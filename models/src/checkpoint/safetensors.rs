@@ -33,7 +33,8 @@ pub(super) fn read(file: &Path) -> Result<Container, Error> {
     check_cover(file, &places, data.len())?;
     let start = map.bytes().len() - data.len();
     let weight = |p: Place| Weight::mapped(p.name, p.shape, p.dtype, Arc::clone(&map), start + p.begin..start + p.end);
-    Ok(Container { tensors: places.into_iter().map(weight).collect(), metadata: header.metadata })
+    let tensors = places.into_iter().map(weight).collect();
+    Ok(Container { tensors, metadata: header.metadata, ..Container::default() })
 }
 
 /// The header's text and the bytes after it.

@@ -4,6 +4,7 @@ mod config;
 mod container;
 mod loader;
 mod shards;
+mod torch;
 mod weight;
 
 use std::path::PathBuf;
@@ -125,7 +126,7 @@ fn a_symlink_is_followed_but_the_configuration_is_beside_it() {
 #[test]
 fn paths_that_hold_no_checkpoint() {
     let folder = Folder::new();
-    let error = folder.refused(&["model.safetensors or model.safetensors.index.json"]);
+    let error = folder.refused(&["model.safetensors, model.safetensors.index.json"]);
     assert!(matches!(error, Error::NoWeights { .. }));
 
     std::fs::create_dir(folder.path("x.safetensors")).unwrap();
@@ -140,7 +141,7 @@ fn paths_that_hold_no_checkpoint() {
     assert!(matches!(error, Error::Io { .. }));
     assert_says(&error, &["nothing.safetensors", "No such file"]);
 
-    let error = Checkpoint::open(&folder.write("model.bin", b"PK"), None).unwrap_err();
+    let error = Checkpoint::open(&folder.write("model.ckpt", b"PK"), None).unwrap_err();
     assert!(matches!(error, Error::UnknownFormat { .. }));
-    assert_says(&error, &["model.bin", "*.safetensors"]);
+    assert_says(&error, &["model.ckpt", "*.safetensors, *.pth"]);
 }

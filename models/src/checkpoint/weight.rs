@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use half::f16;
@@ -71,7 +71,7 @@ impl WeightType {
 
     /// Whether a model's floating-point weights may have this type.
     pub fn is_model_float(self) -> bool {
-        matches!(self, WeightType::F32 | WeightType::F16 | WeightType::BF16)
+        matches!(self, WeightType::F64 | WeightType::F32 | WeightType::F16 | WeightType::BF16)
     }
 }
 
@@ -92,12 +92,17 @@ struct Inner {
     data: Data,
 }
 
+#[derive(Clone)]
 enum Data {
     Mapped {
         map: Arc<Map>,
         range: Range<usize>,
     },
-    Memory(Vec<u8>),
+    Memory {
+        /// Where the elements come from; empty where they were computed.
+        file: PathBuf,
+        bytes: Vec<u8>,
+    },
     /// Of a tensor that is only planned: zeros, of which none is stored.
     Absent,
 }
@@ -114,6 +119,18 @@ impl Weight {
         Weight(Arc::new(Inner { name, shape, dtype, data: Data::Mapped { map, range } }))
     }
 
+    /// `bytes` hold `shape` elements of `dtype`, which `file` has in another order.
+    pub(super) fn copied(name: String, shape: Vec<usize>, dtype: WeightType, file: &Path, bytes: Vec<u8>) -> Weight {
+        let data = Data::Memory { file: file.to_owned(), bytes };
+        Weight(Arc::new(Inner { name, shape, dtype, data }))
+    }
+
+    /// The same tensor by another name.
+    pub(super) fn renamed(&self, name: &str) -> Weight {
+        let Inner { shape, dtype, data, .. } = &*self.0;
+        Weight(Arc::new(Inner { name: name.to_owned(), shape: shape.clone(), dtype: *dtype, data: data.clone() }))
+    }
+
     /// A tensor that no file holds: a computed constant.
     ///
     /// # Panics
@@ -122,7 +139,12 @@ impl Weight {
         let (name, shape) = (name.into(), shape.into());
         assert_eq!(shape.iter().product::<usize>(), values.len(), "values of {name:?} for shape {shape:?}");
         let bytes = values.into_iter().flat_map(f32::to_le_bytes).collect();
-        Weight(Arc::new(Inner { name, shape, dtype: WeightType::F32, data: Data::Memory(bytes) }))
+        Weight(Arc::new(Inner {
+            name,
+            shape,
+            dtype: WeightType::F32,
+            data: Data::Memory { file: PathBuf::new(), bytes },
+        }))
     }
 
     /// Stands for a tensor that is not there: it reads as zeros and has no bytes, whatever its shape says.
@@ -149,7 +171,7 @@ impl Weight {
             Data::Mapped { map, range } => {
                 Data::Mapped { map: map.clone(), range: range.start + bytes.start..range.start + bytes.end }
             }
-            Data::Memory(memory) => Data::Memory(memory[bytes].to_vec()),
+            Data::Memory { file, bytes: all } => Data::Memory { file: file.clone(), bytes: all[bytes].to_vec() },
             Data::Absent => Data::Absent,
         };
         Weight(Arc::new(Inner { name, shape, dtype: self.dtype(), data }))
@@ -163,12 +185,7 @@ impl Weight {
         let (name, shape) = (self.0.name.clone(), shape.into());
         let elements: usize = shape.iter().product();
         assert_eq!(elements, self.elements(), "{name:?} with shape {:?} as {shape:?}", self.0.shape);
-        let data = match &self.0.data {
-            Data::Mapped { map, range } => Data::Mapped { map: map.clone(), range: range.clone() },
-            Data::Memory(memory) => Data::Memory(memory.clone()),
-            Data::Absent => Data::Absent,
-        };
-        Weight(Arc::new(Inner { name, shape, dtype: self.dtype(), data }))
+        Weight(Arc::new(Inner { name, shape, dtype: self.dtype(), data: self.0.data.clone() }))
     }
 
     /// The name in the checkpoint.
@@ -196,24 +213,25 @@ impl Weight {
     pub fn bytes(&self) -> &[u8] {
         match &self.0.data {
             Data::Mapped { map, range } => &map.bytes()[range.clone()],
-            Data::Memory(bytes) => bytes,
+            Data::Memory { bytes, .. } => bytes,
             Data::Absent => &[],
         }
     }
 
-    /// The file that holds the bytes; empty for a tensor that was computed.
+    /// The file that the elements come from; empty for a tensor that was computed.
     pub fn file(&self) -> &Path {
         match &self.0.data {
             Data::Mapped { map, .. } => map.path(),
-            Data::Memory(_) | Data::Absent => Path::new(""),
+            Data::Memory { file, .. } => file,
+            Data::Absent => Path::new(""),
         }
     }
 
-    /// Where in the file the bytes begin; 0 for a tensor that was computed.
+    /// Where in the file the bytes begin; 0 for a tensor that was computed, or whose order in the file is another.
     pub fn offset(&self) -> u64 {
         match &self.0.data {
             Data::Mapped { range, .. } => range.start as u64,
-            Data::Memory(_) | Data::Absent => 0,
+            Data::Memory { .. } | Data::Absent => 0,
         }
     }
 

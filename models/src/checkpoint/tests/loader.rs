@@ -10,7 +10,7 @@ fn checkpoint() -> (Folder, Checkpoint) {
         "b.weight": { "dtype": "F16", "shape": [2, 1], "data_offsets": [8, 12] },
         "c.weight": { "dtype": "BF16", "shape": [2], "data_offsets": [12, 16] },
         "d.weight": { "dtype": "I64", "shape": [1], "data_offsets": [16, 24] },
-        "e.weight": { "dtype": "F64", "shape": [1], "data_offsets": [24, 32] },
+        "e.weight": { "dtype": "U64", "shape": [1], "data_offsets": [24, 32] },
     });
     folder.write("model.safetensors", &raw_json(&header, &data));
     let checkpoint = folder.open().unwrap();
@@ -47,7 +47,7 @@ fn all_that_does_not_fit() {
         Problem::Shape { file: file.clone(), tensor: b, expected: vec![1, 2], found: vec![2, 1] },
         Problem::Missing { tensor: "x.weight".to_owned(), expected: vec![usize::MAX, 3] },
         Problem::Type { file: file.clone(), tensor: d, found: WeightType::I64 },
-        Problem::Type { file: file.clone(), tensor: e, found: WeightType::F64 },
+        Problem::Type { file: file.clone(), tensor: e, found: WeightType::U64 },
         Problem::Unexpected { file: file.clone(), tensor: "c.weight".to_owned(), found: vec![2] },
     ];
     assert_eq!(mismatch.problems, expected);
@@ -56,8 +56,8 @@ fn all_that_does_not_fit() {
         "{file}: the tensors are not those of this model\n\
          1 missing:\n  \"x.weight\" [18446744073709551615, 3]\n\
          1 of another shape:\n  \"b.weight\": expected [1, 2], found [2, 1] in {file}\n\
-         2 of another type:\n  \"d.weight\": expected F32, F16 or BF16, found I64 in {file}\n  \
-         \"e.weight\": expected F32, F16 or BF16, found F64 in {file}\n\
+         2 of another type:\n  \"d.weight\": expected F64, F32, F16 or BF16, found I64 in {file}\n  \
+         \"e.weight\": expected F64, F32, F16 or BF16, found U64 in {file}\n\
          1 unexpected:\n  \"c.weight\" [2] in {file}"
     );
     assert_eq!(error.to_string(), text);

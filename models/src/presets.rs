@@ -1,0 +1,142 @@
+//! The published models' configurations, which their checkpoints come without.
+
+use std::path::{Path, PathBuf};
+
+use crate::checkpoint::{CONFIG, Checkpoint, Config, find_weights};
+use crate::error::Error;
+use crate::families::Model;
+use serde_json::Value;
+
+/// A published model.
+#[derive(Debug)]
+pub struct Preset {
+    /// Its name.
+    pub name: &'static str,
+    /// The text of its `config.json`.
+    pub config: &'static str,
+    /// Another model whose tensors have the same names and shapes: weights alone do not say which of them they are.
+    twin: Option<&'static str>,
+    /// A key that users choose, and a value for it to compare tensors with.
+    choice: Option<(&'static str, &'static str)>,
+}
+
+macro_rules! presets {
+    ($($name:literal $(twin $twin:literal)? $(choice $key:literal $value:literal)?,)+) => {
+        /// Every published model.
+        ///
+        /// MoH: the tables of arXiv 2410.11842 and <https://github.com/SkyworkAI/MoH>. MoA: arXiv 2210.05144, the models for
+        /// WMT14 with 8 of 8 experts of width 128 and 16 of 32 of width 256, and <https://github.com/yikangshen/MoA>.
+        pub const PRESETS: &[Preset] = &[$(Preset {
+            name: $name,
+            config: include_str!(concat!("presets/", $name, ".json")),
+            twin: presets!(@twin $($twin)?),
+            choice: presets!(@choice $($key $value)?),
+        }),+];
+
+        /// Their names.
+        pub const NAMES: &[&str] = &[$($name),+];
+    };
+    (@twin) => { None };
+    (@twin $twin:literal) => { Some($twin) };
+    (@choice) => { None };
+    (@choice $key:literal $value:literal) => { Some(($key, $value)) };
+}
+
+presets! {
+    "moh-vit-small-75",
+    "moh-vit-small-80",
+    "moh-vit-base-50",
+    "moh-vit-base-75",
+    "moh-dit-s-75",
+    "moh-dit-s-90",
+    "moh-dit-b-75",
+    "moh-dit-b-90",
+    "moh-dit-l-75",
+    "moh-dit-l-90",
+    "moh-dit-xl-75",
+    "moh-dit-xl-90",
+    "moh-llama3-8b" twin "LLaMA3-8B",
+    "moa-base" choice "part" "encoder",
+    "moa-big" choice "part" "encoder",
+}
+
+impl Preset {
+    /// The preset of that name.
+    ///
+    /// # Errors
+    /// [`Error::UnknownPreset`].
+    pub fn named(name: &str) -> Result<&'static Preset, Error> {
+        let unknown = || Error::UnknownPreset { found: name.to_owned(), known: NAMES.join(", ") };
+        PRESETS.iter().find(|preset| preset.name == name).ok_or_else(unknown)
+    }
+
+    /// The configuration.
+    ///
+    /// # Errors
+    /// [`Error::Json`] never, because the tests read every preset.
+    pub fn config(&self) -> Result<Config, Error> {
+        let file = PathBuf::from(format!("preset {}", self.name));
+        let values = serde_json::from_str(self.config);
+        let values = values.map_err(|reason| Error::Json { file: file.clone(), part: "configuration", reason })?;
+        Ok(Config::new(file, values))
+    }
+}
+
+/// Where a configuration comes from.
+#[derive(Debug, Clone, Copy, Default)]
+pub enum Source<'a> {
+    /// `config.json` beside the weights; where there is none, the only preset whose tensors are those of the weights.
+    #[default]
+    Beside,
+    /// A file.
+    File(&'a Path),
+    /// A preset, by its name.
+    Preset(&'a str),
+}
+
+/// Opens weights with a configuration. `weights_key` is the key of the state dict in a file of torch.save that holds several.
+///
+/// # Errors
+/// As [`Checkpoint::open`], [`Error::UnknownPreset`], and without `config.json` [`Error::NoConfig`] or
+/// [`Error::AmbiguousPreset`].
+pub fn open(path: &Path, source: Source<'_>, weights_key: Option<&str>) -> Result<Checkpoint, Error> {
+    let weights = find_weights(path)?;
+    let beside = weights.with_file_name(CONFIG);
+    let preset = match source {
+        Source::File(file) => return Checkpoint::read(weights, Config::read(file)?, weights_key),
+        Source::Beside if beside.exists() => return Checkpoint::read(weights, Config::read(&beside)?, weights_key),
+        Source::Preset(name) => Some(Preset::named(name)?),
+        Source::Beside => None,
+    };
+    let none = Config::new(&beside, serde_json::Map::new());
+    let mut checkpoint = Checkpoint::read(weights, none, weights_key)?;
+    let preset = match preset {
+        Some(preset) => preset,
+        None => detect(&mut checkpoint, beside)?,
+    };
+    checkpoint.set_preset(preset)?;
+    Ok(checkpoint)
+}
+
+/// The only preset that weights without the configuration `config` are of.
+fn detect(checkpoint: &mut Checkpoint, config: PathBuf) -> Result<&'static Preset, Error> {
+    let mut fitting = Vec::new();
+    for preset in PRESETS {
+        let mut probe = preset.config()?;
+        if let Some((key, value)) = preset.choice {
+            probe.set(key, Value::from(value));
+        }
+        checkpoint.set_config(probe);
+        if Model::load(checkpoint, None).is_ok() {
+            fitting.push(preset);
+        }
+    }
+    match *fitting {
+        [preset] if preset.twin.is_none() => Ok(preset),
+        [] => Err(Error::NoConfig { config, known: NAMES.join(", ") }),
+        _ => {
+            let names = fitting.iter().flat_map(|preset| [Some(preset.name), preset.twin]).flatten();
+            Err(Error::AmbiguousPreset { config, choices: names.collect::<Vec<_>>().join(", ") })
+        }
+    }
+}
