@@ -3,25 +3,13 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
-use moh::{Runner, Table, Tensors, checkpoint, floats, golden, greedy, max_abs, read_tensors, ways};
+use moh::{Runner, Table, Tensors, checkpoint, floats, gate_errors, golden, greedy, max_abs, read_tensors, ways};
 use moh_export::{ElementType, Options};
 use moh_kernels::tolerance;
 use moh_runtime::Tensor;
 
 fn with_gates() -> Options {
     Options { output_gates: true, ..Options::default() }
-}
-
-/// The gates of every layer: largest error, and how many select other heads.
-fn gate_errors(outputs: &Tensors, reference: &Tensors) -> (f32, usize) {
-    let names: Vec<&String> = reference.keys().filter(|name| name.starts_with("gates.")).collect();
-    assert!(!names.is_empty());
-    names.into_iter().fold((0.0, 0), |(error, other), name| {
-        let (found, expected) = (&outputs[name], &reference[name]);
-        let pairs = floats(found).into_iter().zip(floats(expected));
-        let differing = pairs.filter(|(a, b)| (*a == 0.0) != (*b == 0.0)).count();
-        (error.max(max_abs(found, expected)), other + differing)
-    })
 }
 
 fn to_f32(ids: &Tensor) -> Tensor {

@@ -185,6 +185,18 @@ pub fn max_abs(found: &Tensor, expected: &Tensor) -> f32 {
     differences.fold(0.0, |max, d| if d.is_nan() { f32::INFINITY } else { max.max(d) })
 }
 
+/// The gates of every layer: largest error, and how many select other heads.
+pub fn gate_errors(outputs: &Tensors, reference: &Tensors) -> (f32, usize) {
+    let names: Vec<&String> = reference.keys().filter(|name| name.starts_with("gates.")).collect();
+    assert!(!names.is_empty());
+    names.into_iter().fold((0.0, 0), |(error, other), name| {
+        let (found, expected) = (&outputs[name], &reference[name]);
+        let pairs = floats(found).into_iter().zip(floats(expected));
+        let differing = pairs.filter(|(a, b)| (*a == 0.0) != (*b == 0.0)).count();
+        (error.max(max_abs(found, expected)), other + differing)
+    })
+}
+
 /// A table of errors, printed when it is complete; any figure above its tolerance fails the test then.
 pub struct Table {
     title: String,
