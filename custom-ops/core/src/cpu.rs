@@ -5,12 +5,13 @@ mod isa;
 mod memory;
 mod routed_attention;
 mod routed_linear;
+mod routed_mlp;
 mod selection;
 mod workers;
 
 use crate::error::Error;
 use crate::host::Host;
-use crate::schema::{Attributes, Operator, ROUTED_ATTENTION, ROUTED_COMBINE, ROUTED_PROJECTION};
+use crate::schema::{Attributes, Operator, ROUTED_ATTENTION, ROUTED_COMBINE, ROUTED_MLP, ROUTED_PROJECTION};
 use crate::tensor::{DataMut, Tensor};
 use isa::Isa;
 
@@ -58,6 +59,7 @@ pub static KERNELS: &[Kernel] = kernels! {
     ROUTED_ATTENTION: routed_attention::run,
     ROUTED_PROJECTION: routed_linear::project,
     ROUTED_COMBINE: routed_linear::combine,
+    ROUTED_MLP: routed_mlp::run,
 };
 
 const fn kernel<I: Isa>(operator: &'static Operator, isa: &'static str, run: Run) -> Kernel {

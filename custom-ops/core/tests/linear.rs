@@ -428,7 +428,7 @@ fn numbers_types_and_lengths_are_checked() {
             let found = error(case, |call| call.inputs.truncate(n));
             assert!(matches!(found, Error::InputCount { found, .. } if found == n), "{found}");
         }
-        let found = error(case, |call| call.gates(&[1], &[1.0]));
+        let found = error(case, |call| call.input(&[1], &[1.0]));
         assert!(matches!(found, Error::InputCount { found: 5, .. }), "{found}");
         for i in 0..4 {
             let half = |call: &mut Call| {

@@ -1,9 +1,8 @@
 //! Matrix products for rows picked out of a larger matrix: a blocked product on register tiles for many rows, and for a few
 //! rows one that reads each weight once, in place.
 //!
-//! An element of the result is one chain of additions in the order of the inner index, however the rows and columns are
-//! cut: it depends neither on the other rows nor on the number of threads. What decides between the two ways is the
-//! number of rows alone.
+//! However rows and columns are cut, an element of the result is the same additions in the same order: it does not depend on
+//! the number of threads. What decides between the two ways is the number of rows alone.
 
 mod pack;
 mod rows;
@@ -16,7 +15,7 @@ use crate::error::Error;
 use crate::host::Host;
 use crate::tensor::{DType, Element};
 use pack::{CopyInputs, CopyRows, TransposeRows};
-pub(crate) use rows::Store;
+pub(crate) use rows::{AddScaled, Store};
 use std::ops::Range;
 use stream::{Axpy, Dots};
 use tile::{Tiles, max_vectors};
@@ -25,6 +24,11 @@ use tile::{Tiles, max_vectors};
 const DEPTH: usize = 256;
 /// Most rows for which packing the weights costs more than it saves: where they lie along the inner index, and across it.
 const MAX_STREAMED: [usize; 2] = [tile::ROWS, 4];
+
+/// Whether all products of so many rows stream their weights: each is read once, whatever the number of columns.
+pub(crate) fn few(rows: usize) -> bool {
+    rows <= MAX_STREAMED[0].min(MAX_STREAMED[1])
+}
 
 /// A weight matrix, element (k, n), in place.
 #[derive(Debug, Clone, Copy)]
@@ -82,7 +86,7 @@ pub(crate) struct Gemm<'h> {
 }
 
 /// Distance of copied rows: an odd number of cache lines, so that they do not compete for the same places in a cache.
-fn pitch(k: usize) -> usize {
+pub(crate) fn pitch(k: usize) -> usize {
     ((padded(k) / MAX_LANES) | 1) * MAX_LANES
 }
 
@@ -92,14 +96,14 @@ fn depth(k: usize) -> usize {
 }
 
 impl<'h> Gemm<'h> {
-    /// For products of at most `rows` rows of elements of type `T`, of inner length `k` at most.
+    /// For products of at most `rows` rows of inner length `k` at most, of elements of type `A`.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`].
-    pub(crate) fn new<I: Isa, T: Element>(rows: usize, k: usize, host: &'h dyn Host) -> Result<Gemm<'h>, Error> {
+    pub(crate) fn new<I: Isa, A: Element>(rows: usize, k: usize, host: &'h dyn Host) -> Result<Gemm<'h>, Error> {
         let mut sections = Sections::default();
         let panel = sections.add(DEPTH.min(k), max_vectors::<I>() * I::LANES)?;
-        let copies = match T::DTYPE {
+        let copies = match A::DTYPE {
             DType::F32 => 0,
             _ => {
                 let blocks = rows.checked_mul(pitch(DEPTH.min(k)));
@@ -119,11 +123,11 @@ impl<'h> Gemm<'h> {
     /// # Safety
     /// The rows' inputs are valid for reading `k` elements, their outputs for writing and (if not `first`) reading
     /// [`padded`] `n` floats, and do not overlap; the weight has all elements named.
-    pub(crate) unsafe fn multiply<I: Isa, T: Element>(
+    pub(crate) unsafe fn multiply<I: Isa, A: Element, B: Element>(
         &mut self,
         isa: I,
-        rows: &[Row<T>],
-        weight: &Matrix<T>,
+        rows: &[Row<A>],
+        weight: &Matrix<B>,
         k: usize,
         n: Range<usize>,
         first: bool,
@@ -142,11 +146,11 @@ impl<'h> Gemm<'h> {
 
     /// # Safety
     /// As [`Gemm::multiply`].
-    unsafe fn stream<I: Isa, T: Element>(
+    unsafe fn stream<I: Isa, A: Element, B: Element>(
         &mut self,
         isa: I,
-        rows: &[Row<T>],
-        weight: &Matrix<T>,
+        rows: &[Row<A>],
+        weight: &Matrix<B>,
         k: usize,
         n: Range<usize>,
         first: bool,
@@ -171,11 +175,11 @@ impl<'h> Gemm<'h> {
 
     /// # Safety
     /// As [`Gemm::multiply`].
-    unsafe fn tiles<I: Isa, T: Element>(
+    unsafe fn tiles<I: Isa, A: Element, B: Element>(
         &mut self,
         isa: I,
-        rows: &[Row<T>],
-        weight: &Matrix<T>,
+        rows: &[Row<A>],
+        weight: &Matrix<B>,
         k: usize,
         n: Range<usize>,
         first: bool,
@@ -204,11 +208,11 @@ impl<'h> Gemm<'h> {
     ///
     /// # Safety
     /// As [`Gemm::multiply`].
-    unsafe fn load<I: Isa, T: Element>(&mut self, isa: I, rows: &[Row<T>], start: usize, k: usize) {
+    unsafe fn load<I: Isa, A: Element>(&mut self, isa: I, rows: &[Row<A>], start: usize, k: usize) {
         self.lines.clear();
-        if T::DTYPE == DType::F32 {
+        if A::DTYPE == DType::F32 {
             // SAFETY: the caller's contract.
-            let input = |row: &Row<T>| unsafe { row.input.add(start) };
+            let input = |row: &Row<A>| unsafe { row.input.add(start) };
             self.lines.extend(rows.iter().map(|row| Row { input: input(row).cast(), output: row.output }));
             return;
         }

@@ -7,11 +7,11 @@ mod combine;
 mod projection;
 
 use super::Work;
-use super::gemm::{Gemm, Row, padded};
-use super::isa::Isa;
+use super::gemm::{Gemm, Row, few, padded};
+use super::isa::{Isa, MAX_LANES};
 use super::memory::{Memory, Sections};
 use super::selection::Selection;
-use super::workers::{Shared, share};
+use super::workers::{Shared, share, span};
 use crate::error::Error;
 use crate::host::Host;
 use crate::schema::Attributes;
@@ -123,29 +123,20 @@ struct Cut {
 const CHUNK: usize = 384;
 /// Most columns of a span, unless one head has more.
 const SPAN: usize = 256;
+/// The same for chunks of few tokens.
+const FEW_SPAN: usize = 4096;
 /// A span is not cut below this but for chunks of few tokens: it fills a register tile on every instruction set.
 const NARROW: usize = 64;
-/// Items a worker should find, so that unequal ones even out.
-const ITEMS_PER_WORKER: usize = 8;
-
 impl Cut {
     fn new(tokens: usize, columns: usize, unit: usize, workers: usize) -> Cut {
         let chunks = tokens.div_ceil(CHUNK).max(1);
         let chunk = tokens.div_ceil(chunks).max(1);
-        // Few tokens stream the weights: there is no panel to fill.
-        let unit = if chunk <= 8 {
-            16
-        } else if unit <= 2 * NARROW {
-            unit
-        } else {
-            NARROW
+        let (unit, most) = match () {
+            _ if few(chunk) => (MAX_LANES, FEW_SPAN),
+            _ if unit <= 2 * NARROW => (unit, SPAN),
+            _ => (NARROW, SPAN),
         };
-        let units = columns.div_ceil(unit);
-        let wanted = match workers {
-            1 => 1,
-            _ => (workers * ITEMS_PER_WORKER).div_ceil(chunks),
-        };
-        let span = units.div_ceil(wanted).clamp(1, (SPAN / unit).max(1)) * unit;
+        let span = span(columns, unit, most, chunks, workers);
         Cut { chunk, span, spans: columns.div_ceil(span) }
     }
 }
@@ -170,7 +161,7 @@ impl<T: Element> Workspace<'_, T> {
 fn execute<I: Isa, T: Element, O: Linear>(call: &Call<'_, I, T>, host: &dyn Host) -> Result<Work, Error> {
     let p = call.problem;
     let columns = O::columns(p);
-    let cut = Cut::new(p.tokens, columns, O::unit(p), host.parallelism().max(1));
+    let cut = Cut::new(p.tokens, columns, O::unit(p), host.parallelism());
     let selection = Selection::new(call.gates, p.num_heads, cut.chunk)?;
     let make = || {
         let mut sections = Sections::default();

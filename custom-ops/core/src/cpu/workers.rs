@@ -25,6 +25,9 @@ pub(crate) fn share<M>(
     make: impl Fn() -> Result<M, Error> + Sync,
     work: impl Fn(&mut M, usize) -> u64 + Sync,
 ) -> Result<u64, Error> {
+    if items == 0 {
+        return Ok(0);
+    }
     let (next, macs, failure) = (AtomicUsize::new(0), AtomicU64::new(0), Mutex::new(None));
     let drain = || {
         let mut memory = None;
@@ -53,4 +56,16 @@ pub(crate) fn share<M>(
         Some(error) => Err(error),
         None => Ok(macs.into_inner()),
     }
+}
+
+/// Cuts `columns` into spans of equal width (but for the last), a multiple of `unit`, so that `others` times as many items
+/// as there are spans keep `workers` busy. `most` columns make a span, or one unit.
+pub(crate) fn span(columns: usize, unit: usize, most: usize, others: usize, workers: usize) -> usize {
+    /// Items a worker should find, so that unequal ones even out.
+    const ITEMS_PER_WORKER: usize = 8;
+    let wanted = match workers {
+        0 | 1 => 1,
+        _ => (workers * ITEMS_PER_WORKER).div_ceil(others.max(1)),
+    };
+    columns.div_ceil(unit).div_ceil(wanted).clamp(1, (most / unit).max(1)) * unit
 }

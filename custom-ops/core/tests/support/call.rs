@@ -18,7 +18,7 @@ impl Call {
         self.inputs.push((shape.to_vec(), Buffer::new(self.dtype, numbers)));
     }
 
-    /// Appends the gates.
+    /// Appends an input that is float32 in every type.
     pub(crate) fn gates(&mut self, shape: &[usize], numbers: &[f32]) {
         self.inputs.push((shape.to_vec(), Buffer::new(DType::F32, numbers)));
     }

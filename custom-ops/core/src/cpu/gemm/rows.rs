@@ -38,3 +38,36 @@ impl<T: Element> Job for Store<'_, T> {
         }
     }
 }
+
+/// Adds rows of `columns` sums, plus the bias, times a factor, to other rows of sums.
+///
+/// Contract of the constructor: the sums are valid for reading, their partners for reading and writing, whole vectors; the
+/// bias for reading `columns` elements.
+pub(crate) struct AddScaled<'a, T> {
+    pub(crate) rows: &'a [(*const f32, *mut f32, f32)],
+    pub(crate) columns: usize,
+    pub(crate) bias: Option<*const T>,
+}
+
+impl<T: Element> Job for AddScaled<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        for column in (0..self.columns).step_by(I::LANES) {
+            let n = (self.columns - column).min(I::LANES);
+            // SAFETY: the constructor's contract; column + n <= columns.
+            unsafe {
+                let mut bias = isa.splat(0.0);
+                if let Some(start) = self.bias {
+                    bias = isa.widen_part(start.add(column), n);
+                }
+                for &(sums, totals, factor) in self.rows {
+                    let (sums, totals) = (sums.add(column), totals.add(column));
+                    let sum = isa.add(isa.load(sums), bias);
+                    isa.store(totals, isa.fma(isa.splat(factor), sum, isa.load(totals)));
+                }
+            }
+        }
+    }
+}

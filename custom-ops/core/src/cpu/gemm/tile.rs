@@ -75,13 +75,6 @@ impl Tiles<'_> {
         }
         // SAFETY: the constructor's contract.
         unsafe {
-            if !self.first {
-                for g in 0..G {
-                    for v in 0..V {
-                        acc[g][v] = isa.load(rows[g].output.add(self.column + v * I::LANES));
-                    }
-                }
-            }
             let mut b = self.b;
             for i in 0..self.k {
                 let mut row = [isa.splat(0.0); V];
@@ -98,7 +91,9 @@ impl Tiles<'_> {
             }
             for g in 0..G {
                 for v in 0..V {
-                    isa.store(rows[g].output.add(self.column + v * I::LANES), acc[g][v]);
+                    let output = rows[g].output.add(self.column + v * I::LANES);
+                    let sum = if self.first { acc[g][v] } else { isa.add(isa.load(output), acc[g][v]) };
+                    isa.store(output, sum);
                 }
             }
         }

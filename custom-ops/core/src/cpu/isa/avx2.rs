@@ -62,6 +62,10 @@ impl Isa for Avx2 {
         simd!(_mm256_mul_ps(a, b))
     }
     #[inline(always)]
+    fn div(self, a: __m256, b: __m256) -> __m256 {
+        simd!(_mm256_div_ps(a, b))
+    }
+    #[inline(always)]
     fn fma(self, a: __m256, b: __m256, c: __m256) -> __m256 {
         simd!(_mm256_fmadd_ps(a, b, c))
     }

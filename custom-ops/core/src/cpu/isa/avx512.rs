@@ -67,6 +67,10 @@ impl Isa for Avx512 {
         simd!(_mm512_mul_ps(a, b))
     }
     #[inline(always)]
+    fn div(self, a: __m512, b: __m512) -> __m512 {
+        simd!(_mm512_div_ps(a, b))
+    }
+    #[inline(always)]
     fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 {
         simd!(_mm512_fmadd_ps(a, b, c))
     }

@@ -57,6 +57,10 @@ impl Isa for Neon {
         simd!(vmulq_f32(a, b))
     }
     #[inline(always)]
+    fn div(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        simd!(vdivq_f32(a, b))
+    }
+    #[inline(always)]
     fn fma(self, a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
         simd!(vfmaq_f32(c, a, b))
     }

@@ -58,6 +58,10 @@ impl Isa for Portable {
     fn mul(self, a: F32x4, b: F32x4) -> F32x4 {
         zip(a, b, |a, b| a * b)
     }
+    #[inline(always)]
+    fn div(self, a: F32x4, b: F32x4) -> F32x4 {
+        zip(a, b, |a, b| a / b)
+    }
     // Not mul_add: without the instruction it is a call of the C library.
     #[inline(always)]
     fn fma(self, a: F32x4, b: F32x4, c: F32x4) -> F32x4 {

@@ -82,6 +82,8 @@ impl Job for Comparisons {
         assert_eq!(one(isa.keep_less(two, zero, nan)), f32::NEG_INFINITY);
         assert_eq!(one(isa.fma(two, isa.splat(3.0), isa.splat(0.5))), 6.5);
         assert_eq!(one(isa.sub(two, isa.splat(3.0))), -1.0);
+        assert_eq!(one(isa.div(two, isa.splat(3.0))), 2.0 / 3.0);
+        assert_eq!(one(isa.div(two, inf)), 0.0);
         let expected: f32 = (0..I::LANES).map(|i| i as f32 + 0.5).sum();
         assert_eq!(isa.sum(vector(isa, |i| i as f32 + 0.5)), expected);
     }

@@ -1,0 +1,411 @@
+//! RoutedMLP: every CPU kernel that this processor supports, against the f64 reference.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+#[path = "support/call.rs"]
+mod call;
+#[path = "support/data.rs"]
+mod data;
+
+use call::Call;
+use data::{Accounts, Buffer, Random, kernels_of};
+use moh_kernels::schema::{ROUTED_MLP, Value};
+use moh_kernels::shape::routed_mlp::Activation;
+use moh_kernels::{Attributes, DType, Error, Threads};
+use proptest::prelude::*;
+use std::sync::atomic::Ordering;
+
+/// Which experts the tokens use.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Gates {
+    Off,
+    On,
+    /// Each with this probability.
+    Random(f64),
+    /// The first so many and no others.
+    First(usize),
+    /// Exactly so many a token.
+    TopK(usize),
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    batch: usize,
+    q_len: usize,
+    experts: usize,
+    width: usize,
+    hidden: usize,
+    out_width: usize,
+    activation: Activation,
+    bias: bool,
+    dtype: DType,
+    gates: Gates,
+    seed: u64,
+}
+
+const CASE: Case = Case {
+    batch: 1,
+    q_len: 1,
+    experts: 3,
+    width: 16,
+    hidden: 16,
+    out_width: 16,
+    activation: Activation::Gelu,
+    bias: true,
+    dtype: DType::F32,
+    gates: Gates::Random(0.6),
+    seed: 1,
+};
+
+impl Case {
+    fn tokens(&self) -> usize {
+        self.batch * self.q_len
+    }
+
+    fn draw_gates(&self) -> Vec<f32> {
+        let mut random = Random(self.seed ^ 0x6a7e);
+        let mut gates = Vec::new();
+        for _ in 0..self.tokens() {
+            let mut order: Vec<(u64, usize)> = (0..self.experts).map(|expert| (random.bits(), expert)).collect();
+            order.sort_unstable();
+            for expert in 0..self.experts {
+                let on = match self.gates {
+                    Gates::Off => false,
+                    Gates::On => true,
+                    Gates::Random(p) => random.unit() < p,
+                    Gates::First(n) => expert < n,
+                    Gates::TopK(n) => order.iter().take(n).any(|&(_, chosen)| chosen == expert),
+                };
+                let sign = if random.bits() & 1 == 0 { 1.0 } else { -1.0 };
+                gates.push(sign * if on { 0.1 + random.unit() as f32 } else { 0.0 });
+            }
+        }
+        gates
+    }
+
+    /// Random numbers of a size that gives activations and outputs near 1; NaN in all that no selected expert needs.
+    fn call(&self) -> Call {
+        let mut random = Random(self.seed);
+        let gates = self.draw_gates();
+        let columns = self.hidden * self.activation.columns();
+        let used = |expert: usize| (0..self.tokens()).any(|token| gates[token * self.experts + expert] != 0.0);
+        let mut per_expert = |n: usize, scale: f32| -> Vec<f32> {
+            let mut numbers = Vec::new();
+            for expert in 0..self.experts {
+                let used = used(expert);
+                numbers.extend((0..n).map(|_| if used { random.signed() * scale } else { f32::NAN }));
+            }
+            numbers
+        };
+        let fc1 = per_expert(self.width * columns, 3.0 / (self.width as f32).sqrt());
+        let fc2 = per_expert(self.hidden * self.out_width, 2.0 / (self.hidden as f32).sqrt());
+        let (fc1_bias, fc2_bias) = (per_expert(columns, 1.0), per_expert(self.out_width, 1.0));
+        let mut x = Vec::new();
+        for gates in gates.chunks(self.experts) {
+            let any = gates.iter().any(|&gate| gate != 0.0);
+            x.extend((0..self.width).map(|_| if any { random.signed() } else { f32::NAN }));
+        }
+        let mut call = Call { attributes: self.attributes(), dtype: self.dtype, inputs: Vec::new() };
+        call.input(&[self.batch, self.q_len, self.width], &x);
+        call.input(&[self.experts, self.width, columns], &fc1);
+        call.input(&[self.experts, self.hidden, self.out_width], &fc2);
+        call.gates(&[self.batch, self.q_len, self.experts], &gates);
+        if self.bias {
+            call.input(&[self.experts, columns], &fc1_bias);
+            call.input(&[self.experts, self.out_width], &fc2_bias);
+        }
+        call
+    }
+
+    fn attributes(&self) -> Attributes {
+        let activation = Activation::ALL.iter().position(|&a| a == self.activation).unwrap();
+        attributes(self.experts as i64, activation as i64)
+    }
+
+    /// Runs all kernels; gives their work.
+    fn check(&self, threads: &[usize]) -> Vec<u64> {
+        let gates = self.draw_gates();
+        let unused =
+            |i: usize| gates[i / self.out_width * self.experts..][..self.experts].iter().all(|&gate| gate == 0.0);
+        println!("{self:?}");
+        self.call().check(threads, unused).iter().map(|work| work.macs).collect()
+    }
+}
+
+fn attributes(experts: i64, activation: i64) -> Attributes {
+    let value = |name: &str| if name == "num_experts" { experts } else { activation };
+    Attributes::read(&ROUTED_MLP, |def| Some(Value::Int(value(def.name)))).unwrap()
+}
+
+fn gates() -> impl Strategy<Value = Gates> {
+    prop_oneof![
+        1 => Just(Gates::Off),
+        1 => Just(Gates::On),
+        3 => (0.02..0.98).prop_map(Gates::Random),
+        1 => (0usize..6).prop_map(Gates::First),
+        3 => (0usize..6).prop_map(Gates::TopK),
+    ]
+}
+
+fn dims() -> impl Strategy<Value = usize> {
+    prop_oneof![3 => 1usize..40, 1 => prop::sample::select(vec![48, 64, 65, 96, 128, 257, 300])]
+}
+
+prop_compose! {
+    fn cases()(
+        batch in prop_oneof![1 => Just(0usize), 6 => Just(1), 3 => 2usize..4],
+        q_len in prop_oneof![4 => 0usize..20, 2 => 20usize..120],
+        experts in 1usize..7,
+        dims in (dims(), dims(), dims()),
+        activation in prop::sample::select(Activation::ALL.to_vec()),
+        bias in any::<bool>(),
+        dtype in prop_oneof![3 => Just(DType::F32), 1 => Just(DType::F16), 1 => Just(DType::BF16)],
+        gates in gates(),
+        seed in any::<u64>(),
+    ) -> Case {
+        let (width, hidden, out_width) = dims;
+        Case { batch, q_len, experts, width, hidden, out_width, activation, bias, dtype, gates, seed }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn kernels_agree_with_the_reference(case in cases()) {
+        case.check(&[1, 2, 3]);
+    }
+}
+
+#[test]
+fn every_number_of_rows_and_activation() {
+    for q_len in (1..=15).chain([48, 383, 385, 800]) {
+        for activation in Activation::ALL {
+            for dtype in DType::ALL {
+                Case { q_len, activation, dtype, experts: 2, width: 7, hidden: 9, out_width: 5, ..CASE }.check(&[1, 3]);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_width() {
+    for size in (1..=70).chain([127, 128, 129, 255, 256, 257, 320, 511, 513, 1030]) {
+        for q_len in [1, 3, 9] {
+            for activation in [Activation::Silu, Activation::SwiGlu] {
+                let case = Case { q_len, experts: 2, width: 5, hidden: 6, out_width: 7, activation, ..CASE };
+                Case { width: size, ..case }.check(&[2]);
+                Case { hidden: size, ..case }.check(&[2]);
+                Case { out_width: size, ..case }.check(&[2]);
+            }
+        }
+    }
+}
+
+/// More hidden activations than fit a tile: 4.2 million, and more tokens than a tile takes.
+#[test]
+fn tokens_are_cut_into_tiles() {
+    let wide = Case { q_len: 300, width: 2, hidden: 16384, out_width: 3, gates: Gates::On, bias: false, ..CASE };
+    wide.check(&[1, 3]);
+    Case { q_len: 9000, width: 2, hidden: 3, out_width: 3, ..CASE }.check(&[1, 3]);
+}
+
+#[test]
+fn empty_batches_and_sequences_give_nothing() {
+    for (batch, q_len) in [(0, 3), (3, 0), (0, 0)] {
+        assert!(Case { batch, q_len, ..CASE }.check(&[1, 2]).iter().all(|&macs| macs == 0));
+    }
+}
+
+/// A large gate, a small one, and sums that cancel: the gate is applied to the sum, in float32.
+#[test]
+fn gates_of_any_size_are_factors_of_the_whole() {
+    for q_len in [1, 30] {
+        for factor in [1e30, 1e-30, -3.0] {
+            let mut call = Case { q_len, experts: 1, gates: Gates::On, ..CASE }.call();
+            call.inputs[3].1 = Buffer::F32(vec![factor; q_len]);
+            let expected = call.expected();
+            for kernel in kernels_of(&ROUTED_MLP) {
+                let found = call.run(kernel, expected.len(), &Threads::new(1)).unwrap().0;
+                for (found, expected) in found.iter().zip(&expected) {
+                    assert!(
+                        (found - expected).abs() <= 4e-6 * f64::from(factor.abs()),
+                        "{kernel:?}: {expected}, found {found}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_nan_reaches_exactly_what_uses_it() {
+    for q_len in [1, 4, 40] {
+        let case = Case { q_len, gates: Gates::TopK(2), activation: Activation::Silu, ..CASE };
+        for input in [0, 1, 2, 4, 5] {
+            let mut call = case.call();
+            let Buffer::F32(numbers) = &mut call.inputs[input].1 else { panic!("not f32") };
+            let Some(target) = numbers.iter_mut().rev().find(|x| x.is_finite()) else { panic!("nothing is used") };
+            *target = f32::NAN;
+            let classes = |x: &[f64]| x.iter().map(|x| x.is_finite()).collect::<Vec<_>>();
+            let expected = call.expected();
+            assert!(expected.iter().any(|x| !x.is_finite()), "the case must poison something");
+            for kernel in kernels_of(&ROUTED_MLP) {
+                let found = call.run(kernel, expected.len(), &Threads::new(2)).unwrap().0;
+                assert_eq!(classes(&found), classes(&expected), "{kernel:?} {case:?} input {input}");
+            }
+        }
+    }
+}
+
+#[test]
+fn work_follows_the_gates() {
+    for q_len in [1, 4, 33] {
+        for top_k in [0, 1, 2, 6] {
+            for activation in [Activation::Relu, Activation::SwiGlu] {
+                let case = Case { q_len, experts: 6, width: 40, hidden: 24, out_width: 20, activation, ..CASE };
+                let case = Case { gates: Gates::TopK(top_k), ..case };
+                let least = q_len * top_k * 24 * (40 * activation.columns() + 20);
+                let most = q_len * top_k * (40 * 32 * activation.columns() + 24 * 32);
+                for macs in case.check(&[2]) {
+                    assert!((least..=most).contains(&(macs as usize)), "{case:?}: {macs} not in {least}..={most}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn work_of_whole_tiles_is_exact() {
+    for q_len in [1, 5, 60] {
+        let case = Case { q_len, width: 40, hidden: 128, out_width: 64, gates: Gates::TopK(2), ..CASE };
+        for macs in case.check(&[1, 2]) {
+            assert_eq!(macs as usize, q_len * 2 * 128 * (40 + 64), "{case:?}");
+        }
+    }
+}
+
+#[test]
+fn experts_that_nobody_uses_cost_nothing() {
+    for q_len in [1, 7, 70] {
+        let case = Case { q_len, experts: 8, width: 64, hidden: 64, out_width: 64, gates: Gates::First(8), ..CASE };
+        let few = case.check(&[2]);
+        assert_eq!(few, Case { experts: 64, ..case }.check(&[2]), "{case:?}");
+        assert!(few.iter().all(|&macs| macs > 0));
+    }
+}
+
+/// The hidden activations of all tokens would be 64 MiB; those of a tile are 16 MiB.
+#[test]
+fn memory_is_bounded_and_given_back() {
+    let case = Case { q_len: 8192, experts: 1, width: 4, hidden: 2048, out_width: 4, gates: Gates::On, ..CASE };
+    let call = case.call();
+    for kernel in kernels_of(&ROUTED_MLP) {
+        let host = Accounts::new(20 << 20);
+        call.run(kernel, 8192 * 4, &host).unwrap();
+        assert_eq!(host.outstanding.load(Ordering::SeqCst), 0, "{kernel:?}");
+        assert!(host.peak.load(Ordering::SeqCst) > 0, "{kernel:?} must use the host's memory");
+    }
+}
+
+#[test]
+fn a_host_without_memory_is_an_error() {
+    let call = Case { q_len: 40, experts: 4, width: 64, hidden: 64, out_width: 64, ..CASE }.call();
+    for kernel in kernels_of(&ROUTED_MLP) {
+        for limit in [0, 4000, 40000] {
+            let host = Accounts::new(limit);
+            let error = call.run(kernel, 40 * 64, &host).err();
+            assert!(matches!(error, Some(Error::OutOfMemory { .. })), "{kernel:?} {limit}: {error:?}");
+            assert_eq!(host.outstanding.load(Ordering::SeqCst), 0, "{kernel:?}");
+        }
+    }
+}
+
+fn error(case: Case, change: impl FnOnce(&mut Call)) -> Error {
+    let mut call = case.call();
+    change(&mut call);
+    let kernel = kernels_of(&ROUTED_MLP).next().unwrap();
+    call.run(kernel, case.tokens() * case.out_width, &Threads::new(1)).unwrap_err()
+}
+
+#[test]
+fn attributes_out_of_range_are_refused() {
+    for (name, experts, activation) in [
+        ("num_experts", 0, 0),
+        ("num_experts", -1, 0),
+        ("num_experts", i64::MAX, 0),
+        ("activation", 3, 5),
+        ("activation", 3, -1),
+    ] {
+        match error(CASE, |call| call.attributes = attributes(experts, activation)) {
+            Error::Attribute { attribute, .. } => assert_eq!(attribute, name),
+            other => panic!("{name}: {other}"),
+        }
+    }
+    for missing in ["num_experts", "activation"] {
+        let read = Attributes::read(&ROUTED_MLP, |def| (def.name != missing).then_some(Value::Int(1)));
+        assert!(matches!(read, Err(Error::Attribute { attribute, .. }) if attribute == missing), "{missing}");
+    }
+}
+
+#[test]
+fn shapes_that_do_not_fit_are_refused_by_name() {
+    let case = Case { batch: 2, q_len: 3, width: 5, hidden: 4, out_width: 6, activation: Activation::SwiGlu, ..CASE };
+    let cases: [(usize, &[usize]); 22] = [
+        (0, &[2, 3]),
+        (0, &[2, 3, 0]),
+        (0, &[2, 3, 5, 1]),
+        (1, &[3, 5]),
+        (1, &[2, 5, 8]),
+        (1, &[3, 4, 8]),
+        (1, &[3, 5, 7]),
+        (1, &[3, 5, 0]),
+        (2, &[2, 4, 6]),
+        (2, &[3, 5, 6]),
+        (2, &[3, 4, 0]),
+        (2, &[3, 4]),
+        (3, &[2, 3, 2]),
+        (3, &[2, 2, 3]),
+        (3, &[1, 3, 3]),
+        (3, &[6, 3]),
+        (4, &[3, 4]),
+        (4, &[2, 8]),
+        (4, &[8]),
+        (5, &[3, 5]),
+        (5, &[2, 6]),
+        (5, &[3, 6, 1]),
+    ];
+    for (i, shape) in cases {
+        match error(case, |call| call.inputs[i].0 = shape.to_vec()) {
+            Error::Shape { input, .. } => assert_eq!(input, ROUTED_MLP.inputs[i].name, "{shape:?}"),
+            other => panic!("{i} {shape:?}: {other}"),
+        }
+    }
+}
+
+#[test]
+fn numbers_types_and_lengths_are_checked() {
+    for (n, found) in [(0, 0), (3, 3), (5, 5)] {
+        let error = error(CASE, |call| call.inputs.truncate(n));
+        assert!(matches!(error, Error::InputCount { found: f, .. } if f == found), "{error}");
+    }
+    for i in 0..6 {
+        let name = |i: usize| ROUTED_MLP.inputs[i].name;
+        let half = |call: &mut Call| {
+            let numbers = vec![0.5; call.inputs[i].0.iter().product()];
+            call.inputs[i].1 = Buffer::new(DType::F16, &numbers);
+        };
+        let found = error(CASE, half);
+        // Where x is the odd one, the first matrix differs from it.
+        let expected = name(if i == 0 { 1 } else { i });
+        assert!(matches!(found, Error::Type { input, .. } if input == expected), "{found}");
+        let short = |call: &mut Call| {
+            let numbers = vec![0.5; call.inputs[i].0.iter().product::<usize>() - 1];
+            call.inputs[i].1 = Buffer::new(DType::F32, &numbers);
+        };
+        let found = error(CASE, short);
+        assert!(matches!(found, Error::Length { tensor, .. } if tensor == name(i)), "{found}");
+    }
+    let found = CASE.call().run(kernels_of(&ROUTED_MLP).next().unwrap(), 1, &Threads::new(1)).unwrap_err();
+    assert!(matches!(found, Error::Length { tensor: "output", found: 1, .. }), "{found}");
+}
