@@ -1,5 +1,6 @@
 //! CPU kernels, and the one way in: validate, choose, run.
 
+mod aggregated_attention;
 mod gemm;
 mod isa;
 mod memory;
@@ -11,7 +12,9 @@ mod workers;
 
 use crate::error::Error;
 use crate::host::Host;
-use crate::schema::{Attributes, Operator, ROUTED_ATTENTION, ROUTED_COMBINE, ROUTED_MLP, ROUTED_PROJECTION};
+use crate::schema::{
+    Attributes, Operator, ROUTED_AGGREGATED_ATTENTION, ROUTED_ATTENTION, ROUTED_COMBINE, ROUTED_MLP, ROUTED_PROJECTION,
+};
 use crate::tensor::{DataMut, Tensor};
 use isa::Isa;
 
@@ -60,6 +63,7 @@ pub static KERNELS: &[Kernel] = kernels! {
     ROUTED_PROJECTION: routed_linear::project,
     ROUTED_COMBINE: routed_linear::combine,
     ROUTED_MLP: routed_mlp::run,
+    ROUTED_AGGREGATED_ATTENTION: aggregated_attention::run,
 };
 
 const fn kernel<I: Isa>(operator: &'static Operator, isa: &'static str, run: Run) -> Kernel {

@@ -1,0 +1,197 @@
+//! RoutedAggregatedAttention on a CPU.
+//!
+//! Grids are cut into bands of rows; an item of work is a band and a head. Its keys, normalised, and values are copied with
+//! a border of zeros, so that every window lies alike (`workspace`). The selected queries go through tiles of vector lanes:
+//! pooled tokens by a register-blocked product, windows by dot products of rows (`scores`), both under one softmax
+//! (`weights`), and back to rows (`output`).
+
+mod output;
+mod scores;
+mod tile;
+mod unit;
+mod weights;
+mod workspace;
+
+use super::Work;
+use super::isa::Isa;
+use super::selection::Selection;
+use super::workers::{Shared, share};
+use crate::error::Error;
+use crate::host::Host;
+use crate::schema::{Attributes, ROUTED_AGGREGATED_ATTENTION};
+use crate::shape::aggregated_attention::Problem;
+use crate::tensor::{Data, DataMut, Element, Tensor};
+use std::ops::Range;
+use workspace::Workspace;
+
+/// The tensors. Lengths are those that the validator requires of `problem`.
+struct Call<'a, I, T> {
+    isa: I,
+    problem: &'a Problem,
+    query: &'a [T],
+    key: &'a [T],
+    value: &'a [T],
+    pooled_key: &'a [T],
+    pooled_value: &'a [T],
+    gates: &'a [f32],
+    query_embedding: &'a [T],
+    query_scale: &'a [f32],
+    local_bias: &'a [T],
+    pooled_bias: &'a [T],
+    learnable_tokens: &'a [T],
+    learnable_bias: &'a [T],
+    output: Shared<T>,
+}
+
+/// A head of an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Head {
+    batch: usize,
+    index: usize,
+}
+
+impl<I, T: Element> Call<'_, I, T> {
+    /// The number of a (token, head) pair among those of sequences of `len` tokens.
+    fn block(&self, head: Head, len: usize, token: usize) -> usize {
+        (head.batch * len + token) * self.problem.num_heads + head.index
+    }
+
+    /// The head's elements of token `token` of `tensor`, whose sequences are `len` long; at least `head_dim`.
+    fn row<'a>(&self, tensor: &'a [T], head: Head, len: usize, token: usize) -> &'a [T] {
+        let (start, dim) = (self.block(head, len, token), self.problem.head_dim);
+        &tensor[start * dim..]
+    }
+
+    /// The output of a token: `head_dim` elements.
+    fn output(&self, head: Head, token: usize) -> *mut T {
+        let p = self.problem;
+        // SAFETY: the output holds head_dim elements for every (token, head) pair.
+        unsafe { self.output.0.add(self.block(head, p.tokens(), token) * p.head_dim) }
+    }
+}
+
+/// See [`super::Kernel`].
+pub(super) fn run<I: Isa>(
+    attributes: &Attributes,
+    inputs: &[Option<Tensor<'_>>],
+    output: DataMut<'_>,
+    host: &dyn Host,
+) -> Result<Work, Error> {
+    let shapes: Vec<Option<&[usize]>> = inputs.iter().map(|t| t.map(|t| t.shape)).collect();
+    let problem = &Problem::new(attributes, &shapes)?;
+    let data = |i: usize| inputs.get(i).copied().flatten().map(|t| t.data);
+    let missing = || Error::InputCount {
+        operator: ROUTED_AGGREGATED_ATTENTION.name,
+        expected: "validated".to_owned(),
+        found: inputs.iter().flatten().count(),
+    };
+    let (Some(isa), Some(Data::F32(gates)), Some(Data::F32(query_scale))) = (I::detect(), data(5), data(7)) else {
+        return Err(missing());
+    };
+    macro_rules! typed {
+        ($variant:ident, $output:expr) => {{
+            let typed = |i: usize| match data(i) {
+                Some(Data::$variant(data)) => Ok(data),
+                _ => Err(missing()),
+            };
+            let call = Call {
+                isa,
+                problem,
+                query: typed(0)?,
+                key: typed(1)?,
+                value: typed(2)?,
+                pooled_key: typed(3)?,
+                pooled_value: typed(4)?,
+                gates,
+                query_embedding: typed(6)?,
+                query_scale,
+                local_bias: typed(8)?,
+                pooled_bias: typed(9)?,
+                learnable_tokens: typed(10)?,
+                learnable_bias: typed(11)?,
+                output: Shared($output.as_mut_ptr()),
+            };
+            execute(&call, host)
+        }};
+    }
+    match output {
+        DataMut::F32(output) => typed!(F32, output),
+        DataMut::F16(output) => typed!(F16, output),
+        DataMut::BF16(output) => typed!(BF16, output),
+    }
+}
+
+fn execute<I: Isa, T: Element>(call: &Call<'_, I, T>, host: &dyn Host) -> Result<Work, Error> {
+    let p = call.problem;
+    if u32::try_from(p.tokens()).is_err() {
+        return Err(Error::Shape {
+            operator: ROUTED_AGGREGATED_ATTENTION.name,
+            input: "head_gates",
+            expected: "fewer than 2^32 tokens".to_owned(),
+            found: format!("({}, {}, {})", p.batch, p.tokens(), p.num_heads),
+        });
+    }
+    let selection = Selection::new(call.gates, p.num_heads, p.tokens())?;
+    let rows = band_rows::<I>(p, host.parallelism().max(1));
+    let bands = p.height.div_ceil(rows);
+    let work = |workspace: &mut Workspace<'_>, item: usize| {
+        let (head, band) = (item / bands, item % bands);
+        let head = Head { batch: head / p.num_heads, index: head % p.num_heads };
+        let band = band * rows..((band + 1) * rows).min(p.height);
+        attend(call, selection.tokens(head.batch, head.index), head, band, workspace)
+    };
+    let make = || Workspace::new::<I>(p, rows, host);
+    Ok(Work { macs: share(host, p.batch * p.num_heads * bands, make, work)? })
+}
+
+/// Rows of the grid in a band.
+fn band_rows<I: Isa>(p: &Problem, workers: usize) -> usize {
+    /// Floats of keys and values that a worker holds: they stay in the second-level cache.
+    const FLOATS: usize = 48 << 10;
+    /// Items a worker should find, so that unequal ones even out.
+    const ITEMS_PER_WORKER: usize = 4;
+    let reach = p.window / 2;
+    let row = (p.width + reach).saturating_mul(workspace::pitch::<I>(p.head_dim)).saturating_mul(2);
+    let fit = (FLOATS / row).saturating_sub(2 * reach);
+    let wanted = match workers {
+        1 => p.height,
+        _ => (p.height * p.batch * p.num_heads).div_ceil(workers * ITEMS_PER_WORKER),
+    };
+    // A band lower than its border would copy most keys twice or more.
+    let rows = fit.min(wanted).max(reach).clamp(1, p.height);
+    p.height.div_ceil(p.height.div_ceil(rows))
+}
+
+/// Computes the outputs of one head for the tokens of a band, of which `selected` are those in use, in the whole grid. The
+/// result is the number of multiply-accumulate operations.
+fn attend<I: Isa, T: Element>(
+    call: &Call<'_, I, T>,
+    selected: &[u32],
+    head: Head,
+    band: Range<usize>,
+    workspace: &mut Workspace<'_>,
+) -> u64 {
+    let p = call.problem;
+    let tokens = band.start * p.width..band.end * p.width;
+    let before = |end: usize| selected.partition_point(|&token| (token as usize) < end);
+    let selected = &selected[before(tokens.start)..before(tokens.end)];
+    clear(call, head, tokens, selected);
+    if selected.is_empty() {
+        return 0;
+    }
+    workspace.load_head(call, head);
+    workspace.load_band(call, head, band.start, selected);
+    selected.chunks(I::LANES * I::TILE).map(|rows| tile::attend(call, head, band.start, rows, workspace)).sum()
+}
+
+/// Writes 0 to the outputs of the tokens that are not selected.
+fn clear<I, T: Element>(call: &Call<'_, I, T>, head: Head, tokens: Range<usize>, selected: &[u32]) {
+    let mut selected = selected.iter().copied().peekable();
+    for token in tokens {
+        if selected.next_if_eq(&(token as u32)).is_none() {
+            // SAFETY: the output is head_dim elements long, and this item's own.
+            let output = unsafe { std::slice::from_raw_parts_mut(call.output(head, token), call.problem.head_dim) };
+            output.fill(T::from_f32(0.0));
+        }
+    }
+}
