@@ -1,8 +1,12 @@
 //! Command line of moh-export.
 
+use clap::builder::PossibleValuesParser;
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};
-use moh_export::{AttentionStyle, DEFAULT_OPSET, ElementType, Options};
-use std::path::PathBuf;
+use moh_export::{AttentionStyle, DEFAULT_OPSET, ElementType, Options, Part};
+use moh_models::Checkpoint;
+use moh_models::families;
+use moh_models::presets::{self, Source};
+use std::path::{Path, PathBuf};
 
 /// Export a Mixture-of-Head checkpoint to ONNX.
 ///
@@ -26,6 +30,30 @@ pub(crate) enum Command {
     Random(RandomArgs),
 }
 
+/// Where a checkpoint's configuration and weights are.
+#[derive(Debug, clap::Args)]
+pub(crate) struct SourceArgs {
+    /// Another configuration than the config.json beside the weights.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+
+    /// The configuration of a published model [default without config.json: the one that the tensors fit].
+    #[arg(long, value_name = "NAME", conflicts_with = "config", value_parser = PossibleValuesParser::new(presets::NAMES))]
+    pub(crate) preset: Option<String>,
+
+    /// Key of the weights in a .pth, .pt or .bin file that holds several [default: a DiT's `ema`].
+    #[arg(long, value_name = "KEY")]
+    pub(crate) weights_key: Option<String>,
+}
+
+impl SourceArgs {
+    /// Opens the checkpoint.
+    pub(crate) fn open(&self, checkpoint: &Path) -> Result<Checkpoint, moh_models::Error> {
+        let source = Source::new(self.config.as_deref(), self.preset.as_deref());
+        presets::open(checkpoint, source, self.weights_key.as_deref())
+    }
+}
+
 /// Arguments of `inspect`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct InspectArgs {
@@ -34,9 +62,8 @@ pub(crate) struct InspectArgs {
     /// Model family [default: the config's key `family`].
     #[arg(long)]
     pub(crate) family: Option<String>,
-    /// Another configuration than the config.json beside the weights.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) config: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) source: SourceArgs,
     /// New tokens of a sequence [default: 512, or as many as the model takes].
     #[arg(long, value_name = "N")]
     pub(crate) tokens: Option<usize>,
@@ -73,7 +100,7 @@ pub(crate) struct RandomArgs {
 /// Arguments of an export.
 #[derive(Debug, clap::Args)]
 struct ExportArgs {
-    /// A .safetensors file with config.json beside it, a .safetensors.index.json, or a folder with one of them.
+    /// A .safetensors, .pth, .pt or .bin file with config.json beside it, an .index.json, or a folder with one of them.
     #[arg(required = true)]
     checkpoint: Option<PathBuf>,
 
@@ -81,13 +108,15 @@ struct ExportArgs {
     #[arg(short, long, value_name = "MODEL.onnx", required = true)]
     output: Option<PathBuf>,
 
-    /// Model family: moh-dit, dit, moh-llama or llama [default: the config's key `family`].
-    #[arg(long)]
+    #[arg(long, help = format!("Model family: {} [default: the config's key `family`]", families::NAMES.join(", ")))]
     family: Option<String>,
 
-    /// Another configuration than the config.json beside the weights.
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
+    #[command(flatten)]
+    source: SourceArgs,
+
+    /// Part of an encoder-decoder model, each a model of its own [default: the config's key `part`].
+    #[arg(long, value_enum)]
+    part: Option<PartName>,
 
     /// Element type of weights and activations [default: the checkpoint's; f16 for bf16].
     #[arg(long, value_enum)]
@@ -133,6 +162,12 @@ pub(crate) enum Dtype {
     Bf16,
 }
 
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum PartName {
+    Encoder,
+    Decoder,
+}
+
 impl Dtype {
     /// The file's element type.
     pub(crate) fn element_type(self) -> ElementType {
@@ -158,7 +193,13 @@ impl Args {
         let args = self.export;
         let options = Options {
             family: args.family,
-            config: args.config,
+            config: args.source.config,
+            preset: args.source.preset,
+            weights_key: args.source.weights_key,
+            part: args.part.map(|part| match part {
+                PartName::Encoder => Part::Encoder,
+                PartName::Decoder => Part::Decoder,
+            }),
             dtype: args.dtype.map(Dtype::element_type),
             attention: args.attention,
             opset: args.opset,

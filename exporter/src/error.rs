@@ -56,6 +56,12 @@ pub enum Error {
         /// The type.
         ty: crate::graph::ElementType,
     },
+    /// A part of a model that has none.
+    #[error("--part: the family {family} has no encoder and decoder to choose from")]
+    Part {
+        /// The family.
+        family: String,
+    },
     /// An operator-set or IR version that exported models can't have.
     #[error("--{option}: expected {expected}, found {found}")]
     Version {

@@ -23,6 +23,8 @@ pub use passes::AttentionStyle;
 pub use report::Report;
 
 use encode::{Plan, encode};
+pub use moh_models::families::moa::Part;
+use moh_models::presets::{self, Source};
 use moh_models::{Checkpoint, Model, WeightType};
 use passes::Gates;
 use record::record;
@@ -36,6 +38,12 @@ pub struct Options {
     pub family: Option<String>,
     /// Another configuration file than the checkpoint's config.json.
     pub config: Option<PathBuf>,
+    /// The published model whose configuration is used, in the place of any file: one of [`moh_models::presets::NAMES`].
+    pub preset: Option<String>,
+    /// Key of the weights in a file of torch.save that holds several state dicts.
+    pub weights_key: Option<String>,
+    /// The part of an encoder-decoder; `None`: as the configuration says.
+    pub part: Option<Part>,
     /// Element type; `None`: the checkpoint's, but f16 for bf16.
     pub dtype: Option<ElementType>,
     /// How routed attention is written.
@@ -57,6 +65,9 @@ impl Default for Options {
         Options {
             family: None,
             config: None,
+            preset: None,
+            weights_key: None,
+            part: None,
             dtype: None,
             attention: AttentionStyle::Routed,
             opset: DEFAULT_OPSET,
@@ -108,6 +119,7 @@ fn choose_dtype(checkpoint: &Checkpoint, options: &Options) -> (ElementType, Opt
                 "bf16 weights are written as f16, because no CPU runtime multiplies bf16; --dtype bf16 keeps them";
             (ElementType::F16, Some(note.to_owned()))
         }
+        (None, WeightType::F64) => (ElementType::F32, Some("f64 weights are written as f32".to_owned())),
         (None, _) => (ElementType::F32, None),
     }
 }
@@ -137,11 +149,18 @@ fn check_output(output: &Path, checkpoint: &Checkpoint, options: &Options) -> Re
 pub fn export(path: &Path, output: &Path, options: &Options) -> Result<Report, Error> {
     let started = std::time::Instant::now();
     let ir_version = check_versions(options)?;
-    let checkpoint = Checkpoint::open(path, options.config.as_deref())?;
+    let source = Source::new(options.config.as_deref(), options.preset.as_deref());
+    let mut checkpoint = presets::open(path, source, options.weights_key.as_deref())?;
+    if let Some(part) = options.part {
+        checkpoint.configure("part", part.name());
+    }
     let model = Model::load(&checkpoint, options.family.as_deref())?;
+    if options.part.is_some() && model.family() != "moa" {
+        return Err(Error::Part { family: model.family().to_owned() });
+    }
     check_output(output, &checkpoint, options)?;
     let target = output.parent().unwrap_or(Path::new(""));
-    let sides = write::side_files(checkpoint.folder(), checkpoint.config().path(), target, options.force)?;
+    let sides = write::side_files(&checkpoint, target, options.force)?;
 
     let (dtype, note) = choose_dtype(&checkpoint, options);
     let recorded = record(&model, record::Options { dtype, opset: options.opset, ir_version })?;
@@ -154,15 +173,15 @@ pub fn export(path: &Path, output: &Path, options: &Options) -> Result<Report, E
     let staging = Staging::new(output)?;
     write::write_file(&staging.model(), &encode(&graph, &plan, &data_name)?)?;
     write::write_data(&graph, &plan, &staging.path(&data_name))?;
-    for (name, source) in &sides {
-        std::fs::copy(source, staging.path(name)).map_err(Error::io(source))?;
+    for (name, side) in &sides {
+        side.write(&staging.path(name))?;
     }
     let verification = match options.verify.unwrap_or(model.parameters() <= VERIFY_PARAMETERS) {
         true => verify::Subject { model: &model, recorded: &recorded, plan: &plan, dtype, style: options.attention }
             .verify(&staging)?,
         false => verify::Verification::Skipped("not asked for".to_owned()),
     };
-    let names: Vec<String> = sides.into_iter().map(|(name, _)| name).collect();
+    let names: Vec<String> = sides.iter().map(|(name, _)| (*name).to_owned()).collect();
     let files = staging.commit(&names)?;
-    Report::new(&model, dtype, note, files, verification, started.elapsed())
+    Report::new(&checkpoint, &model, dtype, note, files, verification, started.elapsed())
 }

@@ -8,7 +8,7 @@ use anyhow::Result;
 use args::{Command, InspectArgs, RandomArgs};
 use clap::Parser;
 use moh_export::inspect::Lengths;
-use moh_models::{Checkpoint, Config, Model};
+use moh_models::{Config, Model};
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -51,7 +51,7 @@ fn inspect(args: &InspectArgs) -> Result<()> {
     let (model, tensors) = match is_config {
         true => Model::plan(&Config::read(&args.checkpoint)?, args.family.as_deref())?,
         false => {
-            let checkpoint = Checkpoint::open(&args.checkpoint, args.config.as_deref())?;
+            let checkpoint = args.source.open(&args.checkpoint)?;
             let model = Model::load(&checkpoint, args.family.as_deref())?;
             let shapes = checkpoint.names().filter_map(|name| checkpoint.get(name));
             (model, shapes.map(|weight| (weight.name().to_owned(), weight.shape().to_vec())).collect())

@@ -3,9 +3,9 @@
 use crate::error::Error;
 use crate::graph::ElementType;
 use crate::verify::Verification;
-use moh_models::Model;
 use moh_models::count::Macs;
 use moh_models::families::Layer;
+use moh_models::{Checkpoint, Model};
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,6 +15,10 @@ use std::time::Duration;
 pub struct Report {
     /// The family.
     pub family: String,
+    /// The preset that the configuration is of, if it is no file's.
+    pub preset: Option<&'static str>,
+    /// The key of the weights, where the checkpoint held more than them.
+    pub weights_key: Option<String>,
     /// The attention layers.
     pub layers: Vec<Layer>,
     /// Mean share of the heads that a token uses.
@@ -39,6 +43,7 @@ pub struct Report {
 
 impl Report {
     pub(crate) fn new(
+        checkpoint: &Checkpoint,
         model: &Model,
         dtype: ElementType,
         note: Option<String>,
@@ -50,6 +55,8 @@ impl Report {
         let length = |path: &PathBuf| std::fs::metadata(path).map_or(0, |meta| meta.len());
         Ok(Report {
             family: model.family().to_owned(),
+            preset: checkpoint.preset().map(|preset| preset.name),
+            weights_key: checkpoint.weights_key().map(str::to_owned),
             layers: model.layers(),
             active_share: model.active_share(),
             parameters: model.parameters(),
@@ -99,6 +106,12 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let heads = |count: &dyn Fn(&Layer) -> usize| runs(&self.layers.iter().map(count).collect::<Vec<_>>());
         writeln!(f, "family        {}", self.family)?;
+        if let Some(preset) = self.preset {
+            writeln!(f, "preset        {preset}")?;
+        }
+        if let Some(key) = &self.weights_key {
+            writeln!(f, "weights key   {}", key.escape_debug())?;
+        }
         writeln!(f, "layers        {}", self.layers.len())?;
         writeln!(f, "heads         {}", heads(&|layer| layer.heads.num_heads))?;
         writeln!(f, "  shared      {}", heads(&|layer| layer.heads.num_shared_heads))?;

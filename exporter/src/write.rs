@@ -3,7 +3,8 @@
 use crate::encode::Plan;
 use crate::error::Error;
 use crate::graph::{ElementType, Graph, Initializer, Source};
-use moh_models::{Weight, WeightType};
+use moh_models::presets::Preset;
+use moh_models::{Checkpoint, Weight, WeightType};
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -250,22 +251,61 @@ const SIDE_FILES: &[&str] = &[
     "preprocessor_config.json",
 ];
 
-/// The side files to copy into `target`: those of `folder` (with `config` as config.json) that are not there already.
+/// Where the contents of a side file come from.
+#[derive(Debug)]
+pub enum Side {
+    /// A file of the checkpoint.
+    File(PathBuf),
+    /// The configuration of a preset.
+    Preset(&'static Preset),
+}
+
+impl Side {
+    fn contents(&self) -> Result<Vec<u8>, Error> {
+        match self {
+            Side::File(path) => fs::read(path).map_err(Error::io(path)),
+            Side::Preset(preset) => Ok(preset.config.as_bytes().to_vec()),
+        }
+    }
+
+    /// Writes the contents to `path`.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn write(&self, path: &Path) -> Result<(), Error> {
+        match self {
+            Side::File(source) => fs::copy(source, path).map(drop).map_err(Error::io(source)),
+            Side::Preset(preset) => write_file(path, preset.config.as_bytes()),
+        }
+    }
+}
+
+/// The side files of a checkpoint that are not in `target` already, the configuration in use as config.json among them.
 ///
 /// # Errors
 /// [`Error::SideFile`] where another file of that name is there and `force` is not set.
-pub fn side_files(folder: &Path, config: &Path, target: &Path, force: bool) -> Result<Vec<(String, PathBuf)>, Error> {
+pub fn side_files(checkpoint: &Checkpoint, target: &Path, force: bool) -> Result<Vec<(&'static str, Side)>, Error> {
     let mut files = Vec::new();
     for &name in SIDE_FILES {
-        let source = if name == "config.json" { config.to_owned() } else { folder.join(name) };
-        if !source.is_file() {
+        let side = match (name, checkpoint.preset()) {
+            ("config.json", Some(preset)) => Side::Preset(preset),
+            ("config.json", None) => Side::File(checkpoint.config().path().to_owned()),
+            _ => Side::File(checkpoint.folder().join(name)),
+        };
+        if matches!(&side, Side::File(source) if !source.is_file()) {
             continue;
         }
         let path = target.join(name);
         match fs::read(&path) {
-            Ok(there) if fs::read(&source).map_err(Error::io(&source))? == there => continue,
-            Ok(_) if !force => return Err(Error::SideFile { path, source_file: source }),
-            _ => files.push((name.to_owned(), source)),
+            Ok(there) if side.contents()? == there => {}
+            Ok(_) if !force => {
+                let source_file = match side {
+                    Side::File(source) => source,
+                    Side::Preset(_) => checkpoint.config().path().to_owned(),
+                };
+                return Err(Error::SideFile { path, source_file });
+            }
+            _ => files.push((name, side)),
         }
     }
     Ok(files)

@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use crate::checkpoint::{CONFIG, Checkpoint, Config, find_weights};
 use crate::error::Error;
 use crate::families::Model;
-use serde_json::Value;
 
 /// A published model.
 #[derive(Debug)]
@@ -94,6 +93,13 @@ pub enum Source<'a> {
     Preset(&'a str),
 }
 
+impl<'a> Source<'a> {
+    /// The preset, else the file, else what is beside the weights.
+    pub fn new(config: Option<&'a Path>, preset: Option<&'a str>) -> Source<'a> {
+        preset.map(Source::Preset).or(config.map(Source::File)).unwrap_or_default()
+    }
+}
+
 /// Opens weights with a configuration. `weights_key` is the key of the state dict in a file of torch.save that holds several.
 ///
 /// # Errors
@@ -122,11 +128,10 @@ pub fn open(path: &Path, source: Source<'_>, weights_key: Option<&str>) -> Resul
 fn detect(checkpoint: &mut Checkpoint, config: PathBuf) -> Result<&'static Preset, Error> {
     let mut fitting = Vec::new();
     for preset in PRESETS {
-        let mut probe = preset.config()?;
+        checkpoint.set_config(preset.config()?);
         if let Some((key, value)) = preset.choice {
-            probe.set(key, Value::from(value));
+            checkpoint.configure(key, value);
         }
-        checkpoint.set_config(probe);
         if Model::load(checkpoint, None).is_ok() {
             fitting.push(preset);
         }

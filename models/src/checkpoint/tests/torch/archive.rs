@@ -45,24 +45,17 @@ fn beyond_four_gibibytes() {
         ("after", tensor(storage("FloatStorage", "1", 1), 0, &[1], &[1])),
     ]);
     let mut zip = Zip::wide();
+    zip.add("archive/data.pkl", &program(value));
     let folder = Folder::new();
     let mut file = std::fs::File::create(folder.path("model.pth")).unwrap();
-    let mut at = 0;
-    let pickle = program(value);
-    for (name, length, contents) in [
-        ("archive/data.pkl", pickle.len() as u64, &pickle[..]),
-        ("archive/data/0", size, &[]),
-        ("archive/data/1", 4, &5.5f32.to_le_bytes()),
-    ] {
+    file.write_all(&zip.front()).unwrap();
+    let mut at = zip.length();
+    for (name, length, last) in [("archive/data/0", size, bytes(&[3.5, 4.5])), ("archive/data/1", 4, bytes(&[5.5]))] {
         let header = zip.add_sparse(name, length, at);
         file.write_all(&header).unwrap();
-        file.write_all(contents).unwrap();
         at += header.len() as u64 + length;
-        file.seek(SeekFrom::Start(at)).unwrap();
-        if contents.is_empty() {
-            file.seek(SeekFrom::Start(at - 8)).unwrap();
-            file.write_all(&bytes(&[3.5, 4.5])).unwrap();
-        }
+        file.seek(SeekFrom::Start(at - last.len() as u64)).unwrap();
+        file.write_all(&last).unwrap();
     }
     file.write_all(&zip.tail(at)).unwrap();
     drop(file);

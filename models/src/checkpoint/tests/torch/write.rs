@@ -69,6 +69,16 @@ impl Zip {
         self.count += 1;
     }
 
+    /// What comes before the directory, as far as the entries' data are known here.
+    pub(super) fn front(&self) -> Vec<u8> {
+        self.bytes.clone()
+    }
+
+    /// Length of the front.
+    pub(super) fn length(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+
     pub(super) fn finish(self) -> Vec<u8> {
         let start = self.bytes.len() as u64;
         let tail = self.tail(start);
