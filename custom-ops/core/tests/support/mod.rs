@@ -3,7 +3,7 @@
 use crate::data::{Buffer, Random, kernels_of};
 use moh_kernels::cpu::{Kernel, Work};
 use moh_kernels::schema::{ROUTED_ATTENTION, Value};
-use moh_kernels::{Attributes, DType, Error, Host, Tensor, Threads};
+use moh_kernels::{Attributes, DType, Data, DataMut, Error, Host, Tensor, Threads};
 
 /// How far an output may be from the reference, whose inputs are already rounded to the type.
 ///
@@ -101,7 +101,33 @@ struct Tensors {
 impl Tensors {
     fn inputs(&self) -> Vec<Option<Tensor<'_>>> {
         let pairs = self.shapes.iter().zip(&self.data);
-        pairs.map(|(shape, data)| Some(Tensor { shape, data: data.data() })).collect()
+        pairs.map(|(shape, framed)| Some(Tensor { shape, data: inside(framed.data()) })).collect()
+    }
+}
+
+/// NaN on either side of a tensor: what a kernel reads there spoils its results, and what it writes there is found.
+const FRAME: usize = 64;
+
+fn framed(dtype: DType, numbers: &[f32]) -> Buffer {
+    let frame = [f32::NAN; FRAME];
+    Buffer::new(dtype, &[&frame, numbers, &frame].concat())
+}
+
+fn inside(data: Data<'_>) -> Data<'_> {
+    let range = FRAME..data.len() - FRAME;
+    match data {
+        Data::F32(x) => Data::F32(&x[range]),
+        Data::F16(x) => Data::F16(&x[range]),
+        Data::BF16(x) => Data::BF16(&x[range]),
+    }
+}
+
+fn inside_mut(data: DataMut<'_>) -> DataMut<'_> {
+    let range = FRAME..data.len() - FRAME;
+    match data {
+        DataMut::F32(x) => DataMut::F32(&mut x[range]),
+        DataMut::F16(x) => DataMut::F16(&mut x[range]),
+        DataMut::BF16(x) => DataMut::BF16(&mut x[range]),
     }
 }
 
@@ -213,12 +239,12 @@ impl Call {
                 kv_shape(case.value_dim),
                 vec![case.batch, case.q_len, heads],
             ],
-            data: [&self.query, &self.key, &self.value].map(|x| Buffer::new(dtype, x)).into(),
+            data: [&self.query, &self.key, &self.value].map(|x| framed(dtype, x)).into(),
         };
-        tensors.data.push(Buffer::F32(self.gates.clone()));
+        tensors.data.push(framed(DType::F32, &self.gates));
         if let Some((shape, bias)) = &self.bias {
             tensors.shapes.push(shape.clone());
-            tensors.data.push(Buffer::new(dtype, bias));
+            tensors.data.push(framed(dtype, bias));
         }
         tensors
     }
@@ -232,9 +258,11 @@ impl Call {
     pub(crate) fn run(&self, kernel: &Kernel, host: &dyn Host) -> Result<(Vec<f64>, Work), Error> {
         let case = self.case;
         let len = case.batch * case.q_len * case.num_heads() * case.value_dim;
-        let mut output = Buffer::new(case.dtype, &vec![f32::NAN; len]);
-        let work = kernel.run(&case.attributes(), &self.tensors().inputs(), output.data_mut(), host)?;
-        Ok(((0..len).map(|i| output.data().at(i)).collect(), work))
+        let mut output = framed(case.dtype, &vec![f32::NAN; len]);
+        let work = kernel.run(&case.attributes(), &self.tensors().inputs(), inside_mut(output.data_mut()), host)?;
+        let frame = (0..FRAME).chain(FRAME + len..2 * FRAME + len);
+        assert!(frame.into_iter().all(|i| output.data().at(i).is_nan()), "{kernel:?} {case:?} wrote beyond its output");
+        Ok(((FRAME..FRAME + len).map(|i| output.data().at(i)).collect(), work))
     }
 
     /// Panics where `kernel` differs from the reference's `expected`.
