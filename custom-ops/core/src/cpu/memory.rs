@@ -5,6 +5,11 @@ use crate::error::Error;
 use crate::host::{Host, Scratch};
 use std::ops::Range;
 
+/// The distance between rows of `dim` floats that are read and written in whole vectors.
+pub(crate) fn pitch(dim: usize) -> usize {
+    dim.saturating_add(MAX_LANES - 1) / MAX_LANES * MAX_LANES
+}
+
 /// What to allocate.
 #[derive(Default)]
 pub(crate) struct Sections {

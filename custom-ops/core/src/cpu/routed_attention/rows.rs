@@ -3,8 +3,8 @@
 use super::call::{Call, Head};
 use super::pack::Widen;
 use super::row_step::{KEYS, ROWS, RowStep};
-use crate::cpu::isa::{Isa, MAX_LANES};
-use crate::cpu::memory::{Memory, Sections};
+use crate::cpu::isa::Isa;
+use crate::cpu::memory::{Memory, Sections, pitch};
 use crate::error::Error;
 use crate::host::Host;
 use crate::shape::routed_attention::Problem;
@@ -111,11 +111,6 @@ impl<'h> RowMemory<'h> {
             output[2..].copy_from_slice(self.floats.slice(values..values + value_dim));
         }
     }
-}
-
-/// Floats of one row are whole vectors.
-fn pitch(dim: usize) -> usize {
-    dim.saturating_add(MAX_LANES - 1) / MAX_LANES * MAX_LANES
 }
 
 fn fill_bias<I: Isa, T: Element>(call: &Call<'_, I, T>, head: Head, row: u32, key: usize, scores: &mut [f32]) {

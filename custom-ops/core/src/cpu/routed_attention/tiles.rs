@@ -5,7 +5,7 @@ use super::pack::{Fill, Gather, Scatter, Widen};
 use super::rows::RowMemory;
 use super::step::Step;
 use crate::cpu::isa::{Isa, MAX_LANES, MAX_TILE};
-use crate::cpu::memory::{Memory, Sections};
+use crate::cpu::memory::{Memory, Sections, pitch};
 use crate::error::Error;
 use crate::host::Host;
 use crate::shape::routed_attention::Problem;
@@ -47,11 +47,6 @@ pub(super) struct TileMemory<'h> {
     values: usize,
     scores: usize,
     lanes: usize,
-}
-
-/// Rows of packed keys and values are whole vectors.
-fn pitch(dim: usize) -> usize {
-    dim.saturating_add(MAX_LANES - 1) / MAX_LANES * MAX_LANES
 }
 
 impl<'h> TileMemory<'h> {
