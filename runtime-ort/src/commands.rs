@@ -1,7 +1,9 @@
 //! The subcommands.
 
+pub(crate) mod classify;
 pub(crate) mod generate;
 pub(crate) mod infer;
+pub(crate) mod sample;
 
 use crate::args::RuntimeArgs;
 use moh_runtime::Model;

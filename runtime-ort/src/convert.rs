@@ -35,6 +35,26 @@ impl Tensor {
     }
 }
 
+impl Tensor {
+    /// A tensor of the floating-point type `to`, each number rounded to it. `name` names the tensor in errors.
+    ///
+    /// # Errors
+    /// [`Error::ElementType`] for a type of integers or booleans, [`Error::Length`] where the numbers do not fill the shape.
+    pub fn rounded(name: &str, shape: impl Into<Vec<usize>>, numbers: Vec<f32>, to: ElementType) -> Result<Tensor> {
+        let data = match to {
+            ElementType::F32 => TensorData::F32(numbers),
+            ElementType::F16 => TensorData::F16(numbers.into_iter().map(f16::from_f32).collect()),
+            ElementType::BF16 => TensorData::BF16(numbers.into_iter().map(bf16::from_f32).collect()),
+            ElementType::F64 => TensorData::F64(numbers.into_iter().map(f64::from).collect()),
+            ElementType::I64 | ElementType::I32 | ElementType::U8 | ElementType::Bool => {
+                let expected = "a floating-point type".to_owned();
+                return Err(Error::ElementType { tensor: name.to_owned(), expected, found: to.to_string() });
+            }
+        };
+        Tensor::from_data(shape.into(), data)
+    }
+}
+
 enum Misfit {
     Type,
     Value { index: usize, value: String },
@@ -114,6 +134,16 @@ mod tests {
             Ok(TensorData::F32(vec![f16::from_f32(0.1).to_f32(), f32::INFINITY]))
         );
         assert!(matches!(converted(vec![f32::NAN], ElementType::F16), Ok(TensorData::F16(x)) if x[0].is_nan()));
+    }
+
+    #[test]
+    fn floats_are_rounded_and_never_become_integers() {
+        let rounded = |to| Tensor::rounded("x", [2], vec![0.1, 1e6], to);
+        let half = rounded(ElementType::F16).unwrap();
+        assert_eq!(half.as_slice::<f16>().unwrap(), [f16::from_f32(0.1), f16::INFINITY]);
+        assert_eq!(rounded(ElementType::F64).unwrap().as_slice::<f64>().unwrap(), [f64::from(0.1f32), 1e6]);
+        assert!(rounded(ElementType::I64).unwrap_err().to_string().starts_with("x: expected element type"));
+        assert!(matches!(Tensor::rounded("x", [3], vec![0.0], ElementType::F32), Err(Error::Length { .. })));
     }
 
     #[test]

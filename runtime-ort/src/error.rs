@@ -139,6 +139,24 @@ pub enum Error {
         /// What is missing or unexpected.
         reason: String,
     },
+    /// A model that is for something else.
+    #[error("{}: not {expected}: {reason}", path.display())]
+    Task {
+        /// The model.
+        path: PathBuf,
+        /// What it was to be.
+        expected: &'static str,
+        /// What is missing or unexpected, and what the model is for as far as it says so.
+        reason: String,
+    },
+    /// A class that the model does not have, or another request that it cannot serve.
+    #[error("{}: {reason}", path.display())]
+    Request {
+        /// The model.
+        path: PathBuf,
+        /// What was asked for, and what there is.
+        reason: String,
+    },
     /// A prompt that cannot be continued.
     #[error("prompt: {0}")]
     Prompt(String),

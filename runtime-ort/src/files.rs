@@ -1,9 +1,10 @@
-//! Named tensors in safetensors files.
+//! Files: named tensors in safetensors, settings in JSON.
 
 use crate::error::{Error, Result};
 use crate::tensor::{Data, ElementType, Tensor, TensorData};
 use half::{bf16, f16};
 use safetensors::{Dtype, SafeTensors, View};
+use serde::de::DeserializeOwned;
 use std::borrow::Cow;
 use std::io::Write;
 use std::path::Path;
@@ -39,6 +40,12 @@ pub fn write_tensors(path: &Path, tensors: &[(String, Tensor)], overwrite: bool)
     let write = |source| Error::Write { path: path.to_owned(), source };
     let views = tensors.iter().map(|(name, tensor)| (name.as_str(), Borrowed(tensor)));
     let bytes = safetensors::serialize(views, None).map_err(|e| write(std::io::Error::other(e)))?;
+    write_whole(path, &bytes, overwrite)
+}
+
+/// Writes a file: whole under its name, or not at all.
+pub(crate) fn write_whole(path: &Path, bytes: &[u8], overwrite: bool) -> Result<()> {
+    let write = |source| Error::Write { path: path.to_owned(), source };
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut builder = tempfile::Builder::new();
     builder.prefix(".moh-run-");
@@ -48,9 +55,22 @@ pub fn write_tensors(path: &Path, tensors: &[(String, Tensor)], overwrite: bool)
         builder.permissions(std::fs::Permissions::from_mode(0o666));
     }
     let mut file = builder.tempfile_in(folder).map_err(write)?;
-    file.write_all(&bytes).map_err(write)?;
+    file.write_all(bytes).map_err(write)?;
     let persisted = if overwrite { file.persist(path) } else { file.persist_noclobber(path) };
     persisted.map(|_| ()).map_err(|e| write(e.error))
+}
+
+/// The content of a JSON file, or nothing where there is no file.
+pub(crate) fn read_json<T: DeserializeOwned + Default>(path: &Path) -> Result<T> {
+    match std::fs::read(path) {
+        Ok(text) => serde_json::from_slice(&text).map_err(|e| Error::Malformed {
+            path: path.to_owned(),
+            expected: "a model configuration",
+            reason: e.to_string(),
+        }),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(T::default()),
+        Err(source) => Err(Error::Read { path: path.to_owned(), source }),
+    }
 }
 
 fn decode(dtype: Dtype, bytes: &[u8]) -> Option<TensorData> {

@@ -11,6 +11,7 @@ pub use text::TextStream;
 
 use crate::error::{Error, Result};
 use crate::model::Model;
+use crate::task;
 use crate::tensor::Tensor;
 use crate::value::Value;
 use interface::{ATTENTION_MASK, INPUT_IDS, Interface, POSITION_IDS};
@@ -60,7 +61,10 @@ impl LanguageModel {
     pub fn new(model: Model) -> Result<LanguageModel> {
         match Interface::of(model.inputs(), model.outputs()) {
             Ok(interface) => Ok(LanguageModel { model, interface }),
-            Err(reason) => Err(Error::NotLanguageModel { path: model.path().to_owned(), reason }),
+            Err(reason) => {
+                let reason = reason + &task::hint(&model);
+                Err(Error::NotLanguageModel { path: model.path().to_owned(), reason })
+            }
         }
     }
 

@@ -1,7 +1,8 @@
 //! Runs exported MoH and MoA models: in onnxruntime where its library is installed, else in tract, which is built in.
 //!
 //! [`Model`] loads an exported model and runs it on named [`Value`]s; [`generate::LanguageModel`] continues prompts with a
-//! key-value cache. The command line program is `moh-run`.
+//! key-value cache; [`classify::Classifier`] names what is in a picture,
+//! [`diffusion::DiffusionModel`] draws one. The command line program is `moh-run`.
 //!
 //! ```no_run
 //! use moh_runtime::{Model, Options, Tensor};
@@ -17,15 +18,20 @@
 #![forbid(unsafe_code)]
 
 mod backend;
+pub mod classify;
 mod convert;
+pub mod diffusion;
 mod error;
 mod files;
 pub mod generate;
 mod header;
+pub mod image;
 mod info;
 mod locate;
 mod model;
 mod options;
+mod random;
+mod task;
 mod tensor;
 mod value;
 

@@ -13,6 +13,8 @@ fn main() -> ExitCode {
     let result = match Args::parse().command {
         Command::Infer(args) => commands::infer::run(&args),
         Command::Generate(args) => commands::generate::run(&args),
+        Command::Classify(args) => commands::classify::run(&args),
+        Command::Sample(args) => commands::sample::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -6,41 +6,10 @@ mod support;
 use moh_runtime::{Tensor, read_tensors, write_tensors};
 use std::io::{Read, Write};
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::Stdio;
 use support::onnx::{DataType, Graph};
-use support::{count_on, counter, doubler, have_onnxruntime, write_tokenizer};
-
-fn moh_run(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_moh-run"));
-    command.args(args).stdin(Stdio::null());
-    command
-}
-
-fn outcome(output: &Output) -> (bool, String, String) {
-    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
-    (output.status.success(), text(&output.stdout), text(&output.stderr))
-}
-
-fn run(args: &[&str]) -> (bool, String, String) {
-    outcome(&moh_run(args).output().unwrap())
-}
-
-fn refusal(args: &[&str]) -> String {
-    let (success, _, errors) = run(args);
-    assert!(!success, "{args:?} succeeded");
-    assert!(errors.starts_with("error: "), "{errors}");
-    assert!(!errors.contains("panicked"), "{errors}");
-    errors
-}
-
-/// Runtimes by their argument.
-fn names() -> Vec<&'static str> {
-    if have_onnxruntime() { vec!["tract", "ort"] } else { vec!["tract"] }
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
-}
+use support::program::{moh_run, names, outcome, refusal, run, text};
+use support::{count_on, counter, doubler, write_tokenizer};
 
 /// `x` in float64 and `mask` as booleans: the model takes float32 and int64.
 fn write_inputs(path: &Path) {

@@ -1,6 +1,7 @@
 //! What generation needs to know of a model's configuration.
 
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::files::read_json;
 use serde::Deserialize;
 use serde_json::Value;
 use std::path::Path;
@@ -32,8 +33,8 @@ impl GenerationConfig {
     /// # Errors
     /// [`Error::Read`] or [`Error::Malformed`] for a file that is there.
     pub fn from_folder(folder: &Path) -> Result<GenerationConfig> {
-        let model = read(&folder.join("config.json"))?;
-        let generation = read(&folder.join("generation_config.json"))?;
+        let model: File = read_json(&folder.join("config.json"))?;
+        let generation: File = read_json(&folder.join("generation_config.json"))?;
         let tokens = |of: fn(&File) -> &Value| {
             let first = token_ids(of(&generation));
             if first.is_empty() { token_ids(of(&model)) } else { first }
@@ -43,18 +44,6 @@ impl GenerationConfig {
             end: tokens(|file| &file.eos_token_id),
             max_length: model.max_position_embeddings,
         })
-    }
-}
-
-fn read(path: &Path) -> Result<File> {
-    match std::fs::read(path) {
-        Ok(text) => serde_json::from_slice(&text).map_err(|e| Error::Malformed {
-            path: path.to_owned(),
-            expected: "a model configuration",
-            reason: e.to_string(),
-        }),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(File::default()),
-        Err(source) => Err(Error::Read { path: path.to_owned(), source }),
     }
 }
 

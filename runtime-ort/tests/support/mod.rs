@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "every test file uses a part of it")]
 
 pub(crate) mod onnx;
+pub(crate) mod program;
 
 use moh_runtime::{Error, Model, Options, RuntimeChoice};
 use onnx::{DataType, Graph};

@@ -1,0 +1,97 @@
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+
+fn read(files: &[(&str, &str)], channels: usize, size: usize) -> std::result::Result<Preprocessing, String> {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, text) in files {
+        std::fs::write(folder.path().join(name), text).unwrap();
+    }
+    Preprocessing::from_folder(folder.path(), channels, size).map_err(|e| e.to_string())
+}
+
+const OWN: &str = "config.json";
+const HF: &str = "preprocessor_config.json";
+
+#[test]
+fn without_files_it_is_as_for_imagenet() {
+    let usual = read(&[], 3, 224).unwrap();
+    assert_eq!((usual.size, usual.resize, usual.filter), (224, Resize::Shorter(256), Filter::Bicubic));
+    assert_eq!((usual.mean, usual.std), (vec![0.485, 0.456, 0.406], vec![0.229, 0.224, 0.225]));
+    let gray = read(&[(OWN, r#"{"hidden_size": 8}"#)], 1, 8).unwrap();
+    assert_eq!((gray.mean.len(), gray.std.len()), (1, 1));
+    assert!((gray.mean[0] - 0.449).abs() < 1e-6);
+}
+
+#[test]
+fn own_keys_come_before_those_of_hugging_face() {
+    let hf = r#"{"image_mean": [0.1, 0.2, 0.3], "image_std": [1, 2, 3], "size": {"shortest_edge": 40}, "resample": 2,
+        "crop_size": {"height": 32, "width": 32}}"#;
+    let theirs = read(&[(HF, hf)], 3, 32).unwrap();
+    assert_eq!((theirs.resize, theirs.filter), (Resize::Shorter(40), Filter::Bilinear));
+    assert_eq!((theirs.mean, theirs.std), (vec![0.1, 0.2, 0.3], vec![1.0, 2.0, 3.0]));
+    let own =
+        r#"{"image_mean": 0.5, "image_std": [0.5, 0.6, 0.7], "image_resize": 64, "image_interpolation": "nearest"}"#;
+    let ours = read(&[(HF, hf), (OWN, own)], 3, 32).unwrap();
+    assert_eq!((ours.resize, ours.filter), (Resize::Shorter(64), Filter::Nearest));
+    assert_eq!((ours.mean, ours.std), (vec![0.5; 3], vec![0.5, 0.6, 0.7]));
+}
+
+#[test]
+fn hugging_face_resizes_in_several_ways() {
+    let resize = |text: &str| read(&[(HF, text)], 3, 32).map(|p| p.resize);
+    assert_eq!(resize(r#"{"size": {"height": 32, "width": 32}}"#), Ok(Resize::Exact));
+    assert_eq!(resize(r#"{"size": 32}"#), Ok(Resize::Exact));
+    assert_eq!(resize(r#"{"size": 36, "crop_size": 32}"#), Ok(Resize::Shorter(36)));
+    assert_eq!(resize(r#"{"size": 36, "do_resize": false}"#), Ok(Resize::Keep));
+    assert_eq!(resize(r#"{"crop_size": 64, "do_center_crop": false}"#), Ok(Resize::Shorter(36)));
+    let plain = read(&[(HF, r#"{"do_normalize": false, "image_mean": [9, 9, 9]}"#)], 3, 32).unwrap();
+    assert_eq!((plain.mean, plain.std), (vec![0.0; 3], vec![1.0; 3]));
+}
+
+#[test]
+fn what_does_not_fit_is_named() {
+    let wrong = |name: &str, text: &str| read(&[(name, text)], 3, 32).unwrap_err();
+    for (name, text, expected) in [
+        (
+            OWN,
+            r#"{"image_mean": [1, 2]}"#,
+            "config.json: not an image configuration: image_mean: expected a number, or",
+        ),
+        (OWN, r#"{"image_std": 0}"#, "image_std: expected positive numbers"),
+        (OWN, r#"{"image_resize": 31}"#, "image_resize: expected at least the model's size, 32, found 31"),
+        (OWN, r#"{"image_interpolation": "best"}"#, "expected nearest, bilinear or bicubic, found best"),
+        (OWN, "{", "config.json: not a model configuration"),
+        (HF, r#"{"resample": 1}"#, "preprocessor_config.json: not an image configuration: resample: expected 0"),
+        (HF, r#"{"crop_size": 224}"#, "crop_size: expected the model's size, 32, found 224"),
+        (HF, r#"{"size": {"height": 64, "width": 64}}"#, "size: expected the model's size, 32"),
+        (HF, r#"{"size": {"shortest_edge": 16}}"#, "size: expected at least the model's size"),
+        (HF, r#"{"size": "large"}"#, "size: expected shortest_edge, or height and width"),
+    ] {
+        let message = wrong(name, text);
+        assert!(message.contains(expected), "{message}");
+    }
+}
+
+#[test]
+fn pixels_are_normalised_channel_by_channel() {
+    let own = r#"{"image_mean": [0, 0.5, 1], "image_std": [1, 0.5, 0.25], "image_resize": 2, "image_interpolation": "nearest"}"#;
+    let preprocessing = read(&[(OWN, own)], 3, 2).unwrap();
+    let mut pixels = Vec::new();
+    let colours = Picture::new(2, 2, 3, vec![0, 255, 51, 255, 255, 0, 0, 0, 0, 51, 51, 51]).unwrap();
+    preprocessing.append(&colours, &mut pixels);
+    assert_eq!(pixels, [0.0, 1.0, 0.0, 0.2, 1.0, 1.0, -1.0, -0.6, -3.2, -4.0, -4.0, -3.2]);
+    pixels.clear();
+    // The middle of a wider picture, gray in every channel.
+    let gray = Picture::new(4, 2, 1, vec![9, 0, 255, 9, 9, 255, 0, 9]).unwrap();
+    preprocessing.append(&gray, &mut pixels);
+    assert_eq!(pixels, [0.0, 1.0, 1.0, 0.0, -1.0, 1.0, 1.0, -1.0, -4.0, 0.0, 0.0, -4.0]);
+}
+
+#[test]
+fn a_gray_model_sees_luma() {
+    let own = r#"{"image_mean": 0, "image_std": 1, "image_resize": 1}"#;
+    let mut pixels = Vec::new();
+    read(&[(OWN, own)], 1, 1).unwrap().append(&Picture::new(1, 1, 3, vec![255, 0, 0]).unwrap(), &mut pixels);
+    assert_eq!(pixels, [76.0 / 255.0]);
+}

@@ -1,0 +1,52 @@
+//! Pictures into files.
+
+use super::Picture;
+use crate::error::{Error, Result};
+use crate::files;
+use png::{BitDepth, ColorType};
+use std::path::Path;
+
+impl Picture {
+    /// Writes a PNG file: whole under its name, or not at all.
+    ///
+    /// # Errors
+    /// [`Error::Write`], where `overwrite` is false also for a file that exists.
+    pub fn write_png(&self, path: &Path, overwrite: bool) -> Result<()> {
+        let bytes = self
+            .encode_png()
+            .map_err(|e| Error::Write { path: path.to_owned(), source: std::io::Error::other(e.to_string()) })?;
+        files::write_whole(path, &bytes, overwrite)
+    }
+
+    fn encode_png(&self) -> std::result::Result<Vec<u8>, png::EncodingError> {
+        // A side beyond 32 bits becomes 0, which the encoder refuses.
+        let side = |n: usize| u32::try_from(n).unwrap_or(0);
+        let mut bytes = Vec::new();
+        let mut encoder = png::Encoder::new(&mut bytes, side(self.width), side(self.height));
+        encoder.set_color(if self.channels == 1 { ColorType::Grayscale } else { ColorType::Rgb });
+        encoder.set_depth(BitDepth::Eight);
+        let mut writer = encoder.write_header()?;
+        writer.write_image_data(&self.samples)?;
+        writer.finish()?;
+        Ok(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("picture.png");
+        for channels in [1, 3] {
+            let samples = (0..35 * channels).map(|i| (i * 7 % 256) as u8).collect();
+            let picture = Picture::new(5, 7, channels, samples).unwrap();
+            picture.write_png(&path, true).unwrap();
+            assert_eq!(Picture::open(&path).unwrap(), picture);
+            assert!(matches!(picture.write_png(&path, false), Err(Error::Write { .. })));
+        }
+    }
+}
