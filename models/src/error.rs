@@ -139,6 +139,14 @@ pub enum Error {
         /// What is wrong.
         fault: TensorFault,
     },
+    /// A file that holds an object, such as a whole module, in the place of a state dict.
+    #[error("{}: an object of {found} where a state dict should be: load it in PyTorch and save its state_dict()", file.display())]
+    NotAStateDict {
+        /// The file.
+        file: PathBuf,
+        /// The object's class.
+        found: String,
+    },
     /// A file without a dictionary of tensors where training code keeps it.
     #[error("{}: no state dict; {}", file.display(), keys_with_tensors(keys))]
     NoStateDict {

@@ -21,6 +21,9 @@ pub(super) struct State<'a> {
 
 /// Chooses the dictionary below `key`, or the only one that holds weights.
 pub(super) fn choose<'a>(file: &Path, pickle: &Pickle<'a>, key: Option<&str>) -> Result<State<'a>, Error> {
+    if let Some(Node::Opaque(class)) = pickle.node(pickle.root()) {
+        return Err(Error::NotAStateDict { file: file.to_owned(), found: class.to_string() });
+    }
     let root = entries(pickle, pickle.root());
     let nested: Vec<&str> =
         root.iter().filter(|(_, value)| holds_tensors(pickle, **value)).map(|(key, _)| *key).collect();

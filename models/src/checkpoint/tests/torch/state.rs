@@ -65,11 +65,12 @@ fn keys_that_are_asked_for() {
 
 #[test]
 fn files_without_tensors() {
-    for value in [dict(&[]), int(1), tuple(&[floats(2)]), floats(2), dict(&[("a", int(1))]), call("models", "Net", &[])]
-    {
+    for value in [dict(&[]), int(1), tuple(&[floats(2)]), floats(2), dict(&[("a", int(1))])] {
         let error = refused(&file(value), &["no key holds tensors"]);
         assert!(matches!(error, Error::NoStateDict { .. }));
     }
+    let error = refused(&file(call("models", "Net", &[])), &["an object of models.Net", "save its state_dict()"]);
+    assert!(matches!(error, Error::NotAStateDict { .. }));
     let only_complex = tensor(storage("ComplexFloatStorage", "0", 1), 0, &[1], &[1]);
     assert!(matches!(refused(&file(dict(&[("w", only_complex)])), &["no tensors"]), Error::NoTensors { .. }));
 }
