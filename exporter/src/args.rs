@@ -57,8 +57,9 @@ impl SourceArgs {
 /// Arguments of `inspect`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct InspectArgs {
-    /// A checkpoint, or only its config.json.
-    pub(crate) checkpoint: PathBuf,
+    /// A checkpoint, or only its config.json; none with --preset.
+    #[arg(required_unless_present = "preset")]
+    pub(crate) checkpoint: Option<PathBuf>,
     /// Model family [default: the config's key `family`].
     #[arg(long)]
     pub(crate) family: Option<String>,
@@ -78,8 +79,9 @@ pub(crate) struct InspectArgs {
 /// Arguments of `random`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct RandomArgs {
-    /// The config.json of the model.
-    pub(crate) config: PathBuf,
+    /// A published model's name, or a config.json.
+    #[arg(value_name = "PRESET|CONFIG")]
+    pub(crate) model: PathBuf,
     /// The folder to write; it is made.
     #[arg(short, long, value_name = "FOLDER")]
     pub(crate) output: PathBuf,

@@ -8,8 +8,10 @@ use anyhow::Result;
 use args::{Command, InspectArgs, RandomArgs};
 use clap::Parser;
 use moh_export::inspect::Lengths;
+use moh_models::presets::Preset;
 use moh_models::{Config, Model};
 use std::io::Write;
+use std::path::Path;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -46,16 +48,17 @@ fn say(what: &impl std::fmt::Display) {
 
 fn inspect(args: &InspectArgs) -> Result<()> {
     let lengths = Lengths { tokens: args.tokens, past: args.past };
-    let is_config = args.checkpoint.extension().is_some_and(|extension| extension == "json")
-        && !args.checkpoint.to_string_lossy().ends_with(".index.json");
-    let (model, tensors) = match is_config {
-        true => Model::plan(&Config::read(&args.checkpoint)?, args.family.as_deref())?,
-        false => {
-            let checkpoint = args.source.open(&args.checkpoint)?;
-            let model = Model::load(&checkpoint, args.family.as_deref())?;
+    let family = args.family.as_deref();
+    let (model, tensors) = match (&args.checkpoint, args.source.preset.as_deref()) {
+        (Some(path), _) if is_config(path) => Model::plan(&Config::read(path)?, family)?,
+        (Some(path), _) => {
+            let checkpoint = args.source.open(path)?;
+            let model = Model::load(&checkpoint, family)?;
             let shapes = checkpoint.names().filter_map(|name| checkpoint.get(name));
             (model, shapes.map(|weight| (weight.name().to_owned(), weight.shape().to_vec())).collect())
         }
+        (None, Some(name)) => Model::plan(&Preset::named(name)?.config()?, family)?,
+        (None, None) => anyhow::bail!("neither a checkpoint nor --preset"),
     };
     let inspection = moh_export::inspect::inspect(&model, &tensors, lengths)?;
     match args.json {
@@ -65,10 +68,20 @@ fn inspect(args: &InspectArgs) -> Result<()> {
     Ok(())
 }
 
+/// Whether a path names a configuration rather than weights.
+fn is_config(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "json") && !path.to_string_lossy().ends_with(".index.json")
+}
+
 fn random(args: &RandomArgs) -> Result<()> {
-    let config = Config::read(&args.config)?;
+    let (config, text) = match is_config(&args.model) {
+        true => (Config::read(&args.model)?, std::fs::read_to_string(&args.model)?),
+        false => {
+            let preset = Preset::named(&args.model.to_string_lossy())?;
+            (preset.config()?, preset.config.to_owned())
+        }
+    };
     let (_, tensors) = Model::plan(&config, args.family.as_deref())?;
-    let text = std::fs::read_to_string(&args.config)?;
     let dtype = args.dtype.element_type();
     for path in moh_export::random::write(&args.output, &text, &tensors, dtype, args.seed, args.force)? {
         say(&format!("wrote {}", path.display()));
