@@ -132,34 +132,47 @@ fn execute<I: Isa, T: Element>(call: &Call<'_, I, T>, host: &dyn Host) -> Result
         });
     }
     let selection = Selection::new(call.gates, p.num_heads, p.tokens())?;
-    let rows = band_rows::<I>(p, host.parallelism().max(1));
-    let bands = p.height.div_ceil(rows);
+    let cut = Cut::new::<I>(p, host.parallelism().max(1));
     let work = |workspace: &mut Workspace<'_>, item: usize| {
-        let (head, band) = (item / bands, item % bands);
-        let head = Head { batch: head / p.num_heads, index: head % p.num_heads };
-        let band = band * rows..((band + 1) * rows).min(p.height);
-        attend(call, selection.tokens(head.batch, head.index), head, band, workspace)
+        let (band, group) = (item / cut.groups, item % cut.groups);
+        let (batch, band) = (band / cut.bands, band % cut.bands);
+        let rows = band * cut.rows..((band + 1) * cut.rows).min(p.height);
+        let heads = group * p.num_heads / cut.groups..(group + 1) * p.num_heads / cut.groups;
+        let head =
+            |index: usize| attend(call, selection.tokens(batch, index), Head { batch, index }, rows.clone(), workspace);
+        heads.map(head).sum()
     };
-    let make = || Workspace::new::<I>(p, rows, host);
-    Ok(Work { macs: share(host, p.batch * p.num_heads * bands, make, work)? })
+    let make = || Workspace::new::<I>(p, cut.rows, host);
+    Ok(Work { macs: share(host, p.batch * cut.bands * cut.groups, make, work)? })
 }
 
-/// Rows of the grid in a band.
-fn band_rows<I: Isa>(p: &Problem, workers: usize) -> usize {
-    /// Floats of keys and values that a worker holds: they stay in the second-level cache.
-    const FLOATS: usize = 48 << 10;
-    /// Items a worker should find, so that unequal ones even out.
-    const ITEMS_PER_WORKER: usize = 4;
-    let reach = p.window / 2;
-    let row = (p.width + reach).saturating_mul(workspace::pitch::<I>(p.head_dim)).saturating_mul(2);
-    let fit = (FLOATS / row).saturating_sub(2 * reach);
-    let wanted = match workers {
-        1 => p.height,
-        _ => (p.height * p.batch * p.num_heads).div_ceil(workers * ITEMS_PER_WORKER),
-    };
-    // A band lower than its border would copy most keys twice or more.
-    let rows = fit.min(wanted).max(reach).clamp(1, p.height);
-    p.height.div_ceil(p.height.div_ceil(rows))
+/// How the output is cut into items: bands of the grid's rows, and groups of heads.
+struct Cut {
+    /// Rows of a band.
+    rows: usize,
+    bands: usize,
+    groups: usize,
+}
+
+impl Cut {
+    fn new<I: Isa>(p: &Problem, workers: usize) -> Cut {
+        /// Floats of one head's keys and values that a worker holds: they stay in the second-level cache.
+        const FLOATS: usize = 48 << 10;
+        /// Items a worker should find, so that unequal ones even out.
+        const ITEMS_PER_WORKER: usize = 4;
+        let reach = p.window / 2;
+        let row = (p.width + reach).saturating_mul(workspace::pitch::<I>(p.head_dim)).saturating_mul(2);
+        let fit = (FLOATS / row).saturating_sub(2 * reach);
+        let wanted = if workers == 1 { 1 } else { workers * ITEMS_PER_WORKER };
+        let even = (p.height * p.batch * p.num_heads).div_ceil(wanted);
+        // A band lower than its border would copy most keys twice or more.
+        let rows = fit.min(even).max(reach).clamp(1, p.height);
+        let rows = p.height.div_ceil(p.height.div_ceil(rows));
+        let bands = p.height.div_ceil(rows);
+        // Heads lie side by side in the caller's cache lines: a worker takes as many as the others can spare.
+        let groups = wanted.div_ceil((p.batch * bands).max(1)).min(p.num_heads);
+        Cut { rows, bands, groups }
+    }
 }
 
 /// Computes the outputs of one head for the tokens of a band, of which `selected` are those in use, in the whole grid. The

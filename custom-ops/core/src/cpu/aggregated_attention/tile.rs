@@ -44,9 +44,14 @@ impl Rows {
             },
             0,
         );
+        let mut y = tokens.first().map_or(0, |&token| token as usize / p.width);
         for i in 0..tokens.len().next_multiple_of(I::LANES) {
             last = tokens.get(i).map_or(last, |&token| token as usize);
-            let (y, x) = (last / p.width, last % p.width);
+            // Tokens ascend, and a division would take longer.
+            while last >= (y + 1) * p.width {
+                y += 1;
+            }
+            let x = last - y * p.width;
             (rows.y[i], rows.x[i]) = (y as f32, x as f32);
             rows.window[i] = ((y - first) * layout.line + x) * layout.pitch;
             rows.scale[i] = call.query_scale[last * p.num_heads + head.index] * LOG2_E;

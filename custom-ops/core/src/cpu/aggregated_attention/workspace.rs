@@ -131,18 +131,20 @@ impl<'h> Workspace<'h> {
         selected: &[u32],
     ) {
         let (p, reach) = (call.problem, call.problem.window / 2);
-        let (mut next, mut token_row) = (0, None);
+        let (mut next, mut end) = (0, 0);
         for &token in selected {
-            let row = token as usize / p.width - first;
-            if token_row == Some(row) {
+            // Tokens ascend: most are in the row of the one before.
+            if (token as usize) < end {
                 continue;
             }
-            token_row = Some(row);
+            let row = token as usize / p.width;
+            end = (row + 1) * p.width;
             // Line `l` of the band is row `first + l - reach` of the grid.
-            for line in next.max(row)..=row + 2 * reach {
+            let lines = next.max(row - first)..row - first + 2 * reach + 1;
+            next = lines.end;
+            for line in lines {
                 self.load_line(call, head, line, (first + line).checked_sub(reach).filter(|&row| row < p.height));
             }
-            next = row + 2 * reach + 1;
         }
     }
 
