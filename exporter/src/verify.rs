@@ -181,10 +181,11 @@ impl Subject<'_> {
         agreement: &mut Agreement,
     ) -> Result<usize, Error> {
         let mut undecided = 0;
-        // In the order of the layers: what follows an undecided row may differ.
-        for name in self.model.layers().iter().map(|layer| format!("{GATES}{}", layer.path)) {
-            let Some(reference) = expected.gates.get(&name) else { continue };
-            let found = numbers(outputs, &name)?;
+        // In the order of the graph: what follows an undecided row may differ.
+        let recorded = self.recorded.outputs.iter().map(|output| &output.name);
+        for name in recorded.filter(|name| name.starts_with(GATES)) {
+            let Some(reference) = expected.gates.get(name) else { continue };
+            let found = numbers(outputs, name)?;
             let heads = *reference.dims().last().unwrap_or(&1);
             let reference = values(reference)?;
             if found.len() != reference.len() {

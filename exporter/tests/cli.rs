@@ -96,6 +96,7 @@ fn every_option() {
     for option in [
         "--family",
         "--config",
+        "--part",
         "--dtype",
         "--attention",
         "--opset",
@@ -123,4 +124,20 @@ fn dense_families_and_configs() {
     assert!(done.status.success(), "{}", text(&done.stderr));
     assert!(text(&done.stdout).contains("top-k       4 (x3)"), "{}", text(&done.stdout));
     assert!(fs::read_to_string(folder.path().join("all/config.json")).unwrap().contains("moh_routed_fraction"));
+}
+
+#[test]
+fn parts_of_an_encoder_decoder() {
+    let folder = copy("tests/golden/moa-dec-tiny");
+    let done = export(folder.path(), &[".", "-o", "out/decoder.onnx", "--part", "decoder"]);
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    assert!(text(&done.stdout).contains("same heads in all 120 rows"), "{}", text(&done.stdout));
+    let done = export(folder.path(), &[".", "-o", "out/encoder.onnx", "--part", "encoder"]);
+    assert!(!done.status.success() && text(&done.stderr).contains("encoder.layers.0."), "{}", text(&done.stderr));
+    assert!(!folder.path().join("out/encoder.onnx").exists());
+
+    let folder = copy("tests/golden/llama-moh-tiny");
+    let done = export(folder.path(), &[".", "-o", "out/model.onnx", "--part", "decoder"]);
+    let said = text(&done.stderr);
+    assert!(!done.status.success() && said.contains("--part") && said.contains("moh-llama"), "{said}");
 }

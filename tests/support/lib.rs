@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use candle_core::Device;
-use moh_export::{AttentionStyle, Options as Export};
+use moh_export::{AttentionStyle, Options as Export, Part};
 use moh_models::eager::Eager;
 use moh_models::families::Inputs;
 use moh_models::{Checkpoint, Model};
@@ -64,10 +64,13 @@ pub struct Candle {
 }
 
 impl Candle {
-    /// Loads a checkpoint.
-    pub fn load(folder: &Path) -> Candle {
-        let model = Model::load(&Checkpoint::open(folder, None).unwrap(), None).unwrap();
-        Candle { model, eager: Eager::new().with_taps() }
+    /// Loads a checkpoint, or a part of it.
+    pub fn load(folder: &Path, part: Option<Part>) -> Candle {
+        let mut checkpoint = Checkpoint::open(folder, None).unwrap();
+        if let Some(part) = part {
+            checkpoint.configure("part", part.name());
+        }
+        Candle { model: Model::load(&checkpoint, None).unwrap(), eager: Eager::new().with_taps() }
     }
 }
 
@@ -82,7 +85,10 @@ fn to_candle(tensor: &Tensor) -> candle_core::Tensor {
 fn from_candle(tensor: &candle_core::Tensor) -> Tensor {
     let flat = tensor.flatten_all().unwrap();
     match flat.dtype() {
-        candle_core::DType::I64 => Tensor::new(tensor.dims(), flat.to_vec1::<i64>().unwrap()).unwrap(),
+        candle_core::DType::I64 | candle_core::DType::U8 => {
+            let flat = flat.to_dtype(candle_core::DType::I64).unwrap();
+            Tensor::new(tensor.dims(), flat.to_vec1::<i64>().unwrap()).unwrap()
+        }
         _ => Tensor::new(tensor.dims(), flat.to_vec1::<f32>().unwrap()).unwrap(),
     }
 }
@@ -154,7 +160,8 @@ pub fn ways(folder: &Path, target: &Path, export_options: &Export) -> Vec<(Strin
     let routed = export(folder, &target.join("routed"), export_options);
     let portable_options = Export { attention: AttentionStyle::Portable, ..export_options.clone() };
     let portable = export(folder, &target.join("portable"), &portable_options);
-    let mut ways: Vec<(String, Box<dyn Runner>)> = vec![("candle".to_owned(), Box::new(Candle::load(folder)))];
+    let mut ways: Vec<(String, Box<dyn Runner>)> =
+        vec![("candle".to_owned(), Box::new(Candle::load(folder, export_options.part)))];
     for (name, options) in runtimes() {
         ways.push((name.to_owned(), Box::new(moh_runtime::Model::load(&routed, &options).unwrap())));
         if name != "onnxruntime + library" {
@@ -165,7 +172,7 @@ pub fn ways(folder: &Path, target: &Path, export_options: &Export) -> Vec<(Strin
     ways
 }
 
-/// Reads a .safetensors file.
+/// Reads a .safetensors file; bytes come as int64.
 pub fn read_tensors(path: &Path) -> Tensors {
     let tensors = candle_core::safetensors::load(path, &Device::Cpu).unwrap();
     tensors.iter().map(|(name, tensor)| (name.clone(), from_candle(tensor))).collect()
