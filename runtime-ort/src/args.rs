@@ -17,7 +17,7 @@ pub(crate) struct Args {
 pub(crate) enum Command {
     /// Runs a model once on tensors from a file.
     Infer(InferArgs),
-    /// Continues a prompt with a language model, greedily.
+    /// Continues prompts with a language model.
     Generate(GenerateArgs),
     /// Says what is in images.
     Classify(ClassifyArgs),
@@ -46,12 +46,32 @@ pub(crate) struct InferArgs {
 pub(crate) struct GenerateArgs {
     /// The .onnx file, or the folder that holds model.onnx; tokenizer.json and config.json are beside it.
     pub(crate) model: PathBuf,
-    /// The text to continue; `-` reads it from standard input.
-    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
-    pub(crate) prompt: String,
+    /// The text to continue; `-` reads it from standard input. Several prompts are continued together.
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, required_unless_present = "interactive")]
+    pub(crate) prompt: Vec<String>,
+    /// Continue every line of standard input, each on its own.
+    #[arg(long, conflicts_with = "prompt")]
+    pub(crate) interactive: bool,
     /// The most tokens to generate.
     #[arg(long, value_name = "N", default_value = "128")]
     pub(crate) max_tokens: NonZeroUsize,
+    /// Draw tokens at random, more (below 1) or less (above 1) by their probability; 0 takes the most probable one
+    /// [default: 0, or 1 with --top-k or --top-p].
+    #[arg(long, value_name = "T")]
+    pub(crate) temperature: Option<f64>,
+    /// Draw from the K most probable tokens only.
+    #[arg(long, value_name = "K")]
+    pub(crate) top_k: Option<NonZeroUsize>,
+    /// Draw from the most probable tokens that together have this probability.
+    #[arg(long, value_name = "P")]
+    pub(crate) top_p: Option<f64>,
+    /// The same seed draws the same tokens.
+    #[arg(long, default_value = "0")]
+    pub(crate) seed: u64,
+    /// End before this text; may be given several times.
+    #[arg(long, value_name = "TEXT", conflicts_with = "ids", allow_hyphen_values = true,
+        value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub(crate) stop: Vec<String>,
     /// Go on after a token that ends the text.
     #[arg(long)]
     pub(crate) ignore_eos: bool,

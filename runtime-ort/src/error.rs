@@ -157,7 +157,7 @@ pub enum Error {
         /// What was asked for, and what there is.
         reason: String,
     },
-    /// A prompt that cannot be continued.
+    /// A prompt that cannot be continued, or not in this way.
     #[error("prompt: {0}")]
     Prompt(String),
 }

@@ -3,19 +3,23 @@
 mod config;
 mod interface;
 mod prompts;
+mod sampling;
 mod text;
 
 pub use config::GenerationConfig;
 pub use prompts::Prompts;
+pub use sampling::Sampling;
 pub use text::TextStream;
 
 use crate::error::{Error, Result};
 use crate::model::Model;
+use crate::random::Random;
 use crate::task;
 use crate::tensor::Tensor;
 use crate::value::Value;
 use interface::{ATTENTION_MASK, INPUT_IDS, Interface, POSITION_IDS};
 use prompts::Sequences;
+use sampling::most_probable;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
@@ -26,6 +30,8 @@ pub struct GenerateOptions<'a> {
     pub max_tokens: usize,
     /// Tokens that end a sequence; they are part of it.
     pub stop: &'a [i64],
+    /// How tokens are drawn; `None`: the most probable one each time, the lowest id among equals.
+    pub sampling: Option<Sampling>,
     /// Whether to keep the logits that each token was taken from.
     pub keep_logits: bool,
 }
@@ -78,19 +84,28 @@ impl LanguageModel {
         &mut self.model
     }
 
-    /// Continues every prompt greedily: the most probable token each time, the lowest id among equals.
+    /// Continues every prompt. Random tokens of a sequence depend on the seed, its place in the batch and its logits alone.
     ///
     /// `on_step` sees every step's tokens, one a prompt, as soon as they are known (`None` for a prompt that has ended), and
     /// may break off.
     ///
     /// # Errors
-    /// [`Error::Run`] where the runtime fails or the logits are not numbers.
+    /// [`Error::Run`] where the runtime fails or the logits are not numbers, [`Error::Prompt`] for sampling that makes no sense.
     pub fn generate(
         &mut self,
         prompts: &Prompts,
         options: &GenerateOptions<'_>,
         mut on_step: impl FnMut(&[Option<i64>]) -> ControlFlow<()>,
     ) -> Result<Generated> {
+        if let Some(problem) = options.sampling.as_ref().and_then(Sampling::problem) {
+            return Err(Error::Prompt(problem));
+        }
+        let seed = options.sampling.as_ref().map_or(0, |sampling| sampling.seed);
+        let mut random: Vec<Random> = (0..).take(prompts.batch()).map(|stream| Random::new(seed, stream)).collect();
+        let mut choose = |(row, logits): (usize, &Vec<f32>)| match &options.sampling {
+            Some(sampling) => sampling.draw(logits, &mut random[row]),
+            None => most_probable(logits),
+        };
         let mut tokens: Vec<Vec<i64>> = vec![Vec::new(); prompts.batch()];
         let ended = |sequence: &Vec<i64>| sequence.last().is_some_and(|token| options.stop.contains(token));
         let mut kept = Vec::new();
@@ -101,7 +116,7 @@ impl LanguageModel {
             let began = Instant::now();
             let outputs = self.step(&sequences, cache)?;
             let logits = self.last_logits(&outputs[self.interface.logits], &sequences)?;
-            let next = logits.iter().map(|row| most_probable(row)).collect::<Option<Vec<i64>>>();
+            let next = logits.iter().enumerate().map(&mut choose).collect::<Option<Vec<i64>>>();
             let next = next.ok_or_else(|| self.bad_logits("none is a number".to_owned()))?;
             times.push(began.elapsed());
             if options.keep_logits {
@@ -167,30 +182,10 @@ fn by_sequence(steps: &[Vec<Vec<f32>>], batch: usize) -> Result<Tensor> {
     Tensor::new([batch, steps.len(), vocabulary], data)
 }
 
-/// The greatest logit's token, the lowest among equals; `None` where no logit is a number.
-fn most_probable(logits: &[f32]) -> Option<i64> {
-    let mut best: Option<(i64, f32)> = None;
-    for (token, &logit) in (0..).zip(logits) {
-        if !logit.is_nan() && best.is_none_or(|(_, most)| logit > most) {
-            best = Some((token, logit));
-        }
-    }
-    best.map(|(token, _)| token)
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-
-    #[test]
-    fn the_lowest_token_among_equals_is_taken_and_nan_never() {
-        assert_eq!(most_probable(&[1.0, 3.0, 3.0, 2.0]), Some(1));
-        assert_eq!(most_probable(&[f32::NAN, -1.0, f32::NAN, -0.5]), Some(3));
-        assert_eq!(most_probable(&[f32::NEG_INFINITY, f32::NEG_INFINITY]), Some(0));
-        assert_eq!(most_probable(&[f32::NAN]), None);
-        assert_eq!(most_probable(&[]), None);
-    }
 
     #[test]
     fn logits_are_gathered_by_sequence() {

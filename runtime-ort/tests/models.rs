@@ -3,7 +3,7 @@
 
 mod support;
 
-use moh_runtime::generate::{GenerateOptions, LanguageModel, Prompts};
+use moh_runtime::generate::{GenerateOptions, LanguageModel, Prompts, Sampling};
 use moh_runtime::{Dim, ElementType, Error, Model, Options, RuntimeChoice, Tensor, Value};
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -285,7 +285,7 @@ fn a_sequence_ends_at_a_stop_token_while_others_go_on() {
     assert_ne!(lengths[0], lengths[1], "the sequences end at different steps");
     for mut model in language_models(&path) {
         let mut seen = Vec::new();
-        let options = GenerateOptions { max_tokens: 12, stop: &[stop], keep_logits: false };
+        let options = GenerateOptions { max_tokens: 12, stop: &[stop], ..GenerateOptions::default() };
         let batch = Prompts::new(&prompts, 0).unwrap();
         let collect = |step: &[Option<i64>]| {
             seen.push(step.to_vec());
@@ -298,6 +298,28 @@ fn a_sequence_ends_at_a_stop_token_while_others_go_on() {
             assert_eq!(shown, *tokens, "on_step sees the same tokens");
         }
         assert_eq!(seen.len(), lengths[0].max(lengths[1]));
+    }
+}
+
+#[test]
+fn tokens_drawn_at_random_depend_on_the_seed_and_the_place() {
+    let (_folder, path) = counter();
+    let prompts = Prompts::new(&[vec![1, 2], vec![1, 2]], 0).unwrap();
+    for mut model in language_models(&path) {
+        let mut draw = |seed, temperature| {
+            let sampling = Some(Sampling { temperature, top_k: None, top_p: 1.0, seed });
+            let options = GenerateOptions { max_tokens: 30, sampling, ..GenerateOptions::default() };
+            model.generate(&prompts, &options, go_on).unwrap().tokens
+        };
+        let drawn = draw(1, 50.0);
+        assert_eq!(drawn, draw(1, 50.0));
+        assert_ne!(drawn, draw(2, 50.0));
+        assert_ne!(drawn[0], drawn[1]);
+        assert_eq!(draw(1, 1e-3), [count_on(&[1, 2], 30), count_on(&[1, 2], 30)]);
+        let sampling = Some(Sampling { temperature: -1.0, top_k: None, top_p: 1.0, seed: 0 });
+        let options = GenerateOptions { max_tokens: 1, sampling, ..GenerateOptions::default() };
+        let error = model.generate(&prompts, &options, go_on).unwrap_err().to_string();
+        assert_eq!(error, "prompt: temperature: expected a positive number, found -1");
     }
 }
 

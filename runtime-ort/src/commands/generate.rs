@@ -1,9 +1,12 @@
-//! `moh-run generate`: a prompt in, its continuation out, as it comes.
+//! `moh-run generate`: prompts in, their continuations out, as they come.
+
+mod printer;
 
 use crate::args::GenerateArgs;
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use moh_runtime::generate::{GenerateOptions, Generated, GenerationConfig, LanguageModel, Prompts, TextStream};
-use std::io::{Read, Write};
+use moh_runtime::generate::{GenerateOptions, Generated, GenerationConfig, LanguageModel, Prompts, Sampling};
+use printer::Printer;
+use std::io::{BufRead, IsTerminal, Read, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::Duration;
@@ -13,28 +16,81 @@ use tokenizers::Tokenizer;
 const LONGEST_PROMPT: u64 = 16 << 20;
 
 pub(crate) fn run(args: &GenerateArgs) -> Result<()> {
-    let mut model = LanguageModel::new(super::load(&args.model, &args.runtime)?)?;
+    let model = LanguageModel::new(super::load(&args.model, &args.runtime)?)?;
     let folder = model.model().path().parent().unwrap_or(Path::new("")).to_owned();
     let tokenizer = load_tokenizer(&folder.join("tokenizer.json"))?;
     let config = GenerationConfig::from_folder(&folder)?;
-    let prompt = encode(&tokenizer, &prompt_text(&args.prompt)?, &config)?;
-    let max_tokens = room(&prompt, args, &config)?;
-
-    let ids: Vec<i64> = prompt.iter().map(|&id| i64::from(id)).collect();
-    let stop = if args.ignore_eos { &[][..] } else { &config.end };
-    let options = GenerateOptions { max_tokens, stop, keep_logits: false };
-    let mut printer = Printer::new(args.ids, &tokenizer, &prompt, stop)?;
-    let mut printed = Ok(());
-    let generated = model.generate(&Prompts::new(&[ids], 0)?, &options, |step| {
-        printed = step.iter().flatten().try_for_each(|&token| printer.push(token));
-        if printed.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-    })?;
-    printed?;
-    printer.finish()?;
-    if !args.runtime.quiet {
-        report(&generated, prompt.len(), model.model().runtime_name());
+    let mut session = Session { args, model, tokenizer, config };
+    if args.interactive {
+        return session.interact();
     }
-    Ok(())
+    session.continue_all(&prompt_texts(&args.prompt)?)
+}
+
+struct Session<'a> {
+    args: &'a GenerateArgs,
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    config: GenerationConfig,
+}
+
+impl Session<'_> {
+    /// A continuation of every line of standard input; a line that cannot be continued is told, and the next one read.
+    fn interact(&mut self) -> Result<()> {
+        let stdin = std::io::stdin();
+        loop {
+            if stdin.is_terminal() {
+                write("> ")?;
+            }
+            let mut line = Vec::new();
+            if stdin.lock().take(LONGEST_PROMPT).read_until(b'\n', &mut line).context("cannot read standard input")?
+                == 0
+            {
+                return Ok(());
+            }
+            let line = String::from_utf8(line).context("standard input: expected text in UTF-8")?;
+            let line = line.trim_end_matches(['\r', '\n']);
+            if line.is_empty() {
+                continue;
+            }
+            match self.continue_all(&[line.to_owned()]) {
+                Err(error) if error.downcast_ref::<std::io::Error>().is_none() => eprintln!("error: {error:#}"),
+                result => result?,
+            }
+        }
+    }
+
+    /// Continues the prompts as one batch: one as its text comes, several one after the other at the end.
+    fn continue_all(&mut self, texts: &[String]) -> Result<()> {
+        let args = self.args;
+        let prompts =
+            texts.iter().map(|text| encode(&self.tokenizer, text, &self.config)).collect::<Result<Vec<Vec<u32>>>>()?;
+        let max_tokens = room(&prompts, args, &self.config)?;
+        let ids: Vec<Vec<i64>> = prompts.iter().map(|ids| ids.iter().map(|&id| i64::from(id)).collect()).collect();
+        let stop = if args.ignore_eos { &[][..] } else { &self.config.end };
+        let options = GenerateOptions { max_tokens, stop, sampling: sampling(args), keep_logits: false };
+        let printer = |prompt: &Vec<u32>| Printer::new(args.ids, &self.tokenizer, prompt, stop, &args.stop);
+        let mut printers = prompts.iter().map(printer).collect::<Result<Vec<Printer<'_>>>>()?;
+        let mut output = Output { shown: vec![String::new(); texts.len()] };
+        let mut printed = Ok(());
+        let generated = self.model.generate(&Prompts::new(&ids, 0)?, &options, |step| {
+            printed = step.iter().enumerate().try_for_each(|(row, token)| match token {
+                Some(token) => output.add(row, &printers[row].push(*token)?),
+                None => Ok(()),
+            });
+            let go_on = printed.is_ok() && !printers.iter().all(Printer::ended);
+            if go_on { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        })?;
+        printed?;
+        for (row, printer) in printers.iter_mut().enumerate() {
+            output.add(row, &printer.finish()?)?;
+        }
+        output.finish(args.ids)?;
+        if !args.runtime.quiet {
+            report(&generated, prompts.iter().map(Vec::len).sum(), self.model.model().runtime_name());
+        }
+        Ok(())
+    }
 }
 
 fn load_tokenizer(path: &Path) -> Result<Tokenizer> {
@@ -43,10 +99,13 @@ fn load_tokenizer(path: &Path) -> Result<Tokenizer> {
     Tokenizer::from_bytes(text).map_err(|e| anyhow!("{}: not a tokenizer: {e}", path.display()))
 }
 
-fn prompt_text(argument: &str) -> Result<String> {
-    if argument != "-" {
-        return Ok(argument.to_owned());
-    }
+fn prompt_texts(arguments: &[String]) -> Result<Vec<String>> {
+    let from_input = arguments.iter().filter(|argument| *argument == "-").count();
+    ensure!(from_input <= 1, "only one prompt can be read from standard input");
+    arguments.iter().map(|argument| if argument == "-" { read_prompt() } else { Ok(argument.clone()) }).collect()
+}
+
+fn read_prompt() -> Result<String> {
     let mut text = Vec::new();
     std::io::stdin().take(LONGEST_PROMPT + 1).read_to_end(&mut text).context("cannot read standard input")?;
     ensure!(text.len() as u64 <= LONGEST_PROMPT, "standard input: expected a prompt of at most {LONGEST_PROMPT} bytes");
@@ -63,14 +122,13 @@ fn encode(tokenizer: &Tokenizer, text: &str, config: &GenerationConfig) -> Resul
     }
 }
 
-/// How many tokens may be generated.
-fn room(prompt: &[u32], args: &GenerateArgs, config: &GenerationConfig) -> Result<usize> {
+/// How many tokens may be generated after every prompt.
+fn room(prompts: &[Vec<u32>], args: &GenerateArgs, config: &GenerationConfig) -> Result<usize> {
     let wanted = args.max_tokens.get();
+    let prompt = prompts.iter().map(Vec::len).max().unwrap_or(0);
     let Some(longest) = config.max_length else { return Ok(wanted) };
-    match longest.checked_sub(prompt.len()) {
-        None | Some(0) => {
-            bail!("the prompt has {} tokens, the model's longest sequence is {longest}", prompt.len())
-        }
+    match longest.checked_sub(prompt) {
+        None | Some(0) => bail!("the prompt has {prompt} tokens, the model's longest sequence is {longest}"),
         Some(room) if room < wanted => {
             if !args.runtime.quiet {
                 eprintln!("note: at most {room} tokens, because the model's longest sequence is {longest}");
@@ -81,36 +139,37 @@ fn room(prompt: &[u32], args: &GenerateArgs, config: &GenerationConfig) -> Resul
     }
 }
 
-/// Writes tokens to standard output, as numbers or as text.
-struct Printer<'t> {
-    text: Option<TextStream<'t>>,
-    stop: &'t [i64],
-    any: bool,
+/// How tokens are drawn; `None`: greedily, which a temperature of 0 asks for, too.
+fn sampling(args: &GenerateArgs) -> Option<Sampling> {
+    let drawn = args.temperature.is_some() || args.top_k.is_some() || args.top_p.is_some();
+    let temperature = args.temperature.unwrap_or(1.0);
+    let (top_k, top_p) = (args.top_k.map(Into::into), args.top_p.unwrap_or(1.0));
+    (drawn && temperature != 0.0).then_some(Sampling { temperature, top_k, top_p, seed: args.seed })
 }
 
-impl<'t> Printer<'t> {
-    fn new(ids: bool, tokenizer: &'t Tokenizer, prompt: &[u32], stop: &'t [i64]) -> Result<Printer<'t>> {
-        let text = if ids { None } else { Some(TextStream::new(tokenizer, prompt).map_err(|e| anyhow!(e))?) };
-        Ok(Printer { text, stop, any: false })
+/// Text that is on standard output already, or waits for its turn.
+struct Output {
+    shown: Vec<String>,
+}
+
+impl Output {
+    fn add(&mut self, row: usize, piece: &str) -> Result<()> {
+        if let [_] = self.shown[..] {
+            return write(piece);
+        }
+        self.shown[row] += piece;
+        Ok(())
     }
 
-    fn push(&mut self, token: i64) -> Result<()> {
-        let piece = match &mut self.text {
-            None if self.any => format!(" {token}"),
-            None => token.to_string(),
-            Some(_) if self.stop.contains(&token) => return Ok(()),
-            Some(text) => {
-                let token = u32::try_from(token).with_context(|| format!("token {token} is out of range"))?;
-                text.push(token).map_err(|e| anyhow!(e))?
-            }
-        };
-        self.any = true;
-        write(&piece)
-    }
-
-    fn finish(self) -> Result<()> {
-        let rest = self.text.map_or(Ok(String::new()), TextStream::finish).map_err(|e| anyhow!(e))?;
-        write(&(rest + "\n"))
+    fn finish(self, ids: bool) -> Result<()> {
+        if let [_] = self.shown[..] {
+            return write("\n");
+        }
+        for (number, text) in (1..).zip(self.shown) {
+            let title = if ids { String::new() } else { format!("==> prompt {number} <==\n") };
+            write(&format!("{title}{text}\n"))?;
+        }
+        Ok(())
     }
 }
 
@@ -126,7 +185,9 @@ fn report(generated: &Generated, prompt: usize, runtime: &str) {
     let line = |name: &str, tokens: usize, time: Duration| {
         eprintln!("{name} {tokens} tokens in {:.3} s, {:.1} tokens/s", time.as_secs_f64(), rate(tokens, time));
     };
+    // Every sequence's first token comes with the prompt.
+    let decoded = generated.tokens.iter().map(|tokens| tokens.len().saturating_sub(1)).sum();
     eprintln!("runtime {runtime}");
     line("prefill", prompt, generated.prefill);
-    line("decode", generated.decode_steps, generated.decode);
+    line("decode", decoded, generated.decode);
 }
