@@ -92,8 +92,8 @@ fn classes_are_those_of_the_logits() {
     let plane = |c: usize, mean: f32, std: f32| picture.plane(c).map(move |x| (f32::from(x) / 255.0 - mean) / std);
     let pixels = plane(0, 0.5, 0.25).chain(plane(1, 0.25, 0.5)).chain(plane(2, 0.75, 1.0)).collect();
     let pixels = Tensor::new([1, 3, 64, 64], pixels).unwrap();
-    let reference = moh::Candle::load(&golden("vit-tiny-b"), None);
-    let logits = moh::Runner::run(&mut { reference }, &[("pixel_values".to_owned(), pixels)].into())["logits"].clone();
+    let mut reference = moh::Candle::load(&golden("vit-tiny-b"), None);
+    let logits = moh::Runner::run(&mut reference, &[("pixel_values".to_owned(), pixels)].into())["logits"].clone();
     let logits = logits.as_slice::<f32>().unwrap().to_vec();
     let mut order: Vec<usize> = (0..10).collect();
     order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));

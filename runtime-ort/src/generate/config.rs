@@ -31,7 +31,7 @@ impl GenerationConfig {
     /// nothing.
     ///
     /// # Errors
-    /// [`Error::Read`] or [`Error::Malformed`] for a file that is there.
+    /// [`Error::Read`](crate::Error::Read) or [`Error::Malformed`](crate::Error::Malformed) for a file that is there.
     pub fn from_folder(folder: &Path) -> Result<GenerationConfig> {
         let model: File = read_json(&folder.join("config.json"))?;
         let generation: File = read_json(&folder.join("generation_config.json"))?;

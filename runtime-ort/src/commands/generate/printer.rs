@@ -116,7 +116,7 @@ mod tests {
         assert_eq!(shown(&[0, 1, 2, 0], false, &[], &[]), owned(&["a", "b", "c", "a"], ""));
         assert_eq!(shown(&[0, 1, 2, 0], false, &[], &["bc"]), owned(&["a", "", "", ""], ""));
         assert_eq!(shown(&[1, 1, 2, 0], false, &[], &["bc"]), owned(&["", "b", "", ""], ""));
-        assert_eq!(shown(&[0, 1, 0, 1], false, &[], &["bc"]), owned(&["a", "", "ba", ""], "b"));
+        assert_eq!(shown(&[0, 1, 1, 1], false, &[], &["bc"]), owned(&["a", "", "b", "b"], "b"));
         assert_eq!(shown(&[0, 1, 2], false, &[], &["c", "bcx"]), owned(&["a", "", "b"], ""));
         assert_eq!(shown(&[3, 4, 0, 1], false, &[], &["éa"]), owned(&["", "", "", ""], ""));
     }
