@@ -3,9 +3,9 @@
 use clap::builder::PossibleValuesParser;
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};
 use moh_export::{AttentionStyle, DEFAULT_OPSET, ElementType, Options, Part};
-use moh_models::Checkpoint;
 use moh_models::families;
 use moh_models::presets::{self, Source};
+use moh_models::{Checkpoint, Config};
 use std::path::{Path, PathBuf};
 
 /// Export a Mixture-of-Head checkpoint to ONNX.
@@ -48,9 +48,13 @@ pub(crate) struct SourceArgs {
 
 impl SourceArgs {
     /// Opens the checkpoint.
-    pub(crate) fn open(&self, checkpoint: &Path) -> Result<Checkpoint, moh_models::Error> {
+    pub(crate) fn open(&self, checkpoint: &Path, part: Option<Part>) -> Result<Checkpoint, moh_models::Error> {
         let source = Source::new(self.config.as_deref(), self.preset.as_deref());
-        presets::open(checkpoint, source, self.weights_key.as_deref())
+        let mut checkpoint = presets::open(checkpoint, source, self.weights_key.as_deref())?;
+        if let Some(part) = part {
+            checkpoint.configure("part", part.name());
+        }
+        Ok(checkpoint)
     }
 }
 
@@ -65,6 +69,8 @@ pub(crate) struct InspectArgs {
     pub(crate) family: Option<String>,
     #[command(flatten)]
     pub(crate) source: SourceArgs,
+    #[command(flatten)]
+    pub(crate) part: PartArgs,
     /// New tokens of a sequence [default: 512, or as many as the model takes].
     #[arg(long, value_name = "N")]
     pub(crate) tokens: Option<usize>,
@@ -88,6 +94,8 @@ pub(crate) struct RandomArgs {
     /// Model family [default: the config's key `family`].
     #[arg(long)]
     pub(crate) family: Option<String>,
+    #[command(flatten)]
+    pub(crate) part: PartArgs,
     /// Element type.
     #[arg(long, value_enum, default_value = "f32")]
     pub(crate) dtype: Dtype,
@@ -116,9 +124,8 @@ struct ExportArgs {
     #[command(flatten)]
     source: SourceArgs,
 
-    /// Part of an encoder-decoder model, each a model of its own [default: the config's key `part`].
-    #[arg(long, value_enum)]
-    part: Option<PartName>,
+    #[command(flatten)]
+    part: PartArgs,
 
     /// Element type of weights and activations [default: the checkpoint's; f16 for bf16].
     #[arg(long, value_enum)]
@@ -170,6 +177,31 @@ enum PartName {
     Decoder,
 }
 
+/// Which part of a model is meant.
+#[derive(Debug, clap::Args)]
+pub(crate) struct PartArgs {
+    /// Part of an encoder-decoder model, each a model of its own [default: the config's key `part`].
+    #[arg(long, value_enum)]
+    part: Option<PartName>,
+}
+
+impl PartArgs {
+    /// The part, if one is named.
+    pub(crate) fn part(&self) -> Option<Part> {
+        self.part.map(|part| match part {
+            PartName::Encoder => Part::Encoder,
+            PartName::Decoder => Part::Decoder,
+        })
+    }
+
+    /// Puts the part into a configuration.
+    pub(crate) fn put(&self, config: &mut Config) {
+        if let Some(part) = self.part() {
+            config.set("part", part.name().into());
+        }
+    }
+}
+
 impl Dtype {
     /// The file's element type.
     pub(crate) fn element_type(self) -> ElementType {
@@ -198,10 +230,7 @@ impl Args {
             config: args.source.config,
             preset: args.source.preset,
             weights_key: args.source.weights_key,
-            part: args.part.map(|part| match part {
-                PartName::Encoder => Part::Encoder,
-                PartName::Decoder => Part::Decoder,
-            }),
+            part: args.part.part(),
             dtype: args.dtype.map(Dtype::element_type),
             attention: args.attention,
             opset: args.opset,

@@ -69,8 +69,12 @@ pub fn inspect(model: &Model, tensors: &Tensors, lengths: Lengths) -> Result<Ins
     let workload = model.workload();
     let mut sizes = workload.sizes;
     let tokens = lengths.tokens.or(sizes.iter().find(|(name, _)| *name == "sequence").map(|(_, n)| *n)).unwrap_or(1);
+    let source = sizes.iter().find(|(name, _)| *name == "encoder_sequence").map_or(0, |(_, n)| *n);
     for (name, size) in &mut sizes {
         *size = match *name {
+            // Where the target has a cache, the source is in its own.
+            "encoder_sequence" if lengths.past > 0 => 0,
+            "encoder_past" if lengths.past > 0 => source,
             "sequence" => tokens,
             "past" => lengths.past,
             "past+sequence" => lengths.past + tokens,

@@ -142,6 +142,17 @@ fn check_output(output: &Path, checkpoint: &Checkpoint, options: &Options) -> Re
     Ok(())
 }
 
+/// Refuses to choose a part of a model that has none.
+///
+/// # Errors
+/// [`Error::Part`].
+pub fn check_part(part: Option<Part>, model: &Model) -> Result<(), Error> {
+    match part {
+        Some(_) if model.family() != "moa" => Err(Error::Part { family: model.family().to_owned() }),
+        _ => Ok(()),
+    }
+}
+
 /// Exports the checkpoint at `path` (a file, an index or a folder) to `output`, whose folder is made.
 ///
 /// # Errors
@@ -155,9 +166,7 @@ pub fn export(path: &Path, output: &Path, options: &Options) -> Result<Report, E
         checkpoint.configure("part", part.name());
     }
     let model = Model::load(&checkpoint, options.family.as_deref())?;
-    if options.part.is_some() && model.family() != "moa" {
-        return Err(Error::Part { family: model.family().to_owned() });
-    }
+    check_part(options.part, &model)?;
     check_output(output, &checkpoint, options)?;
     let target = output.parent().unwrap_or(Path::new(""));
     let sides = write::side_files(&checkpoint, target, options.force)?;

@@ -7,6 +7,7 @@ mod args;
 use anyhow::Result;
 use args::{Command, InspectArgs, RandomArgs};
 use clap::Parser;
+use moh_export::check_part;
 use moh_export::inspect::Lengths;
 use moh_models::presets::Preset;
 use moh_models::{Config, Model};
@@ -49,17 +50,22 @@ fn say(what: &impl std::fmt::Display) {
 fn inspect(args: &InspectArgs) -> Result<()> {
     let lengths = Lengths { tokens: args.tokens, past: args.past };
     let family = args.family.as_deref();
+    let planned = |mut config: Config| {
+        args.part.put(&mut config);
+        Model::plan(&config, family)
+    };
     let (model, tensors) = match (&args.checkpoint, args.source.preset.as_deref()) {
-        (Some(path), _) if is_config(path) => Model::plan(&Config::read(path)?, family)?,
+        (Some(path), _) if is_config(path) => planned(Config::read(path)?)?,
         (Some(path), _) => {
-            let checkpoint = args.source.open(path)?;
+            let checkpoint = args.source.open(path, args.part.part())?;
             let model = Model::load(&checkpoint, family)?;
             let shapes = checkpoint.names().filter_map(|name| checkpoint.get(name));
             (model, shapes.map(|weight| (weight.name().to_owned(), weight.shape().to_vec())).collect())
         }
-        (None, Some(name)) => Model::plan(&Preset::named(name)?.config()?, family)?,
+        (None, Some(name)) => planned(Preset::named(name)?.config()?)?,
         (None, None) => anyhow::bail!("neither a checkpoint nor --preset"),
     };
+    check_part(args.part.part(), &model)?;
     let inspection = moh_export::inspect::inspect(&model, &tensors, lengths)?;
     match args.json {
         true => say(&serde_json::to_string_pretty(&inspection)?),
@@ -74,14 +80,16 @@ fn is_config(path: &Path) -> bool {
 }
 
 fn random(args: &RandomArgs) -> Result<()> {
-    let (config, text) = match is_config(&args.model) {
+    let (mut config, text) = match is_config(&args.model) {
         true => (Config::read(&args.model)?, std::fs::read_to_string(&args.model)?),
         false => {
             let preset = Preset::named(&args.model.to_string_lossy())?;
             (preset.config()?, preset.config.to_owned())
         }
     };
-    let (_, tensors) = Model::plan(&config, args.family.as_deref())?;
+    args.part.put(&mut config);
+    let (model, tensors) = Model::plan(&config, args.family.as_deref())?;
+    check_part(args.part.part(), &model)?;
     let dtype = args.dtype.element_type();
     for path in moh_export::random::write(&args.output, &text, &tensors, dtype, args.seed, args.force)? {
         say(&format!("wrote {}", path.display()));

@@ -136,7 +136,22 @@ fn parts_of_an_encoder_decoder() {
     assert!(!done.status.success() && text(&done.stderr).contains("encoder.layers.0."), "{}", text(&done.stderr));
     assert!(!folder.path().join("out/encoder.onnx").exists());
 
+    for part in ["encoder", "decoder"] {
+        let done =
+            export(folder.path(), &["inspect", "--preset", "moa-big", "--part", part, "--tokens", "1", "--past", "9"]);
+        let said = text(&done.stdout);
+        assert!(done.status.success() && said.contains(&format!("{part}.layers.5.self_attn")), "{said}");
+        // A step finds the source in its cache.
+        assert_eq!(
+            said.contains("encoder_sequence = 0, encoder_past+encoder_sequence = 512"),
+            part == "decoder",
+            "{said}"
+        );
+    }
+
     let folder = copy("tests/golden/llama-moh-tiny");
+    let done = export(folder.path(), &["inspect", ".", "--part", "encoder"]);
+    assert!(!done.status.success() && text(&done.stderr).contains("moh-llama"), "{}", text(&done.stderr));
     let done = export(folder.path(), &[".", "-o", "out/model.onnx", "--part", "decoder"]);
     let said = text(&done.stderr);
     assert!(!done.status.success() && said.contains("--part") && said.contains("moh-llama"), "{said}");

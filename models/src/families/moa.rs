@@ -10,6 +10,14 @@
 //! - a decoder reads target tokens, the encoder's output and the caches, and gives `logits` (a stack: `last_hidden_state`) and
 //!   the grown caches. Targets are padded on the right, if at all, with the token `padding_idx`.
 //!
+//! Keys, with `encoder_` or `decoder_` before those marked *, or without: `layers`*, `attention_heads`*, `ffn_embed_dim`*,
+//! `normalize_before`* (false), `learned_pos`* (false: sinusoidal), `vocab_size`* (as the tensor has it); `encoder_embed_dim`,
+//! `decoder_embed_dim`, `num_expert`, `head_dim`; `activation_fn` relu (default) or gelu; `ffd_type` normal (default) or moe, with
+//! `ffd_moe_k` (4) active experts; `share_all_embeddings`, `share_decoder_input_output_embed`, `no_scale_embedding`,
+//! `no_token_positional_embeddings`, `layernorm_embedding`, `no_decoder_final_norm` (false); `max_source_positions`,
+//! `max_target_positions` (1024). Ours are `part`, `padding_idx` (1), `layer_norm_eps` (1e-5) and `renormalize_gates` (false: the
+//! gates are probabilities among all experts, as published; true: among the selected ones, as in the paper's equation 9).
+//!
 //! One decoder graph serves every call. Keys and values of the source are those of `past_key_values.*.encoder`, followed by
 //! those computed from `encoder_hidden_states`; `encoder_attention_mask` covers both. The first call gives the encoder's
 //! output and empty caches; each later one gives back `present.*` and an `encoder_hidden_states` of length 0, so that the
@@ -70,13 +78,13 @@ impl Family for Moa {
         let blocks = (0..settings.layers).map(|i| Block::load(l, &settings, &format!("{root}.layers.{i}"))).collect();
         let norm = settings.final_norm.then(|| Norm::load(l, &settings, &format!("{root}.layer_norm")));
         let head = match &embedding {
-            Some(embedding) => Head::load(l, &settings, embedding)?,
+            Some(embedding) => Head::load(l, &settings, root, embedding)?,
             None => None,
         };
         let mixtures = settings.mixture.is_some();
-        loader.finish(|name| match name.strip_prefix(root).and_then(|rest| rest.strip_prefix('.')) {
-            Some(rest) => unused(rest, mixtures),
-            None => other_part(name, part) || Head::ignores(name),
+        loader.finish(|name| {
+            let own = name.strip_prefix(root).and_then(|rest| rest.strip_prefix('.'));
+            other_part(name, part) || Head::ignores(name) || own.is_some_and(|name| unused(name, mixtures))
         })?;
         Ok(Moa { settings, root: root.to_owned(), embedding, blocks, norm, head })
     }

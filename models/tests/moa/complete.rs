@@ -1,7 +1,7 @@
 //! Complete models: embeddings, positions and heads in f64, and the layers as in the stacks.
 
 use crate::oracle::{Oracle, Rows};
-use crate::synthetic::{Case, SOURCE_WIDTH, Shapes, VOCAB, WIDTH, complete, config, random};
+use crate::synthetic::{Case, SOURCE_WIDTH, VOCAB, WIDTH, complete, config, random};
 use crate::*;
 use moh_models::families::Port;
 use serde_json::json;
@@ -85,7 +85,7 @@ fn a_complete_model_is_its_stack() {
 }
 
 /// fairseq's `masked_lm`: dense layer, activation, norm, projection to the vocabulary, bias.
-fn masked_lm(root: &str, own_projection: bool, extra: serde_json::Value) -> (Case, Shapes) {
+fn masked_lm(root: &str, own_projection: bool, extra: serde_json::Value) -> Case {
     let config = config("encoder", extra);
     let mut shapes = complete(root, &config);
     let mut add = |name: &str, shape: &[usize]| shapes.push((format!("encoder.{name}"), shape.to_vec()));
@@ -99,23 +99,22 @@ fn masked_lm(root: &str, own_projection: bool, extra: serde_json::Value) -> (Cas
     if own_projection {
         add("embed_out.weight", &[VOCAB, WIDTH]);
     }
-    (Case::new(&config, &random(&shapes, 80)), shapes)
+    Case::new(&config, &random(&shapes, 80))
 }
 
 #[test]
 fn masked_language_models() {
-    const ROOT: &str = "encoder.sentence_encoder";
-    for own_projection in [false, true] {
-        let extra = json!({"normalize_before": own_projection, "activation_fn": "gelu"});
-        let (case, _) = masked_lm(ROOT, own_projection, extra);
+    for (root, own_projection, before) in [("encoder.sentence_encoder", true, true), ("encoder", false, false)] {
+        let extra = json!({"normalize_before": before, "activation_fn": "gelu"});
+        let case = masked_lm(root, own_projection, extra);
         let model = case.model();
         assert_eq!(names(&model.outputs()), ["logits"]);
-        assert_eq!(model.layers()[0].path, "encoder.sentence_encoder.layers.0.self_attn");
+        assert_eq!(model.layers()[0].path, format!("{root}.layers.0.self_attn"));
         let oracle = Oracle::new(&case.checkpoint, &case.config);
         let bias = case.checkpoint.get("encoder.lm_output_learned_bias").unwrap().to_f32();
         let projection = match own_projection {
             true => "encoder.embed_out.weight".to_owned(),
-            false => format!("{ROOT}.embed_tokens.weight"),
+            false => format!("{root}.embed_tokens.weight"),
         };
         let logits = |x: &Vec<f64>| {
             let x = oracle.linear("encoder.lm_head_transform_weight", x);
@@ -125,9 +124,20 @@ fn masked_language_models() {
         };
         let (outputs, _) = run(&model, &source_inputs());
         let expected: Vec<Rows> =
-            SOURCES.iter().map(|tokens| encode(&oracle, ROOT, tokens).iter().map(logits).collect()).collect();
+            SOURCES.iter().map(|tokens| encode(&oracle, root, tokens).iter().map(logits).collect()).collect();
         assert_close(&outputs["logits"], &stacked(&expected), "logits");
     }
+}
+
+/// Where the head's norm has the name of the stack's last norm, there is no last norm.
+#[test]
+fn norms_of_one_name() {
+    let config = config("encoder", json!({"normalize_before": true}));
+    let mut shapes = complete("encoder", &config);
+    shapes.push(("encoder.lm_head_transform_weight.weight".to_owned(), vec![WIDTH, WIDTH]));
+    shapes.push(("encoder.lm_head_transform_weight.bias".to_owned(), vec![WIDTH]));
+    let message = Case::new(&config, &random(&shapes, 81)).refused();
+    assert!(message.contains("normalize_before") && message.contains("encoder.layer_norm"), "{message}");
 }
 
 /// Without tensors of a head, the key `task` makes the embedding one.

@@ -183,20 +183,33 @@ const PROJECTION: &str = "encoder.embed_out.weight";
 
 impl Head {
     /// The head of a complete model; `None` for an encoder that is no language model.
-    pub(super) fn load(l: &mut Loader<'_>, settings: &Settings, embedding: &Embedding) -> Result<Option<Head>> {
+    pub(super) fn load(
+        l: &mut Loader<'_>,
+        settings: &Settings,
+        root: &str,
+        embedding: &Embedding,
+    ) -> Result<Option<Head>> {
         match settings.part {
-            Part::Encoder => Head::masked_lm(l, settings, embedding),
+            Part::Encoder => Head::masked_lm(l, settings, root, embedding),
             Part::Decoder => Ok(Some(Head::output_projection(l, settings, embedding)?)),
         }
     }
 
-    fn masked_lm(l: &mut Loader<'_>, settings: &Settings, embedding: &Embedding) -> Result<Option<Head>> {
+    fn masked_lm(l: &mut Loader<'_>, settings: &Settings, root: &str, embedding: &Embedding) -> Result<Option<Head>> {
         let (checkpoint, width, vocab_size) = (l.checkpoint(), settings.width, embedding.vocab_size());
         let holds = |name: &str| checkpoint.get(name).is_some();
         let transformed = holds(&format!("{TRANSFORM}.weight"));
         let task = checkpoint.config().value("task").is_some_and(|task| task == "masked_lm");
         if !(task || transformed || holds(BIAS) || holds(PROJECTION)) {
             return Ok(None);
+        }
+        if transformed && settings.final_norm && format!("{root}.layer_norm") == TRANSFORM_NORM {
+            let expected = format!("false, as {TRANSFORM_NORM} is the norm of the head");
+            return Err(checkpoint.config().rejects(
+                &key(checkpoint.config(), Part::Encoder, "normalize_before"),
+                expected,
+                "true",
+            ));
         }
         let weight = match holds(PROJECTION) {
             true => l.weight(PROJECTION, &[vocab_size, width]),
