@@ -1,0 +1,159 @@
+// Everything that is PTX or a built-in, behind functions that the emulator implements too.
+//
+// Rules for the .cu files, so that one source compiles for the GPU and for the emulator (-DMOH_EMULATE, g++):
+// - entry points are declared with MOH_KERNEL, blocks are one-dimensional, warps are whole (no lane exits alone);
+// - everything else of a .cu file lives in an anonymous namespace (the emulator links all files into one library);
+// - shared memory is dynamic: shared_memory() is its start, aligned to 1024 bytes, sized by the launch;
+// - allowed as they are: threadIdx, blockIdx, blockDim, gridDim (.x/.y/.z), __syncthreads, __syncwarp, __shfl_sync,
+//   __shfl_xor_sync, __shfl_up_sync, __shfl_down_sync, __ballot_sync, __any_sync, __all_sync (full masks only), __popc, __ffs,
+//   __clz, atomicAdd, atomicMax, __ldg, __threadfence, fmaxf, fminf, fmaf, min, max, int2/4, uint2/4, float2/4 and make_*.
+#pragma once
+
+#include <stdint.h>
+
+#ifdef MOH_EMULATE
+#include "emulator/simt.h"
+#else
+
+#define MOH_DEVICE __device__ __forceinline__
+
+// An entry point: MOH_KERNEL(name, Params, threads, min_blocks) { ... p ... }
+#define MOH_KERNEL(name, Params, threads, min_blocks)                                                                 \
+    extern "C" __global__ void __launch_bounds__(threads, min_blocks) name(const __grid_constant__ Params p)
+
+MOH_DEVICE unsigned char* shared_memory() {
+    extern __shared__ __align__(1024) unsigned char moh_shared[];
+    return moh_shared;
+}
+#endif
+
+// 16-bit floats, as bits.
+struct f16 {
+    uint16_t bits;
+};
+struct bf16 {
+    uint16_t bits;
+};
+
+#ifdef MOH_EMULATE
+#include "emulator/device.h"
+#else
+
+// ---------------------------------------------------------------------------------------------------- conversions
+
+MOH_DEVICE float to_float(float x) { return x; }
+MOH_DEVICE float to_float(f16 x) {
+    float r;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(x.bits));
+    return r;
+}
+MOH_DEVICE float to_float(bf16 x) { return __uint_as_float(uint32_t(x.bits) << 16); }
+
+// from_float<T>(x): the nearest T.
+template <class T> MOH_DEVICE T from_float(float x);
+template <> MOH_DEVICE float from_float<float>(float x) { return x; }
+template <> MOH_DEVICE f16 from_float<f16>(float x) {
+    f16 r;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r.bits) : "f"(x));
+    return r;
+}
+template <> MOH_DEVICE bf16 from_float<bf16>(float x) {
+    bf16 r;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r.bits) : "f"(x));
+    return r;
+}
+
+// pack<T>(lo, hi): two 16-bit floats in a register, lo in the lower half (the order of memory and of mma fragments).
+template <class T> MOH_DEVICE uint32_t pack(float lo, float hi);
+template <> MOH_DEVICE uint32_t pack<f16>(float lo, float hi) {
+    uint32_t r;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+    return r;
+}
+template <> MOH_DEVICE uint32_t pack<bf16>(float lo, float hi) {
+    uint32_t r;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+    return r;
+}
+
+// 2^x; -inf gives 0, relative error 2^-22.
+MOH_DEVICE float exp2_approx(float x) {
+    float r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
+
+// ------------------------------------------------------------------------------------------------- memory movement
+
+// The address of shared memory as PTX instructions take it.
+MOH_DEVICE uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
+
+// Asynchronous copy of 16 bytes, global to shared, both aligned to 16; where !valid, 16 zero bytes and nothing is read.
+MOH_DEVICE void cp_async_16(void* shared, const void* global, bool valid) {
+    int bytes = valid ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(bytes)
+                 : "memory");
+}
+// The same for 4 bytes.
+MOH_DEVICE void cp_async_4(void* shared, const void* global, bool valid) {
+    int bytes = valid ? 4 : 0;
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(bytes)
+                 : "memory");
+}
+// Ends the group of this thread's copies since the last call.
+MOH_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until at most `pending` of this thread's groups are outstanding; a barrier then shows the data to other threads.
+template <int pending> MOH_DEVICE void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory"); }
+
+// -------------------------------------------------------------------------------------------- matrices of fragments
+
+// Four 8x8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8 (16 bytes, aligned).
+MOH_DEVICE void ldmatrix_x4(uint32_t (&r)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+MOH_DEVICE void ldmatrix_x4_trans(uint32_t (&r)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+// Two matrices; lanes 0 to 15 give the addresses.
+MOH_DEVICE void ldmatrix_x2_trans(uint32_t (&r)[2], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(r[0]), "=r"(r[1])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+MOH_DEVICE void ldmatrix_x2(uint32_t (&r)[2], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(r[0]), "=r"(r[1])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+// d (16x8, f32) += a (16x16, row-major) b (16x8, column-major), operands of type T = f16 or bf16.
+template <class T> MOH_DEVICE void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+template <> MOH_DEVICE void mma_m16n8k16<f16>(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+template <> MOH_DEVICE void mma_m16n8k16<bf16>(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// -------------------------------------------------------------------------------------------------------- barriers
+
+// Named barrier `id` (1 to 15; 0 is __syncthreads) of `threads` threads, a multiple of 32.
+MOH_DEVICE void barrier_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+MOH_DEVICE void barrier_arrive(int id, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+#endif

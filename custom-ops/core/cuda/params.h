@@ -1,0 +1,56 @@
+// The parameters of all kernels: one struct a kernel, passed by value; mirrored in src/cuda/params.rs.
+//
+// Plain C: pointers into device memory, int32_t sizes, int64_t strides in elements, float. Fields are ordered so that there is
+// no padding but at the end.
+#pragma once
+
+#include <stdint.h>
+
+// plan.cu: gates to lists of selected rows, and lists to tiles.
+//
+// List l = b * lists_per_batch + n holds the selected rows of the `group` heads n * group + g, as entries t * group + g,
+// ascending. With group = 1 an entry is a token, lists_per_batch is the number of heads.
+struct PlanParams {
+    const float* gates;  // (batch, q_len, lists_per_batch * group); 0 = off
+    int32_t* counts;     // [batch * lists_per_batch] entries of a list
+    int32_t* entries;    // [batch * lists_per_batch][q_len * group]
+    int32_t* tiles;      // [max_tiles][4]: list, first entry, number of entries, number of keys that the last entry sees
+    int32_t* tile_count; // [1]
+    int32_t* next;       // [1], set to 0: persistent blocks take tiles with atomicAdd
+    int32_t* offsets;    // [batch * lists_per_batch + 1], scratch: tiles before a list's first one
+    int32_t batch;
+    int32_t q_len;
+    int32_t lists_per_batch;
+    int32_t group;
+    int32_t tile_rows;   // entries of a tile
+    int32_t kv_len;      // keys
+    int32_t is_causal;   // entry of token t sees keys j <= t + kv_len - q_len, and tiles with more keys come first
+    int32_t lists_per_block; // of moh_plan_lists: 1, 2, 4 or 8
+};
+
+// attention_sm80.cu, attention_simt.cu and decode.cu. Strides are in elements of T.
+struct AttentionParams {
+    const void* query;        // (batch, q_len, num_heads * head_dim)
+    const void* key;          // element d of key j of KV head n: b * kv_batch + n * key_head + j * key_token + d
+    const void* value;
+    const float* gates;       // (batch, q_len, num_heads)
+    const void* bias;         // or null; element b * bias_strides[0] + h * [1] + i * [2] + j * [3]
+    void* output;             // (batch, q_len, num_heads * value_dim)
+    const int32_t* counts;    // the plan, with group = num_heads / kv_num_heads; null for decode.cu
+    const int32_t* entries;
+    const int32_t* tiles;
+    const int32_t* tile_count;
+    int32_t* next;
+    float* partial;           // decode.cu: [splits][batch * kv_num_heads][rows][value_dim] sums of a split, divided by its weight
+    float* partial_lse;       // decode.cu: [splits][batch * kv_num_heads][rows] logarithm (base 2) of a split's weight
+    int64_t key_batch, key_head, key_token;
+    int64_t value_batch, value_head, value_token;
+    int64_t bias_strides[4];
+    int32_t batch, q_len, kv_len;
+    int32_t num_heads, kv_num_heads;
+    int32_t head_dim, value_dim;
+    int32_t is_causal;
+    int32_t splits;           // decode.cu: parts of the keys
+    int32_t keys_per_split;
+    float scale;
+};
