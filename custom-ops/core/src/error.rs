@@ -79,4 +79,18 @@ pub enum Error {
         /// Bytes asked for.
         bytes: usize,
     },
+    /// A function of the CUDA driver failed.
+    #[error("CUDA: {what}: {error}")]
+    Cuda {
+        /// The driver's function, and what it was called for.
+        what: String,
+        /// The driver's name and number of the error.
+        error: String,
+    },
+    /// There is no CUDA here.
+    #[error("no CUDA: {reason}")]
+    NoCuda {
+        /// Why not.
+        reason: String,
+    },
 }

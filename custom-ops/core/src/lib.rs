@@ -4,6 +4,8 @@
 //! and run [`cpu::KERNELS`] through a [`Host`]; the exporter writes nodes and function bodies from the same list.
 
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod error;
 pub mod function;
 pub mod host;

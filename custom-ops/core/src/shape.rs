@@ -68,13 +68,30 @@ pub(crate) fn validate(
     attributes: &Attributes,
     inputs: &[Option<Tensor<'_>>],
 ) -> Result<(DType, Dims), Error> {
-    let shapes: Vec<Option<&[usize]>> = inputs.iter().map(|t| t.map(|t| t.shape)).collect();
+    let described: Vec<_> = inputs.iter().map(|t| t.map(|t| (t.shape, t.data.dtype()))).collect();
+    let validated = validate_described(operator, attributes, &described)?;
+    for (operand, tensor) in operator.inputs.iter().zip(inputs) {
+        let Some(tensor) = tensor else { continue };
+        let (expected, found) = (tensor.shape.iter().product(), tensor.data.len());
+        if expected != found {
+            return Err(Error::Length { operator: operator.name, tensor: operand.name, expected, found });
+        }
+    }
+    Ok(validated)
+}
+
+/// [`validate`] for tensors of which only shape and element type are known here.
+pub(crate) fn validate_described(
+    operator: &Operator,
+    attributes: &Attributes,
+    inputs: &[Option<(&[usize], DType)>],
+) -> Result<(DType, Dims), Error> {
+    let shapes: Vec<Option<&[usize]>> = inputs.iter().map(|t| t.map(|(shape, _)| shape)).collect();
     check_count(operator, &shapes)?;
     let dims = output_shape(operator, attributes, &shapes)?;
     let mut t = None;
     for (operand, tensor) in operator.inputs.iter().zip(inputs) {
-        let Some(tensor) = tensor else { continue };
-        let found = tensor.data.dtype();
+        let &Some((shape, found)) = tensor else { continue };
         let expected = match operand.ty {
             ElementType::Float32 => DType::F32,
             ElementType::T => *t.get_or_insert(found),
@@ -82,11 +99,7 @@ pub(crate) fn validate(
         if expected != found {
             return Err(Error::Type { operator: operator.name, input: operand.name, expected, found });
         }
-        let expected = elements(operator.name, operand.name, tensor.shape)?;
-        if expected != tensor.data.len() {
-            let found = tensor.data.len();
-            return Err(Error::Length { operator: operator.name, tensor: operand.name, expected, found });
-        }
+        elements(operator.name, operand.name, shape)?;
     }
     Ok((t.unwrap_or(DType::F32), dims))
 }

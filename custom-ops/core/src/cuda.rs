@@ -1,0 +1,115 @@
+//! CUDA kernels, and the one way in: validate, choose, launch. Only with feature `cuda`; needs no CUDA library to link or load.
+//!
+//! Kernels are in `cuda/*.cu`; each becomes a [`Module`] of [`modules`], loaded at its first use in a context. Everything
+//! here is asynchronous: a call puts its launches on the host's [`Stream`] and returns.
+
+pub mod driver;
+pub mod module;
+pub mod params;
+pub mod stream;
+pub mod workspace;
+
+pub use driver::{Driver, RawPtr, RawStream};
+pub use module::{Kernel, Module};
+pub use params::{Params, TensorMap};
+pub use stream::{Properties, Stream};
+pub use workspace::{Arena, Workspace};
+
+use crate::error::Error;
+use crate::schema::{Attributes, OPERATORS, Operator};
+use crate::shape;
+use crate::tensor::DType;
+
+/// One [`Module`] a file of `cuda/`.
+pub mod modules {
+    use super::Module;
+    include!(concat!(env!("OUT_DIR"), "/modules.rs"));
+}
+
+/// A contiguous tensor in device memory.
+#[derive(Debug, Clone, Copy)]
+pub struct DeviceTensor<'a> {
+    /// Dimensions, outermost first.
+    pub shape: &'a [usize],
+    /// Element type.
+    pub dtype: DType,
+    /// `shape.iter().product()` elements, aligned to their size.
+    pub ptr: RawPtr,
+}
+
+/// A call's validated tensors, and what it runs on.
+pub struct Call<'c> {
+    /// The attributes.
+    pub attributes: &'c Attributes,
+    /// The inputs, as the schema lists them; optional ones may be absent.
+    pub inputs: &'c [Option<DeviceTensor<'c>>],
+    /// The output, of the shape that follows from the inputs.
+    pub output: DeviceTensor<'c>,
+    /// The element type T.
+    pub dtype: DType,
+    /// Where kernels are launched.
+    pub stream: &'c Stream<'c>,
+    /// Where they work.
+    pub workspace: &'c dyn Workspace,
+}
+
+/// Puts an operator's kernels on the stream. They write every element of the output, which starts out undefined.
+///
+/// # Safety
+/// The call's tensors are what they say they are, until the kernels have run.
+type Launch = unsafe fn(&Call<'_>) -> Result<(), Error>;
+
+/// The operators that have CUDA kernels.
+static LAUNCHERS: &[(&Operator, Launch)] = &[];
+
+/// Whether an operator has CUDA kernels.
+pub fn supports(operator: &Operator) -> bool {
+    launcher(operator).is_some()
+}
+
+/// The operators that have CUDA kernels, for every element type.
+pub fn operators() -> impl Iterator<Item = &'static Operator> {
+    OPERATORS.iter().copied().filter(|operator| supports(operator))
+}
+
+fn launcher(operator: &Operator) -> Option<Launch> {
+    LAUNCHERS.iter().find(|(of, _)| *of == operator).map(|(_, launch)| *launch)
+}
+
+/// Validates a call, and puts its kernels on the stream.
+///
+/// # Safety
+/// The tensors are device memory of the stream's context with as many elements as their shapes say; the output shares no
+/// memory with an input; nothing writes to the inputs or uses the output until the stream has come past the call.
+///
+/// # Errors
+/// [`Error`] naming the input, what was expected and what was found; no workspace; or what the driver refuses.
+pub unsafe fn run(
+    attributes: &Attributes,
+    inputs: &[Option<DeviceTensor<'_>>],
+    output: DeviceTensor<'_>,
+    stream: &Stream<'_>,
+    workspace: &dyn Workspace,
+) -> Result<(), Error> {
+    let operator = attributes.operator();
+    let launch = launcher(operator).ok_or_else(|| Error::Kernel {
+        operator: operator.name,
+        expected: operators().map(|operator| operator.name).collect(),
+        found: "no CUDA kernel".to_owned(),
+    })?;
+    let described: Vec<_> = inputs.iter().map(|input| input.map(|input| (input.shape, input.dtype))).collect();
+    let (dtype, shape) = shape::validate_described(operator, attributes, &described)?;
+    if output.dtype != dtype {
+        let (expected, found) = (dtype, output.dtype);
+        return Err(Error::Type { operator: operator.name, input: operator.output.name, expected, found });
+    }
+    if output.shape != shape {
+        let (expected, found) = (format!("{shape:?}"), format!("{:?}", output.shape));
+        return Err(Error::Shape { operator: operator.name, input: operator.output.name, expected, found });
+    }
+    if shape.contains(&0) {
+        return Ok(());
+    }
+    // SAFETY: validated; for the rest, as the caller promises.
+    unsafe { launch(&Call { attributes, inputs, output, dtype, stream, workspace }) }
+}

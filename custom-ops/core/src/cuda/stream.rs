@@ -1,0 +1,182 @@
+//! A stream of the host, on which an operator's kernels are launched.
+
+use super::driver::{Driver, RawContext, RawPtr, RawStream};
+use super::module::{Kernel, function};
+use super::params::Params;
+use crate::Error;
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::marker::PhantomData;
+use std::ptr;
+use std::sync::{Mutex, PoisonError};
+
+/// What kernels are chosen and sized by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Properties {
+    /// Compute capability, as (9, 0) for Hopper.
+    pub capability: (u32, u32),
+    /// Streaming multiprocessors.
+    pub multiprocessors: u32,
+    /// Bytes of shared memory that one block may have when it asks.
+    pub shared_bytes: u32,
+    /// Bytes of the level 2 cache.
+    pub l2_bytes: u32,
+}
+
+/// A stream whose context is current as long as this lives.
+#[derive(Debug)]
+pub struct Stream<'a> {
+    driver: &'static Driver,
+    raw: RawStream,
+    context: u64,
+    properties: Properties,
+    /// Whether the context was made current here.
+    pushed: bool,
+    /// Contexts are current to threads: a stream stays on its own.
+    lifetime: PhantomData<(&'a (), *mut ())>,
+}
+
+impl Stream<'_> {
+    /// Borrows a stream of the host; null is the default stream of the current context.
+    ///
+    /// # Safety
+    /// `raw` is a stream of a live context, or null where a context is current; it outlives the borrow.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`] where the driver refuses.
+    pub unsafe fn borrow(driver: &'static Driver, raw: RawStream) -> Result<Self, Error> {
+        let (mut own, mut current) = (RawContext::NULL, RawContext::NULL);
+        let mut context = 0;
+        // SAFETY: a live stream, and local variables to write to.
+        unsafe {
+            driver.stream_get_ctx(raw, &raw mut own)?;
+            driver.ctx_get_current(&raw mut current)?;
+            driver.ctx_get_id(own, &raw mut context)?;
+            let pushed = own != current;
+            if pushed {
+                driver.ctx_push_current(own)?;
+            }
+            // From here on a drop pops the context.
+            let empty = Properties { capability: (0, 0), multiprocessors: 0, shared_bytes: 0, l2_bytes: 0 };
+            let mut stream = Stream { driver, raw, context, properties: empty, pushed, lifetime: PhantomData };
+            stream.properties = properties(driver, context)?;
+            Ok(stream)
+        }
+    }
+
+    /// The driver.
+    pub fn driver(&self) -> &'static Driver {
+        self.driver
+    }
+
+    /// The driver's handle.
+    pub fn raw(&self) -> RawStream {
+        self.raw
+    }
+
+    /// The GPU's properties.
+    pub fn properties(&self) -> Properties {
+        self.properties
+    }
+
+    /// Launches a kernel of one parameter; `block` threads in each of `grid` blocks, `shared_bytes` of dynamic shared memory.
+    ///
+    /// A grid without blocks launches nothing.
+    ///
+    /// # Safety
+    /// The kernel's parameter is a `P`; what it says of memory is true, and stays true until the kernel has run.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`] naming the kernel where the driver refuses: it does not report here what a kernel does wrong.
+    pub unsafe fn launch<P: Params>(
+        &self,
+        kernel: Kernel<'_>,
+        grid: [u32; 3],
+        block: u32,
+        shared_bytes: u32,
+        params: &P,
+    ) -> Result<(), Error> {
+        if grid.contains(&0) {
+            return Ok(());
+        }
+        let mut list = [ptr::from_ref(params).cast_mut().cast::<c_void>()];
+        // SAFETY: our context is current; the driver copies the parameter, whose size it knows from the kernel.
+        unsafe {
+            let function = function(self.driver, self.context, kernel, shared_bytes)?;
+            let [x, y, z] = grid;
+            let (list, none) = (list.as_mut_ptr(), ptr::null_mut());
+            let launched =
+                self.driver.launch_kernel(function, x, y, z, block, 1, 1, shared_bytes, self.raw, list, none);
+            launched.map_err(|error| error.about(format_args!("kernel {}", kernel.name.to_string_lossy())))
+        }
+    }
+
+    /// Sets bytes of device memory, in stream order.
+    ///
+    /// # Safety
+    /// `ptr` is device memory of at least `bytes` bytes.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`] where the driver refuses.
+    pub unsafe fn fill(&self, ptr: RawPtr, value: u8, bytes: usize) -> Result<(), Error> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: as promised.
+        Ok(unsafe { self.driver.memset_d8_async(ptr, value, bytes, self.raw) }?)
+    }
+
+    /// Waits until everything on the stream is done. Operators never do: it is for tests and tools.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`], also for what a kernel did wrong.
+    pub fn synchronize(&self) -> Result<(), Error> {
+        // SAFETY: the stream is alive.
+        Ok(unsafe { self.driver.stream_synchronize(self.raw) }?)
+    }
+}
+
+impl Drop for Stream<'_> {
+    fn drop(&mut self) {
+        if self.pushed {
+            let mut context = RawContext::NULL;
+            // SAFETY: pushed by `borrow` on this thread. A failure leaves nothing to be done.
+            let _ = unsafe { self.driver.ctx_pop_current(&raw mut context) };
+        }
+    }
+}
+
+/// The properties of the current context's GPU, read once a context.
+///
+/// # Safety
+/// `context` is the number of the current context.
+unsafe fn properties(driver: &'static Driver, context: u64) -> Result<Properties, Error> {
+    const MULTIPROCESSORS: i32 = 16;
+    const L2_BYTES: i32 = 38;
+    const MAJOR: i32 = 75;
+    const MINOR: i32 = 76;
+    const SHARED_BYTES: i32 = 97;
+    static KNOWN: Mutex<Option<HashMap<u64, Properties>>> = Mutex::new(None);
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = known.get_or_insert_default();
+    if let Some(properties) = known.get(&context) {
+        return Ok(*properties);
+    }
+    let mut device = 0;
+    // SAFETY: a context is current; the driver writes a number to a local variable.
+    unsafe { driver.ctx_get_device(&raw mut device) }?;
+    let get = |attribute| {
+        let mut value = 0;
+        // SAFETY: the device is the context's; the driver writes a number to a local variable.
+        unsafe { driver.device_get_attribute(&raw mut value, attribute, device) }?;
+        Ok::<u32, Error>(u32::try_from(value).unwrap_or(0))
+    };
+    let properties = Properties {
+        capability: (get(MAJOR)?, get(MINOR)?),
+        multiprocessors: get(MULTIPROCESSORS)?,
+        shared_bytes: get(SHARED_BYTES)?,
+        l2_bytes: get(L2_BYTES)?,
+    };
+    known.insert(context, properties);
+    Ok(properties)
+}
