@@ -6,6 +6,8 @@
 
 #include <stdint.h>
 
+#define MOH_PLAN_SECTIONS 64
+
 // plan.cu: gates to lists of selected rows, and lists to tiles.
 //
 // List l = b * lists_per_batch + n holds the selected rows of the `group` heads n * group + g, as entries t * group + g,
@@ -25,7 +27,8 @@ struct PlanParams {
     int32_t tile_rows;   // entries of a tile
     int32_t kv_len;      // keys
     int32_t is_causal;   // entry of token t sees keys j <= t + kv_len - q_len, and tiles with more keys come first
-    int32_t lists_per_block; // of moh_plan_lists: 1, 2, 4 or 8
+    int32_t lists_per_block;   // of moh_plan_lists: 1, 2, 4 or 8
+    int32_t lists_per_section; // is_causal: lists whose keys fit into L2 together; at most PLAN_SECTIONS sections
 };
 
 // attention_sm80.cu, attention_simt.cu and decode.cu. Strides are in elements of T.

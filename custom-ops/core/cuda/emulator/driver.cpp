@@ -1,0 +1,143 @@
+// A stand-in for libcuda.so: the part of the driver interface that the launchers use, on host memory and the emulator.
+//
+// An allocation ends at a page that cannot be touched (rounded up to 16 bytes) and starts out as NaN.
+
+#include "simt.h"
+
+#include <chrono>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+
+#include <sys/mman.h>
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace {
+enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_FOUND = 500 };
+constexpr size_t page = 4096;
+
+struct Allocation {
+    void* base;
+    size_t bytes;
+};
+std::map<uintptr_t, Allocation> allocations;
+std::mutex lock;
+int context, module, stream;
+} // namespace
+
+typedef uintptr_t Pointer;
+
+EXPORT int cuInit(unsigned) { return SUCCESS; }
+EXPORT int cuDriverGetVersion(int* version) { return *version = 13000, SUCCESS; }
+EXPORT int cuDeviceGetCount(int* count) { return *count = 1, SUCCESS; }
+EXPORT int cuDeviceGet(int* device, int ordinal) { return ordinal ? INVALID_VALUE : (*device = 0, SUCCESS); }
+EXPORT int cuDeviceGetName(char* name, int length, int) {
+    strncpy(name, "SIMT emulator", size_t(length));
+    return SUCCESS;
+}
+// Values of CUdevice_attribute. The emulator claims to be what MOH_EMULATE_CAPABILITY says: 80 or 90 (the default).
+EXPORT int cuDeviceGetAttribute(int* value, int attribute, int) {
+    const char* capability = getenv("MOH_EMULATE_CAPABILITY");
+    int version = capability ? atoi(capability) : 90;
+    switch (attribute) {
+    case 1: *value = 1024; return SUCCESS;                           // MAX_THREADS_PER_BLOCK
+    case 10: *value = 32; return SUCCESS;                            // WARP_SIZE
+    case 16: *value = 4; return SUCCESS;                             // MULTIPROCESSOR_COUNT
+    case 38: *value = 1 << 20; return SUCCESS;                       // L2_CACHE_SIZE
+    case 75: *value = version / 10; return SUCCESS;                  // COMPUTE_CAPABILITY_MAJOR
+    case 76: *value = version % 10; return SUCCESS;                  // COMPUTE_CAPABILITY_MINOR
+    case 81: *value = (version >= 90 ? 228 : 164) * 1024; return SUCCESS; // MAX_SHARED_MEMORY_PER_MULTIPROCESSOR
+    case 97: *value = (version >= 90 ? 227 : 163) * 1024; return SUCCESS; // MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+    default: *value = 0; return SUCCESS;
+    }
+}
+EXPORT int cuDevicePrimaryCtxRetain(void** c, int) { return *c = &context, SUCCESS; }
+EXPORT int cuDevicePrimaryCtxRelease_v2(int) { return SUCCESS; }
+EXPORT int cuCtxGetCurrent(void** c) { return *c = &context, SUCCESS; }
+EXPORT int cuCtxSetCurrent(void*) { return SUCCESS; }
+EXPORT int cuCtxPushCurrent_v2(void*) { return SUCCESS; }
+EXPORT int cuCtxPopCurrent_v2(void** c) { return *c = &context, SUCCESS; }
+EXPORT int cuCtxGetDevice(int* device) { return *device = 0, SUCCESS; }
+EXPORT int cuCtxSynchronize() { return SUCCESS; }
+EXPORT int cuStreamCreate(void** s, unsigned) { return *s = &stream, SUCCESS; }
+EXPORT int cuStreamDestroy_v2(void*) { return SUCCESS; }
+EXPORT int cuStreamGetCtx(void*, void** c) { return *c = &context, SUCCESS; }
+EXPORT int cuStreamSynchronize(void*) { return SUCCESS; }
+EXPORT int cuStreamIsCapturing(void*, int* status) { return *status = 0, SUCCESS; }
+
+// Every image is the one that is linked in.
+EXPORT int cuModuleLoadData(void** m, const void* image) { return image ? (*m = &module, SUCCESS) : INVALID_VALUE; }
+EXPORT int cuModuleUnload(void*) { return SUCCESS; }
+EXPORT int cuModuleGetFunction(const void** function, void*, const char* name) {
+    *function = simt::find(name);
+    return *function ? SUCCESS : NOT_FOUND;
+}
+EXPORT int cuFuncSetAttribute(const void*, int, int) { return SUCCESS; }
+EXPORT int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void*, int, size_t) { return *blocks = 2, SUCCESS; }
+EXPORT int cuLaunchKernel(const void* function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned threads_y,
+                          unsigned threads_z, unsigned shared_bytes, void*, void** params, void**) {
+    if (!function || !x || !y || !z || y > 65535 || z > 65535 || threads_y != 1 || threads_z != 1) return INVALID_VALUE;
+    simt::launch(*static_cast<const simt::Kernel*>(function), {x, y, z}, threads, shared_bytes, params[0]);
+    return SUCCESS;
+}
+
+EXPORT int cuMemAlloc_v2(Pointer* pointer, size_t bytes) {
+    if (!bytes) return INVALID_VALUE;
+    size_t used = (bytes + 15) / 16 * 16, pages = (used + page - 1) / page * page;
+    void* base = mmap(nullptr, pages + 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (base == MAP_FAILED) return OUT_OF_MEMORY;
+    unsigned char* start = static_cast<unsigned char*>(base) + page;
+    memset(start, 0xff, pages);
+    mprotect(base, page, PROT_NONE);
+    mprotect(start + pages, page, PROT_NONE);
+    *pointer = Pointer(start + pages - used);
+    std::lock_guard<std::mutex> guard(lock);
+    allocations[*pointer] = {base, pages + 2 * page};
+    return SUCCESS;
+}
+EXPORT int cuMemFree_v2(Pointer pointer) {
+    std::lock_guard<std::mutex> guard(lock);
+    auto found = allocations.find(pointer);
+    if (found == allocations.end()) return INVALID_VALUE;
+    munmap(found->second.base, found->second.bytes);
+    allocations.erase(found);
+    return SUCCESS;
+}
+EXPORT int cuMemAllocAsync(Pointer* pointer, size_t bytes, void*) { return cuMemAlloc_v2(pointer, bytes); }
+EXPORT int cuMemFreeAsync(Pointer pointer, void*) { return cuMemFree_v2(pointer); }
+
+namespace {
+int copy(void* to, const void* from, size_t bytes) { return memmove(to, from, bytes), SUCCESS; }
+} // namespace
+EXPORT int cuMemcpyHtoD_v2(void* to, const void* from, size_t bytes) { return copy(to, from, bytes); }
+EXPORT int cuMemcpyDtoH_v2(void* to, const void* from, size_t bytes) { return copy(to, from, bytes); }
+EXPORT int cuMemcpyDtoD_v2(void* to, const void* from, size_t bytes) { return copy(to, from, bytes); }
+EXPORT int cuMemcpyHtoDAsync_v2(void* to, const void* from, size_t bytes, void*) { return copy(to, from, bytes); }
+EXPORT int cuMemcpyDtoHAsync_v2(void* to, const void* from, size_t bytes, void*) { return copy(to, from, bytes); }
+EXPORT int cuMemcpyDtoDAsync_v2(void* to, const void* from, size_t bytes, void*) { return copy(to, from, bytes); }
+EXPORT int cuMemsetD8_v2(void* to, unsigned char x, size_t n) { return memset(to, x, n), SUCCESS; }
+EXPORT int cuMemsetD8Async(void* to, unsigned char x, size_t n, void*) { return memset(to, x, n), SUCCESS; }
+EXPORT int cuMemsetD32_v2(uint32_t* to, uint32_t x, size_t n) { return std::fill(to, to + n, x), SUCCESS; }
+EXPORT int cuMemsetD32Async(uint32_t* to, uint32_t x, size_t n, void*) { return std::fill(to, to + n, x), SUCCESS; }
+
+EXPORT int cuEventCreate(void** event, unsigned) { return *event = new std::chrono::steady_clock::time_point, SUCCESS; }
+EXPORT int cuEventRecord(void* event, void*) {
+    *static_cast<std::chrono::steady_clock::time_point*>(event) = std::chrono::steady_clock::now();
+    return SUCCESS;
+}
+EXPORT int cuEventSynchronize(void*) { return SUCCESS; }
+EXPORT int cuEventElapsedTime(float* milliseconds, void* start, void* end) {
+    auto at = [](void* e) { return *static_cast<std::chrono::steady_clock::time_point*>(e); };
+    *milliseconds = std::chrono::duration<float, std::milli>(at(end) - at(start)).count();
+    return SUCCESS;
+}
+EXPORT int cuEventDestroy_v2(void* event) {
+    delete static_cast<std::chrono::steady_clock::time_point*>(event);
+    return SUCCESS;
+}
+EXPORT int cuGetErrorString(int error, const char** text) {
+    *text = error == SUCCESS ? "no error" : error == OUT_OF_MEMORY ? "out of memory" : error == NOT_FOUND ? "not found" : "invalid value";
+    return SUCCESS;
+}
+EXPORT int cuGetErrorName(int error, const char** text) { return cuGetErrorString(error, text); }

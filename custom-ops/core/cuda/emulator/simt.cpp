@@ -1,0 +1,408 @@
+// The emulator's scheduler, shared memory and collective operations. See simt.h.
+
+#include "simt.h"
+
+#include <csignal>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <sys/mman.h>
+#include <unistd.h>
+#if !defined(__x86_64__)
+#include <ucontext.h>
+#endif
+
+simt::Index threadIdx, blockIdx, blockDim, gridDim;
+
+namespace {
+
+constexpr size_t page = 4096, stack_bytes = 128 * 1024, max_threads = 1024;
+constexpr size_t shared_alignment = 1024, shared_limit = 256 * 1024;
+constexpr unsigned char poison = 0xff; // NaN in every float, -1 in every integer
+
+struct Copy {
+    void* shared;
+    const void* global;
+    unsigned bytes;
+    bool valid;
+};
+
+struct Fiber {
+    void* stack = nullptr;
+#if defined(__x86_64__)
+    void* pointer = nullptr; // the stack pointer while suspended
+#else
+    ucontext_t context;
+#endif
+    bool done = false;
+    const char* waits_for = nullptr;
+    const volatile uint32_t* word = nullptr; // suspended while *word == old
+    uint32_t old = 0;
+    std::vector<std::vector<Copy>> copies; // groups, oldest first; the last is open
+};
+
+// A rendezvous of a warp or a larger group.
+struct Group {
+    const char* what = nullptr;
+    unsigned arrived = 0;
+    uint32_t generation = 0;
+    void* arguments[max_threads];
+};
+
+struct Barrier {
+    unsigned arrived = 0, expected = 0;
+    uint32_t generation = 0;
+};
+
+struct Machine {
+    const simt::Kernel* kernel = nullptr;
+    const void* params = nullptr;
+    std::vector<Fiber> fibers = std::vector<Fiber>(max_threads);
+    std::map<unsigned, Group> groups; // by width * 1024 + first thread
+    Barrier barriers[16];
+    unsigned threads = 0, current = 0;
+    bool running = false;
+    unsigned char* shared_end = nullptr; // followed by a page that cannot be touched
+    unsigned char* shared = nullptr;
+    size_t shared_bytes = 0;
+#if defined(__x86_64__)
+    void* scheduler = nullptr;
+#else
+    ucontext_t scheduler;
+#endif
+} machine;
+
+std::mutex one_launch;
+
+Fiber& self() { return machine.fibers[machine.current]; }
+
+void enter(); // a fiber's first function
+
+#if defined(__x86_64__)
+// Saves the callee-saved registers and the stack pointer in *from, and continues where `to` was saved.
+extern "C" void moh_switch(void** from, void* to);
+asm(R"(
+.text
+.globl moh_switch
+.hidden moh_switch
+.type moh_switch,@function
+moh_switch:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq %rsi, %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+.size moh_switch,.-moh_switch
+)");
+void prepare(Fiber& fiber) {
+    void** top = reinterpret_cast<void**>(static_cast<char*>(fiber.stack) + stack_bytes);
+    *--top = nullptr; // enter() finds the stack as after a call: 8 bytes off a multiple of 16
+    *--top = reinterpret_cast<void*>(&enter);
+    for (int i = 0; i < 6; i++) *--top = nullptr;
+    fiber.pointer = top;
+}
+void resume(Fiber& fiber) { moh_switch(&machine.scheduler, fiber.pointer); }
+void suspend(Fiber& fiber) { moh_switch(&fiber.pointer, machine.scheduler); }
+#else
+void prepare(Fiber& fiber) {
+    getcontext(&fiber.context);
+    fiber.context.uc_stack = {fiber.stack, 0, stack_bytes};
+    fiber.context.uc_link = nullptr;
+    makecontext(&fiber.context, &enter, 0);
+}
+void resume(Fiber& fiber) { swapcontext(&machine.scheduler, &fiber.context); }
+void suspend(Fiber& fiber) { swapcontext(&fiber.context, &machine.scheduler); }
+#endif
+
+void enter() {
+    machine.kernel->body(machine.params);
+    self().done = true;
+    suspend(self());
+    abort();
+}
+
+// Memory faults inside a kernel are the kernel's: accesses beyond an allocation or beyond shared memory.
+void fault(int signal, siginfo_t* info, void*) {
+    if (machine.running) {
+        machine.running = false;
+        auto address = static_cast<unsigned char*>(info->si_addr);
+        if (address >= machine.shared_end && address < machine.shared_end + page)
+            simt::fail("shared memory: access %td bytes beyond its %zu", address - machine.shared, machine.shared_bytes);
+        simt::fail("invalid memory access at %p", info->si_addr);
+    }
+    std::signal(signal, SIG_DFL);
+}
+
+void initialise() {
+    static bool done = false;
+    if (done) return;
+    done = true;
+    auto map = [](size_t bytes) {
+        void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (p == MAP_FAILED) simt::fail("no memory for the emulator");
+        return static_cast<unsigned char*>(p);
+    };
+    unsigned char* stacks = map(max_threads * (stack_bytes + page));
+    for (size_t i = 0; i < max_threads; i++) {
+        mprotect(stacks + i * (stack_bytes + page), page, PROT_NONE);
+        machine.fibers[i].stack = stacks + i * (stack_bytes + page) + page;
+    }
+    unsigned char* shared = map(shared_limit + 2 * page);
+    mprotect(shared, page, PROT_NONE);
+    machine.shared_end = shared + page + shared_limit;
+    mprotect(machine.shared_end, page, PROT_NONE);
+}
+
+// Takes the fault handler for the length of a launch: the host process has its own.
+struct FaultHandler {
+    struct sigaction old_segv, old_bus;
+    stack_t old_stack;
+    FaultHandler() {
+        static unsigned char memory[64 * 1024];
+        stack_t stack{};
+        stack.ss_sp = memory;
+        stack.ss_size = sizeof memory;
+        sigaltstack(&stack, &old_stack);
+        struct sigaction action {};
+        action.sa_sigaction = fault;
+        action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+        sigaction(SIGSEGV, &action, &old_segv);
+        sigaction(SIGBUS, &action, &old_bus);
+        machine.running = true;
+    }
+    ~FaultHandler() {
+        machine.running = false;
+        sigaction(SIGSEGV, &old_segv, nullptr);
+        sigaction(SIGBUS, &old_bus, nullptr);
+        sigaltstack(&old_stack, nullptr);
+    }
+};
+
+[[noreturn]] void deadlock() {
+    std::string waits;
+    const char* last = nullptr;
+    for (unsigned i = 0, first = 0; i <= machine.threads; i++) {
+        const char* what = i == machine.threads ? "" : machine.fibers[i].done ? "(returned)" : machine.fibers[i].waits_for;
+        if (last && what != last) {
+            waits += "\n  threads " + std::to_string(first) + " to " + std::to_string(i - 1) + ": " + last;
+            first = i;
+        }
+        last = what;
+    }
+    simt::fail("no thread can go on:%s", waits.c_str());
+}
+
+void run_block() {
+    for (unsigned i = 0; i < machine.threads; i++) {
+        Fiber& fiber = machine.fibers[i];
+        fiber.done = false;
+        fiber.word = nullptr;
+        fiber.copies.assign(1, {});
+        prepare(fiber);
+    }
+    machine.groups.clear();
+    for (Barrier& barrier : machine.barriers) barrier = Barrier{};
+    unsigned char* start = machine.shared;
+    memset(start, poison, size_t(machine.shared_end - start));
+    for (unsigned live = machine.threads; live > 0;) {
+        bool progress = false;
+        for (unsigned i = 0; i < machine.threads; i++) {
+            Fiber& fiber = machine.fibers[i];
+            if (fiber.done || (fiber.word && *fiber.word == fiber.old)) continue;
+            machine.current = i;
+            threadIdx = {i, 0, 0};
+            fiber.word = nullptr;
+            resume(fiber);
+            progress = true;
+            live -= fiber.done;
+        }
+        if (!progress) deadlock();
+    }
+    for (unsigned char* p = start + machine.shared_bytes; p < machine.shared_end; p++)
+        if (*p != poison) simt::fail("shared memory: byte %td written beyond its %zu", p - start, machine.shared_bytes);
+}
+
+simt::Kernel*& kernels() {
+    static simt::Kernel* first = nullptr;
+    return first;
+}
+
+} // namespace
+
+namespace simt {
+
+Kernel::Kernel(const char* name, size_t params_size, unsigned max_threads, void (*body)(const void*))
+    : name(name), params_size(params_size), max_threads(max_threads), body(body), next(kernels()) {
+    kernels() = this;
+}
+
+const Kernel* find(const char* name) {
+    const Kernel* kernel = kernels();
+    while (kernel && strcmp(kernel->name, name) != 0) kernel = kernel->next;
+    return kernel;
+}
+
+void fail(const char* format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    fprintf(stderr, "emulator: ");
+    if (machine.kernel)
+        fprintf(stderr, "%s, block (%u, %u, %u), thread %u: ", machine.kernel->name, blockIdx.x, blockIdx.y, blockIdx.z,
+                threadIdx.x);
+    vfprintf(stderr, format, arguments);
+    fprintf(stderr, "\n");
+    fflush(stderr);
+    abort();
+}
+
+void wait(const char* what, const volatile uint32_t* word, uint32_t old) {
+    Fiber& fiber = self();
+    while (*word == old) {
+        fiber.waits_for = what;
+        fiber.word = word;
+        fiber.old = old;
+        suspend(fiber);
+    }
+}
+
+void collective(const char* what, unsigned width, void* argument, void (*work)(void** arguments)) {
+    unsigned thread = machine.current, first = thread / width * width;
+    Group& group = machine.groups[width * 1024 + first];
+    if (group.arrived == 0) group.what = what;
+    if (strcmp(group.what, what) != 0)
+        fail("threads %u to %u are not together: one is in %s, this one in %s", first, first + width - 1, group.what, what);
+    group.arguments[thread - first] = argument;
+    if (++group.arrived == width) {
+        work(group.arguments);
+        group.arrived = 0;
+        group.generation++;
+        return;
+    }
+    wait(what, &group.generation, group.generation);
+}
+
+void barrier(const char* what, unsigned id, unsigned threads, bool sync) {
+    if (id > 15 || threads % 32 != 0) {
+        if (id != 0 || threads != machine.threads) fail("%s(%u, %u): no such barrier", what, id, threads);
+    }
+    Barrier& barrier = machine.barriers[id];
+    if (barrier.arrived > 0 && barrier.expected != threads)
+        fail("%s: barrier %u of %u and of %u threads", what, id, barrier.expected, threads);
+    barrier.expected = threads;
+    uint32_t generation = barrier.generation;
+    if (++barrier.arrived == threads) {
+        barrier.arrived = 0;
+        barrier.generation++;
+    } else if (sync) {
+        wait(what, &barrier.generation, generation);
+    }
+}
+
+unsigned char* shared_memory() { return machine.shared; }
+size_t shared_size() { return machine.shared_bytes; }
+
+uint32_t shared_address(const void* p) {
+    ptrdiff_t offset = static_cast<const unsigned char*>(p) - machine.shared;
+    if (offset < 0 || size_t(offset) > machine.shared_bytes) fail("%p is not in shared memory", p);
+    return uint32_t(offset) + 1024;
+}
+
+void* shared_pointer(uint32_t address, size_t bytes) {
+    size_t offset = size_t(address) - 1024;
+    if (address < 1024 || offset + bytes > machine.shared_bytes)
+        fail("shared memory: %zu bytes at offset %td of %zu", bytes, ptrdiff_t(address) - 1024, machine.shared_bytes);
+    return machine.shared + offset;
+}
+
+void copy_async(void* shared, const void* global, unsigned bytes, bool valid) {
+    shared_pointer(shared_address(shared), bytes);
+    self().copies.back().push_back({shared, global, bytes, valid});
+}
+void copy_commit() { self().copies.emplace_back(); }
+void copy_wait(unsigned pending) {
+    auto& copies = self().copies;
+    while (copies.size() > size_t(pending) + 1) {
+        for (const Copy& copy : copies.front()) {
+            if (copy.valid)
+                memcpy(copy.shared, copy.global, copy.bytes);
+            else
+                memset(copy.shared, 0, copy.bytes);
+        }
+        copies.erase(copies.begin());
+    }
+}
+
+void launch(const Kernel& kernel, Index grid, unsigned threads, size_t shared_bytes, const void* params) {
+    std::lock_guard<std::mutex> lock(one_launch);
+    initialise();
+    machine.kernel = &kernel;
+    if (threads == 0 || threads > kernel.max_threads) fail("%u threads, at most %u", threads, kernel.max_threads);
+    if (shared_bytes > shared_limit) fail("%zu bytes of shared memory", shared_bytes);
+    std::vector<unsigned char> copy(static_cast<const unsigned char*>(params),
+                                    static_cast<const unsigned char*>(params) + kernel.params_size);
+    // A parameter struct may hold 64-byte-aligned descriptors.
+    std::vector<unsigned char> aligned(kernel.params_size + 128);
+    unsigned char* start = aligned.data() + (128 - uintptr_t(aligned.data()) % 128);
+    memcpy(start, copy.data(), copy.size());
+    machine.params = start;
+    machine.threads = threads;
+    machine.shared_bytes = shared_bytes;
+    machine.shared = machine.shared_end - (shared_bytes + shared_alignment - 1) / shared_alignment * shared_alignment;
+    blockDim = {threads, 1, 1};
+    gridDim = grid;
+    FaultHandler handler;
+    for (unsigned z = 0; z < grid.z; z++)
+        for (unsigned y = 0; y < grid.y; y++)
+            for (unsigned x = 0; x < grid.x; x++) {
+                blockIdx = {x, y, z};
+                run_block();
+            }
+    machine.kernel = nullptr;
+}
+
+} // namespace simt
+
+// ------------------------------------------------------------------------------------------------------- binary16
+
+uint16_t float_to_half(float x) {
+    uint32_t u = __float_as_uint(x), sign = (u >> 16) & 0x8000;
+    u &= 0x7fffffff;
+    if (u > 0x7f800000) return 0x7fff;                  // NaN
+    if (u >= 0x477ff000) return uint16_t(sign | 0x7c00); // rounds to infinity
+    if (u < 0x38800000) {                               // subnormal: units of 2^-24, rounded to even by the FPU
+        float units = __uint_as_float(u) * 16777216.0f;
+        return uint16_t(sign | uint32_t(nearbyintf(units)));
+    }
+    u += 0xfff + ((u >> 13) & 1);
+    return uint16_t(sign | ((u - 0x38000000) >> 13));
+}
+
+float half_to_float(uint16_t bits) {
+    static const std::vector<float> table = [] {
+        std::vector<float> table(65536);
+        for (uint32_t i = 0; i < 65536; i++) {
+            uint32_t exponent = (i >> 10) & 31, mantissa = i & 1023;
+            float x = exponent == 31  ? (mantissa ? NAN : INFINITY)
+                      : exponent == 0 ? ldexpf(float(mantissa), -24)
+                                      : ldexpf(float(1024 + mantissa), int(exponent) - 25);
+            table[i] = i & 0x8000 ? -x : x;
+        }
+        return table;
+    }();
+    return table[bits];
+}

@@ -1,0 +1,27 @@
+// Exact zeros for the blocks that are off.
+#pragma once
+
+#include "device.cuh"
+
+// Writes zeros to the `bytes` bytes (a multiple of 2) of every block whose gate is 0: block i of `output` belongs to gates[i],
+// blocks = batch * tokens * heads of them. The calling warp is number `warp` of `warps` that share the work; all 32 lanes call.
+// Nothing else is written, so that it may run beside the kernel that writes the other blocks.
+MOH_DEVICE void write_zeros(void* output, const float* gates, int64_t blocks, int bytes, int64_t warp, int64_t warps) {
+    int lane = threadIdx.x % 32;
+    bool wide = bytes % 16 == 0 && reinterpret_cast<uintptr_t>(output) % 16 == 0;
+    int unit = wide ? 16 : 2, units = bytes / unit;
+    for (int64_t first = warp * 32; first < blocks; first += warps * 32) {
+        bool off = first + lane < blocks && __ldg(gates + first + lane) == 0.0f;
+        unsigned mask = __ballot_sync(0xffffffffu, off);
+        if (mask == 0) continue;
+        unsigned char* start = static_cast<unsigned char*>(output) + first * bytes;
+        // Unit i of the 32 blocks, which lie side by side, belongs to block i / units.
+        for (int i = lane; i < 32 * units; i += 32) {
+            if (!(mask >> (i / units) & 1)) continue;
+            if (wide)
+                reinterpret_cast<uint4*>(start)[i] = make_uint4(0, 0, 0, 0);
+            else
+                reinterpret_cast<uint16_t*>(start)[i] = 0;
+        }
+    }
+}
