@@ -30,6 +30,18 @@ pub fn operator_output(dtype: DType) -> f64 {
     }
 }
 
+/// Largest relative error of a CUDA kernel's whole output against the f64 reference: `|found - expected| / |expected|`, Euclidean.
+///
+/// f32: as [`operator_output`]. f16 and bf16: weights of the softmax are rounded to 2^-11 and 2^-8 before the second product, and
+/// so is the output; both errors are independent from element to element.
+pub fn cuda_relative(dtype: DType) -> f64 {
+    match dtype {
+        DType::F32 => 1e-5,
+        DType::F16 => 2e-3,
+        DType::BF16 => 1e-2,
+    }
+}
+
 /// Largest error of a model's outputs in `dtype`, its gates given, in units of the largest output (or of 1).
 ///
 /// f32: the timestep effect above, and sums of some thousand terms in another order. f16 and bf16: weights and activations are

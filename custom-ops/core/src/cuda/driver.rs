@@ -4,6 +4,7 @@ use crate::Error;
 use libloading::Library;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fmt;
+use std::path::Path;
 use std::ptr;
 use std::sync::OnceLock;
 
@@ -159,14 +160,27 @@ impl Driver {
     /// [`Error::NoCuda`] saying why: there is no library, no GPU, or the driver is older than the compiler of the kernels.
     pub fn get() -> Result<&'static Driver, Error> {
         static DRIVER: OnceLock<Result<Driver, String>> = OnceLock::new();
-        DRIVER.get_or_init(Driver::open).as_ref().map_err(|reason| Error::NoCuda { reason: reason.clone() })
+        let path =
+            || std::env::var_os(DRIVER_VARIABLE).filter(|path| !path.is_empty()).unwrap_or("libcuda.so.1".into());
+        DRIVER
+            .get_or_init(|| Driver::open(path().as_ref()))
+            .as_ref()
+            .map_err(|reason| Error::NoCuda { reason: reason.clone() })
     }
 
-    fn open() -> Result<Driver, String> {
-        let path = std::env::var_os(DRIVER_VARIABLE).filter(|path| !path.is_empty()).unwrap_or("libcuda.so.1".into());
+    /// The driver in that library, which stays loaded. Tests use it; everything else, [`Driver::get`].
+    ///
+    /// # Errors
+    /// As [`Driver::get`].
+    pub fn at(path: &Path) -> Result<&'static Driver, Error> {
+        let driver = Driver::open(path).map_err(|reason| Error::NoCuda { reason })?;
+        Ok(Box::leak(Box::new(driver)))
+    }
+
+    fn open(path: &Path) -> Result<Driver, String> {
         // SAFETY: the driver's library runs nothing but its own initialisers.
-        let library = unsafe { Library::new(&path) }
-            .map_err(|error| format!("no driver library {}: {error}", path.to_string_lossy()))?;
+        let library =
+            unsafe { Library::new(path) }.map_err(|error| format!("no driver library {}: {error}", path.display()))?;
         let mut driver = Driver::load(library)?;
         // SAFETY: the driver writes a number to a local variable; nothing else comes before `cuInit`.
         unsafe {

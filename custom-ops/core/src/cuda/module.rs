@@ -19,6 +19,11 @@ impl Module {
         Module { name, image }
     }
 
+    /// Whether nothing was compiled.
+    pub fn is_empty(&self) -> bool {
+        self.image.is_empty()
+    }
+
     /// The file's name without `.cu`.
     pub fn name(&self) -> &'static str {
         self.name

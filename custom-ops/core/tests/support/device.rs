@@ -1,0 +1,256 @@
+//! A GPU, or the emulator of one, and calls of operators on it that are held to the f64 reference.
+//!
+//! The driver is `MOH_CUDA_DRIVER`; else the system's, where it has a GPU; else the emulator, which `ci/cuda-emulator.sh` builds.
+//! Without any, tests say SKIPPED; with `MOH_REQUIRE_CUDA=1` that is a failure, and the emulator does not count.
+
+use crate::data::Buffer;
+use moh_kernels::cuda::{
+    self, Arena, DeviceTensor, Driver, RawPtr, RawStream, Stream, driver::DRIVER_VARIABLE, driver::RawContext,
+};
+use moh_kernels::{Attributes, DType, Data, Error, Tensor, tolerance};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// The bytes around every tensor that no kernel may write, and that spoil what reads them: NaN in every type.
+const FRAME: usize = 1 << 10;
+const POISON: u8 = 0xFF;
+/// More than any tested call needs.
+const WORKSPACE: usize = 64 << 20;
+
+/// A device with a context and a stream of its own.
+pub(crate) struct Device {
+    pub(crate) driver: &'static Driver,
+    context: RawContext,
+    stream: RawStream,
+    /// Whether kernels run on the CPU: tests keep small then.
+    pub(crate) emulated: bool,
+}
+
+impl Device {
+    /// The device that tests run on, or `None` where there is none, which is said once.
+    pub(crate) fn get() -> Option<&'static Device> {
+        static DEVICE: OnceLock<Option<Device>> = OnceLock::new();
+        DEVICE.get_or_init(|| Device::open().map_err(|reason| skip(&reason)).ok()).as_ref()
+    }
+
+    fn open() -> Result<Device, String> {
+        let named = std::env::var_os(DRIVER_VARIABLE).is_some_and(|path| !path.is_empty());
+        let (driver, emulated) = match Driver::get() {
+            Ok(driver) => (driver, named),
+            Err(error) if named || required() => return Err(error.to_string()),
+            Err(_) => (Driver::at(&emulator()?).map_err(|error| error.to_string())?, true),
+        };
+        let (mut context, mut stream, mut device) = (RawContext::NULL, RawStream::NULL, 0);
+        // SAFETY: the driver is initialised, and writes to local variables; stream creation needs a current context.
+        let opened = unsafe {
+            (|| {
+                driver.device_get(&raw mut device, 0)?;
+                driver.device_primary_ctx_retain(&raw mut context, device)?;
+                driver.ctx_push_current(context)?;
+                driver.stream_create(&raw mut stream, 1)
+            })()
+        };
+        opened.map_err(|error| Error::from(error).to_string())?;
+        Ok(Device { driver, context, stream, emulated })
+    }
+
+    /// Makes the context current to this thread, for good.
+    fn enter(&self) {
+        // SAFETY: the context lives as long as the process.
+        unsafe { self.driver.ctx_push_current(self.context) }.unwrap_or_else(|error| panic!("{}", Error::from(error)));
+    }
+
+    /// The stream, whose context is current to the thread from here on.
+    pub(crate) fn stream(&self) -> Stream<'_> {
+        self.enter();
+        // SAFETY: the stream lives as long as the process.
+        unsafe { Stream::borrow(self.driver, self.stream) }.unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Device memory of `bytes` poisoned bytes within a poisoned frame.
+    pub(crate) fn memory(&self, bytes: usize) -> Memory {
+        let mut base = 0;
+        self.enter();
+        // SAFETY: a context is current; the memory is as long as said.
+        unsafe {
+            (|| {
+                self.driver.mem_alloc(&raw mut base, bytes + 2 * FRAME)?;
+                self.driver.memset_d8(base, POISON, bytes + 2 * FRAME)
+            })()
+        }
+        .unwrap_or_else(|error| panic!("{}", Error::from(error)));
+        Memory { driver: self.driver, base, bytes }
+    }
+
+    /// Runs an operator once; the output as f64, in which elements that were not written are NaN.
+    ///
+    /// Panics where a kernel writes beyond the output.
+    pub(crate) fn run(&self, attributes: &Attributes, inputs: &[Option<Tensor<'_>>]) -> Result<Vec<f64>, Error> {
+        let operator = attributes.operator();
+        let (dtype, shape) = operator.validate(attributes, inputs)?;
+        let stream = self.stream();
+        let memories: Vec<Option<Memory>> = inputs
+            .iter()
+            .map(|input| {
+                input.map(|input| {
+                    let bytes = bytes(input.data);
+                    let memory = self.memory(bytes.len());
+                    memory.write(bytes);
+                    memory
+                })
+            })
+            .collect();
+        let tensors: Vec<Option<DeviceTensor<'_>>> = inputs
+            .iter()
+            .zip(&memories)
+            .map(|(input, memory)| {
+                let (input, memory) = (input.as_ref()?, memory.as_ref()?);
+                Some(DeviceTensor { shape: input.shape, dtype: input.data.dtype(), ptr: memory.ptr() })
+            })
+            .collect();
+        let len: usize = shape.iter().product();
+        let size = if dtype == DType::F32 { 4 } else { 2 };
+        let output = self.memory(len * size);
+        let workspace = self.memory(WORKSPACE);
+        let tensor = DeviceTensor { shape: &shape, dtype, ptr: output.ptr() };
+        // SAFETY: all memory is the device's, of these sizes, and lives until the stream is synchronised.
+        unsafe {
+            let arena = Arena::new(workspace.ptr(), WORKSPACE);
+            cuda::run(attributes, &tensors, tensor, &stream, &arena)?;
+        }
+        stream.synchronize()?;
+        for memory in memories.iter().flatten().chain([&output, &workspace]) {
+            memory.check_frame();
+        }
+        let mut buffer = Buffer::new(dtype, &vec![0.0; len]);
+        output.read(bytes_mut(&mut buffer));
+        Ok((0..len).map(|i| buffer.data().at(i)).collect())
+    }
+
+    /// Runs an operator twice, and panics where the results differ, or are further from the f64 reference than kernels may
+    /// be. `exact` tells which elements must be equal to the reference's.
+    pub(crate) fn check(&self, attributes: &Attributes, inputs: &[Option<Tensor<'_>>], exact: impl Fn(usize) -> bool) {
+        let expected = (attributes.operator().reference)(attributes, inputs);
+        let run = || self.run(attributes, inputs).unwrap_or_else(|error| panic!("{error}"));
+        let (found, again) = (run(), run());
+        let dtype = inputs.iter().flatten().next().map_or(DType::F32, |input| input.data.dtype());
+        compare(dtype, &found, &expected, exact);
+        let same = found.iter().zip(&again).position(|(a, b)| a.to_bits() != b.to_bits());
+        assert_eq!(same, None, "the same call gave another result at this element");
+    }
+}
+
+/// Panics where results are further from the reference than CUDA kernels may be.
+pub(crate) fn compare(dtype: DType, found: &[f64], expected: &[f64], exact: impl Fn(usize) -> bool) {
+    assert_eq!(found.len(), expected.len());
+    let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
+    let size = norm(&mut expected.iter().copied());
+    // A single element may be off by more than all of them together, by as much as the outputs' size asks for.
+    let scale = expected.iter().fold(1.0f64, |max, x| max.max(x.abs()));
+    for (i, (&found, &expected)) in found.iter().zip(expected).enumerate() {
+        let allowed = if exact(i) { 0.0 } else { tolerance::operator_output(dtype) * scale };
+        assert!((found - expected).abs() <= allowed, "element {i}: expected {expected}, found {found}");
+    }
+    let error = norm(&mut found.iter().zip(expected).map(|(a, b)| a - b));
+    let allowed = tolerance::cuda_relative(dtype);
+    assert!(error <= allowed * size, "relative error {:e}, expected at most {allowed:e}", error / size);
+}
+
+/// Device memory, freed on drop.
+pub(crate) struct Memory {
+    driver: &'static Driver,
+    base: RawPtr,
+    bytes: usize,
+}
+
+impl Memory {
+    pub(crate) fn ptr(&self) -> RawPtr {
+        self.base + FRAME as u64
+    }
+
+    pub(crate) fn write(&self, bytes: &[u8]) {
+        assert!(bytes.len() <= self.bytes);
+        // SAFETY: the memory has room for the bytes.
+        unsafe { self.driver.memcpy_htod(self.ptr(), bytes.as_ptr().cast(), bytes.len()) }
+            .unwrap_or_else(|error| panic!("{}", Error::from(error)));
+    }
+
+    pub(crate) fn read(&self, bytes: &mut [u8]) {
+        assert!(bytes.len() <= self.bytes);
+        self.read_at(self.ptr(), bytes);
+    }
+
+    fn read_at(&self, from: RawPtr, bytes: &mut [u8]) {
+        // SAFETY: callers stay within the memory and its frame.
+        unsafe { self.driver.memcpy_dtoh(bytes.as_mut_ptr().cast(), from, bytes.len()) }
+            .unwrap_or_else(|error| panic!("{}", Error::from(error)));
+    }
+
+    fn check_frame(&self) {
+        for (side, at) in [("before", self.base), ("behind", self.ptr() + self.bytes as u64)] {
+            let mut frame = [0; FRAME];
+            self.read_at(at, &mut frame);
+            assert!(frame.iter().all(|&byte| byte == POISON), "a kernel wrote {side} its memory");
+        }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: allocated by `Device::memory`, freed once.
+        let _ = unsafe { self.driver.mem_free(self.base) };
+    }
+}
+
+fn bytes(data: Data<'_>) -> &[u8] {
+    fn view<T>(x: &[T]) -> &[u8] {
+        // SAFETY: elements without padding, seen as bytes.
+        unsafe { std::slice::from_raw_parts(x.as_ptr().cast(), size_of_val(x)) }
+    }
+    match data {
+        Data::F32(x) => view(x),
+        Data::F16(x) => view(x),
+        Data::BF16(x) => view(x),
+    }
+}
+
+fn bytes_mut(buffer: &mut Buffer) -> &mut [u8] {
+    fn view<T>(x: &mut [T]) -> &mut [u8] {
+        // SAFETY: elements without padding, of which every bit pattern is one, seen as bytes.
+        unsafe { std::slice::from_raw_parts_mut(x.as_mut_ptr().cast(), size_of_val(x)) }
+    }
+    match buffer {
+        Buffer::F32(x) => view(x),
+        Buffer::F16(x) => view(x),
+        Buffer::BF16(x) => view(x),
+    }
+}
+
+fn required() -> bool {
+    std::env::var("MOH_REQUIRE_CUDA").is_ok_and(|value| value == "1")
+}
+
+fn skip(reason: &str) {
+    assert!(!required(), "MOH_REQUIRE_CUDA is set: {reason}");
+    println!("SKIPPED: {reason}");
+}
+
+/// Builds the emulator, where that is possible.
+fn emulator() -> Result<PathBuf, String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let output =
+        Command::new(root.join("ci/cuda-emulator.sh")).output().map_err(|e| format!("no CUDA emulator: {e}"))?;
+    match output.status.success() {
+        true => Ok(String::from_utf8_lossy(&output.stdout).trim().into()),
+        false if String::from_utf8_lossy(&output.stderr).contains("needs g++") => {
+            Err("no g++ for the CUDA emulator".into())
+        }
+        false => panic!("ci/cuda-emulator.sh: {}", String::from_utf8_lossy(&output.stderr)),
+    }
+}
+
+/// The seed of random inputs: `MOH_SEED`, or 1. What a failure prints must say it.
+pub(crate) fn seed() -> u64 {
+    std::env::var("MOH_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1)
+}
