@@ -12,11 +12,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// The bytes around every tensor that no kernel may write, and that spoil what reads them: NaN in every type.
+/// The bytes around every tensor that no kernel may write, and that spoil what reads them: NaN in every type. The emulator has
+/// pages there that cannot be touched.
 const FRAME: usize = 1 << 10;
 const POISON: u8 = 0xFF;
-/// More than any tested call needs.
+/// More than any tested call needs; there are fewer tokens on the emulator.
 const WORKSPACE: usize = 64 << 20;
+const EMULATED_WORKSPACE: usize = 2 << 20;
 
 /// A device with a context and a stream of its own.
 pub(crate) struct Device {
@@ -70,17 +72,17 @@ impl Device {
 
     /// Device memory of `bytes` poisoned bytes within a poisoned frame.
     pub(crate) fn memory(&self, bytes: usize) -> Memory {
-        let mut base = 0;
+        let (mut base, frame) = (0, if self.emulated { 0 } else { FRAME });
         self.enter();
         // SAFETY: a context is current; the memory is as long as said.
         unsafe {
             (|| {
-                self.driver.mem_alloc(&raw mut base, bytes + 2 * FRAME)?;
-                self.driver.memset_d8(base, POISON, bytes + 2 * FRAME)
+                self.driver.mem_alloc(&raw mut base, (bytes + 2 * frame).max(1))?;
+                self.driver.memset_d8(base, POISON, bytes + 2 * frame)
             })()
         }
         .unwrap_or_else(|error| panic!("{}", Error::from(error)));
-        Memory { driver: self.driver, base, bytes }
+        Memory { driver: self.driver, base, bytes, frame }
     }
 
     /// Runs an operator once; the output as f64, in which elements that were not written are NaN.
@@ -112,11 +114,12 @@ impl Device {
         let len: usize = shape.iter().product();
         let size = if dtype == DType::F32 { 4 } else { 2 };
         let output = self.memory(len * size);
-        let workspace = self.memory(WORKSPACE);
+        let room = if self.emulated { EMULATED_WORKSPACE } else { WORKSPACE };
+        let workspace = self.memory(room);
         let tensor = DeviceTensor { shape: &shape, dtype, ptr: output.ptr() };
         // SAFETY: all memory is the device's, of these sizes, and lives until the stream is synchronised.
         unsafe {
-            let arena = Arena::new(workspace.ptr(), WORKSPACE);
+            let arena = Arena::new(workspace.ptr(), room);
             cuda::run(attributes, &tensors, tensor, &stream, &arena)?;
         }
         stream.synchronize()?;
@@ -162,11 +165,12 @@ pub(crate) struct Memory {
     driver: &'static Driver,
     base: RawPtr,
     bytes: usize,
+    frame: usize,
 }
 
 impl Memory {
     pub(crate) fn ptr(&self) -> RawPtr {
-        self.base + FRAME as u64
+        self.base + self.frame as u64
     }
 
     pub(crate) fn write(&self, bytes: &[u8]) {
@@ -189,7 +193,7 @@ impl Memory {
 
     fn check_frame(&self) {
         for (side, at) in [("before", self.base), ("behind", self.ptr() + self.bytes as u64)] {
-            let mut frame = [0; FRAME];
+            let mut frame = vec![0; self.frame];
             self.read_at(at, &mut frame);
             assert!(frame.iter().all(|&byte| byte == POISON), "a kernel wrote {side} its memory");
         }
