@@ -83,6 +83,12 @@ MOH_DEVICE float exp2_approx(float x) {
     return r;
 }
 
+// x, in a way that the compiler can't see: what is computed from it is computed anew rather than kept in registers.
+MOH_DEVICE int opaque(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 // ------------------------------------------------------------------------------------------------- memory movement
 
 // The address of shared memory as PTX instructions take it.

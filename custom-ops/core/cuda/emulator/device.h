@@ -20,6 +20,7 @@ template <class T> uint32_t pack(float lo, float hi) {
     return uint32_t(from_float<T>(lo).bits) | uint32_t(from_float<T>(hi).bits) << 16;
 }
 inline float exp2_approx(float x) { return exp2f(x); }
+inline int opaque(int x) { return x; }
 
 inline uint32_t shared_address(const void* p) { return simt::shared_address(p); }
 

@@ -14,7 +14,7 @@
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace {
-enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_FOUND = 500 };
+enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_FOUND = 500, NOT_SUPPORTED = 801 };
 constexpr size_t page = 4096;
 
 struct Allocation {
@@ -126,6 +126,13 @@ EXPORT int cuMemsetD8_v2(void* to, unsigned char x, size_t n) { return memset(to
 EXPORT int cuMemsetD8Async(void* to, unsigned char x, size_t n, void*) { return memset(to, x, n), SUCCESS; }
 EXPORT int cuMemsetD32_v2(uint32_t* to, uint32_t x, size_t n) { return std::fill(to, to + n, x), SUCCESS; }
 EXPORT int cuMemsetD32Async(uint32_t* to, uint32_t x, size_t n, void*) { return std::fill(to, to + n, x), SUCCESS; }
+
+// hopper.cpp has the real one.
+EXPORT __attribute__((weak)) int cuTensorMapEncodeTiled(void*, unsigned, unsigned, void*, const uint64_t*, const uint64_t*,
+                                                        const uint32_t*, const uint32_t*, unsigned, unsigned, unsigned,
+                                                        unsigned) {
+    return NOT_SUPPORTED;
+}
 
 EXPORT int cuEventCreate(void** event, unsigned) { return *event = new std::chrono::steady_clock::time_point, SUCCESS; }
 EXPORT int cuEventRecord(void* event, void*) {
