@@ -26,6 +26,9 @@ pub mod modules {
     include!(concat!(env!("OUT_DIR"), "/modules.rs"));
 }
 
+/// Alignment of tensors in bytes: vector accesses and TMA need it.
+const ALIGN: usize = 16;
+
 /// A contiguous tensor in device memory.
 #[derive(Debug, Clone, Copy)]
 pub struct DeviceTensor<'a> {
@@ -33,7 +36,7 @@ pub struct DeviceTensor<'a> {
     pub shape: &'a [usize],
     /// Element type.
     pub dtype: DType,
-    /// `shape.iter().product()` elements, aligned to their size.
+    /// `shape.iter().product()` elements, aligned to 16 bytes.
     pub ptr: RawPtr,
 }
 
@@ -109,6 +112,14 @@ pub unsafe fn run(
     }
     if shape.contains(&0) {
         return Ok(());
+    }
+    let named = operator.inputs.iter().zip(inputs).filter_map(|(operand, input)| Some((operand, input.as_ref()?)));
+    for (name, tensor) in named.map(|(operand, input)| (operand.name, input)).chain([("the output", &output)]) {
+        let found = (tensor.ptr % ALIGN as u64) as usize;
+        if found != 0 {
+            let tensor = name;
+            return Err(Error::Alignment { operator: operator.name, tensor, expected: ALIGN, found });
+        }
     }
     // SAFETY: validated; for the rest, as the caller promises.
     unsafe { launch(&Call { attributes, inputs, output, dtype, stream, workspace }) }

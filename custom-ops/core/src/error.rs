@@ -79,6 +79,18 @@ pub enum Error {
         /// Bytes asked for.
         bytes: usize,
     },
+    /// A tensor in device memory starts where the kernels' vector accesses cannot.
+    #[error("{operator}: {tensor} starts {found} bytes beyond a multiple of {expected} bytes")]
+    Alignment {
+        /// Operator name.
+        operator: &'static str,
+        /// Input or output name.
+        tensor: &'static str,
+        /// Bytes that the address must be a multiple of.
+        expected: usize,
+        /// Its remainder.
+        found: usize,
+    },
     /// A function of the CUDA driver failed.
     #[error("CUDA: {what}: {error}")]
     Cuda {

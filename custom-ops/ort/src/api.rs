@@ -159,6 +159,15 @@ impl Allocator {
         NonNull::new(memory.cast())
     }
 
+    /// What kind of memory this allocates.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn memory(&self) -> Result<*const OrtMemoryInfo, Failure> {
+        let mut memory = ptr::null();
+        // SAFETY: the allocator is alive, and owns what the host writes to the local variable.
+        unsafe { call!(self.api, AllocatorGetInfo(self.raw.as_ptr(), &raw mut memory))? };
+        Ok(memory)
+    }
+
     /// Gives memory back.
     ///
     /// # Safety

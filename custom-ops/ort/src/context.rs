@@ -6,8 +6,8 @@ use crate::op::onnx_type;
 use moh_kernels::DType;
 use moh_kernels::schema::{AttributeDef, AttributeKind, Value};
 use ort_sys::{
-    ONNXTensorElementDataType, OrtKernelContext, OrtKernelInfo, OrtOpAttr, OrtOpAttrType, OrtShapeInferContext,
-    OrtTensorTypeAndShapeInfo, OrtTypeInfo, OrtValue,
+    ONNXTensorElementDataType, OrtKernelContext, OrtKernelInfo, OrtLogger, OrtLoggingLevel, OrtOpAttr, OrtOpAttrType,
+    OrtShapeInferContext, OrtTensorTypeAndShapeInfo, OrtTypeInfo, OrtValue,
 };
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::marker::PhantomData;
@@ -65,6 +65,34 @@ impl KernelInfo<'_> {
                 }
             }
         })
+    }
+
+    /// Says something in the session's log; `false` where it has none.
+    pub(crate) fn warn(&self, message: &str) -> bool {
+        let Ok(message) = CString::new(message) else { return false };
+        let mut logger: *const OrtLogger = ptr::null();
+        let (level, file, function) = (OrtLoggingLevel::ORT_LOGGING_LEVEL_WARNING, c"moh_ops", c"CreateKernel");
+        // SAFETY: the node is alive, the logger its session's; the strings are terminated, and copied.
+        unsafe {
+            call!(self.api, KernelInfo_GetLogger(self.raw, &raw mut logger)).is_ok()
+                && !logger.is_null()
+                && call!(
+                    self.api,
+                    Logger_LogMessage(logger, level, message.as_ptr(), file.as_ptr().cast(), 0, function.as_ptr())
+                )
+                .is_ok()
+        }
+    }
+
+    /// The allocator of the node's provider.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn allocator(&self) -> Result<Allocator, Failure> {
+        let mut raw = ptr::null_mut();
+        // SAFETY: the node is alive; the host writes a new object to a local variable.
+        unsafe {
+            call!(self.api, KernelInfoGetAllocator(self.raw, ort_sys::OrtMemType::OrtMemTypeDefault, &raw mut raw))?;
+            Ok(Allocator::from_raw(self.api, made(raw, "allocator")?))
+        }
     }
 
     /// The sizes of every input, as far as they are known: -1 for a symbol; `None` for an absent input.
@@ -279,6 +307,31 @@ impl KernelContext<'_> {
             call!(self.api, KernelContext_GetAllocator(self.raw, memory.as_ptr(), &raw mut raw))?;
             Ok(Allocator::from_raw(self.api, made(raw, "allocator")?))
         }
+    }
+
+    /// The CUDA stream that the node runs on; null without one.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn gpu_stream(&self) -> Result<*mut c_void, Failure> {
+        let mut stream = ptr::null_mut();
+        // SAFETY: the context is alive; the host writes a pointer to a local variable.
+        unsafe { call!(self.api, KernelContext_GetGPUComputeStream(self.raw, &raw mut stream))? };
+        Ok(stream)
+    }
+
+    /// Memory of the provider, which the host will not give to another stream before this one has come past its release.
+    ///
+    /// # Safety
+    /// The node runs on a stream: without one the host crashes. `memory` describes the provider's memory.
+    #[cfg(feature = "cuda")]
+    pub(crate) unsafe fn scratch(
+        &self,
+        memory: *const ort_sys::OrtMemoryInfo,
+        bytes: usize,
+    ) -> Result<*mut c_void, Status> {
+        let mut scratch = ptr::null_mut();
+        // SAFETY: context and description are alive; the host writes a pointer to a local variable.
+        unsafe { call!(self.api, KernelContext_GetScratchBuffer(self.raw, memory, bytes, &raw mut scratch))? };
+        Ok(scratch)
     }
 
     /// Calls `task(data, i)` for every `i < tasks` on the threads of the session.

@@ -124,11 +124,20 @@ pub(crate) struct Call {
     pub(crate) blocks: AtomicIsize,
     /// Whether the threads fail after their work.
     pub(crate) broken_threads: bool,
+    /// Whether the provider runs on the default stream.
+    pub(crate) default_stream: bool,
 }
 
 impl Call {
     pub(crate) fn new(output_type: DType, inputs: Vec<Option<Tensor>>) -> Call {
-        Call { inputs, output_type, output: None, blocks: AtomicIsize::new(0), broken_threads: false }
+        Call {
+            inputs,
+            output_type,
+            output: None,
+            blocks: AtomicIsize::new(0),
+            broken_threads: false,
+            default_stream: false,
+        }
     }
 }
 
@@ -182,6 +191,12 @@ pub(crate) fn api() -> OrtApi {
         ReleaseAllocator: release::<Lender, _>,
         AllocatorAlloc: allocate,
         AllocatorFree: free,
+        KernelInfo_GetLogger: get_logger,
+        Logger_LogMessage: log,
+        KernelInfoGetAllocator: get_device_allocator,
+        AllocatorGetInfo: allocator_memory,
+        KernelContext_GetGPUComputeStream: get_stream,
+        KernelContext_GetScratchBuffer: scratch,
         ..stub::api()
     }
 }
@@ -472,15 +487,78 @@ unsafe extern "system" fn create_memory_info(
     ok()
 }
 
-/// An allocator: where it counts its blocks.
-struct Lender(*const AtomicIsize);
+/// What was said in the log.
+pub(crate) static LOG: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+unsafe extern "system" fn get_logger(_: *const OrtKernelInfo, out: *mut *const OrtLogger) -> OrtStatusPtr {
+    unsafe { out.write((&raw const LOG).cast()) };
+    ok()
+}
+
+unsafe extern "system" fn log(
+    _: *const OrtLogger,
+    _: OrtLoggingLevel,
+    message: *const c_char,
+    _: *const c_char,
+    _: i32,
+    _: *const c_char,
+) -> OrtStatusPtr {
+    LOG.lock().unwrap().push(unsafe { CStr::from_ptr(message) }.to_str().unwrap().to_owned());
+    ok()
+}
+
+/// The provider's memory info, and its stream: addresses to know them by.
+static DEVICE_MEMORY: u64 = 0;
+static STREAM: u64 = 0;
+
+unsafe extern "system" fn get_device_allocator(
+    _: *const OrtKernelInfo,
+    _: OrtMemType,
+    out: *mut *mut OrtAllocator,
+) -> OrtStatusPtr {
+    unsafe { out.write(give(Lender(None))) };
+    ok()
+}
+
+unsafe extern "system" fn allocator_memory(_: *const OrtAllocator, out: *mut *const OrtMemoryInfo) -> OrtStatusPtr {
+    unsafe { out.write((&raw const DEVICE_MEMORY).cast()) };
+    ok()
+}
+
+unsafe extern "system" fn get_stream(context: *const OrtKernelContext, out: *mut *mut c_void) -> OrtStatusPtr {
+    let stream = if unsafe { call(context) }.default_stream { std::ptr::null() } else { &raw const STREAM };
+    unsafe { out.write(stream.cast_mut().cast()) };
+    ok()
+}
+
+unsafe extern "system" fn scratch(
+    context: *const OrtKernelContext,
+    memory: *const OrtMemoryInfo,
+    bytes: usize,
+    out: *mut *mut c_void,
+) -> OrtStatusPtr {
+    assert!(memory == (&raw const DEVICE_MEMORY).cast() && bytes > 0);
+    assert!(!unsafe { call(context) }.default_stream, "onnxruntime crashes without a stream");
+    let mut lender = Lender(None);
+    unsafe { allocate((&raw mut lender).cast(), bytes, out) }
+}
+
+/// An allocator: where it counts its blocks; the device's are counted as objects.
+struct Lender(Option<*const AtomicIsize>);
+
+unsafe fn count_block(of: *mut OrtAllocator, change: isize) {
+    match unsafe { &*of.cast::<Lender>() }.0 {
+        Some(blocks) => _ = unsafe { &*blocks }.fetch_add(change, Ordering::Relaxed),
+        None => LIVE.set(LIVE.get() + change),
+    }
+}
 
 unsafe extern "system" fn get_allocator(
     context: *const OrtKernelContext,
     _: *const OrtMemoryInfo,
     out: *mut *mut OrtAllocator,
 ) -> OrtStatusPtr {
-    unsafe { out.write(give(Lender(&raw const call(context).blocks))) };
+    unsafe { out.write(give(Lender(Some(&raw const call(context).blocks)))) };
     ok()
 }
 
@@ -488,9 +566,9 @@ unsafe extern "system" fn allocate(of: *mut OrtAllocator, size: usize, out: *mut
     if size > isize::MAX as usize / 2 {
         return fail("out of memory");
     }
-    let mut block = vec![0xFFu8; size];
+    let mut block = vec![Line([0xFF; 256]); size.div_ceil(256)];
     unsafe {
-        (*(*of.cast::<Lender>()).0).fetch_add(1, Ordering::Relaxed);
+        count_block(of, 1);
         out.write(block.as_mut_ptr().cast());
     }
     BLOCKS.lock().unwrap().push(block);
@@ -501,9 +579,15 @@ unsafe extern "system" fn free(of: *mut OrtAllocator, memory: *mut c_void) -> Or
     let mut blocks = BLOCKS.lock().unwrap();
     let index = blocks.iter().position(|block| block.as_ptr().cast() == memory.cast_const()).unwrap();
     blocks.swap_remove(index);
-    unsafe { (*(*of.cast::<Lender>()).0).fetch_sub(1, Ordering::Relaxed) };
+    unsafe { count_block(of, -1) };
     ok()
 }
 
+/// Memory as providers align it.
+#[derive(Clone, Copy)]
+#[repr(align(256))]
+#[allow(dead_code)]
+struct Line([u8; 256]);
+
 /// The blocks that are out; a release of anything else panics.
-static BLOCKS: Mutex<Vec<Vec<u8>>> = Mutex::new(Vec::new());
+static BLOCKS: Mutex<Vec<Vec<Line>>> = Mutex::new(Vec::new());

@@ -1,15 +1,16 @@
-//! A node's kernel: made once a session, run at every call.
+//! A node's kernel on the CPU: made once a session, run at every call.
 
 use crate::api::{Api, CpuMemory, made};
 use crate::context::{KernelContext, KernelInfo, MAX_RANK, TensorPtr};
 use crate::failure::Failure;
 use crate::host::SessionHost;
 use crate::infer;
+use crate::op::NodeKernel;
 use crate::threads::SessionThreads;
 use half::{bf16, f16};
 use moh_kernels::{Attributes, DType, Data, DataMut, Element, Error, Operator, Tensor, cpu};
 use std::borrow::Cow;
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
 use std::ptr::{self, NonNull};
 use std::slice;
 
@@ -23,27 +24,28 @@ pub(crate) struct Kernel {
     threads: SessionThreads,
 }
 
-impl Kernel {
-    /// Reads and checks a node's attributes, and the shapes of its inputs as far as they are known.
-    ///
-    /// Hosts of several versions ignore what shape inference finds wrong; here they listen.
-    pub(crate) fn new(
-        api: Api,
-        operator: &'static Operator,
-        dtype: DType,
-        info: &KernelInfo<'_>,
-    ) -> Result<Kernel, Failure> {
-        let attributes = Attributes::read(operator, |def| info.attribute(def))?;
-        infer::check(&attributes, &info.input_sizes()?)?;
+/// Reads and checks a node's attributes, and the shapes of its inputs as far as they are known.
+///
+/// Hosts of several versions ignore what shape inference finds wrong; when a kernel is made they listen.
+pub(crate) fn read_node(operator: &'static Operator, info: &KernelInfo<'_>) -> Result<Attributes, Failure> {
+    let attributes = Attributes::read(operator, |def| info.attribute(def))?;
+    infer::check(&attributes, &info.input_sizes()?)?;
+    Ok(attributes)
+}
+
+impl NodeKernel for Kernel {
+    const PROVIDER: Option<&'static CStr> = None;
+
+    fn new(api: Api, operator: &'static Operator, dtype: DType, info: &KernelInfo<'_>) -> Result<Kernel, Failure> {
+        let attributes = read_node(operator, info)?;
         Ok(Kernel { api, attributes, dtype, memory: CpuMemory::new(api)?, threads: SessionThreads::new() })
     }
 
-    pub(crate) fn api(&self) -> Api {
+    fn api(&self) -> Api {
         self.api
     }
 
-    /// Runs the operator on the node's inputs.
-    pub(crate) fn compute(&self, context: &KernelContext<'_>) -> Result<(), Failure> {
+    fn compute(&self, context: &KernelContext<'_>) -> Result<(), Failure> {
         let operator = self.attributes.operator();
         // SAFETY: inputs of this context.
         let read = |index| context.input(index)?.map(|t| unsafe { Input::new(operator, index, t) }).transpose();
@@ -85,15 +87,9 @@ impl<'c> Input<'c> {
     /// # Safety
     /// `tensor` is input `index` of a context that lives for `'c`.
     unsafe fn new(operator: &'static Operator, index: usize, tensor: TensorPtr) -> Result<Input<'c>, Failure> {
-        let TensorPtr { element_type, rank, dims, data } = tensor;
-        let name = operator.inputs.get(index).map_or("beyond the last", |operand| operand.name);
-        if rank > MAX_RANK {
-            let expected = format!("at most {MAX_RANK} dimensions");
-            Err(Error::Shape { operator: operator.name, input: name, expected, found: format!("{rank}") })?;
-        }
-        let Some(dtype) = element_type.dtype() else {
-            return Err(Failure::Host(format!("input {name} has ONNX element type {}", element_type.0)));
-        };
+        let TensorPtr { rank, dims, data, .. } = tensor;
+        let dtype = check_input(operator, index, &tensor)?;
+        let name = input_name(operator, index);
         let len = dims[..rank].iter().try_fold(1usize, |n, &dim| n.checked_mul(dim)).filter(|&n| n <= MAX_ELEMENTS);
         let len = len.ok_or_else(|| Failure::Host(format!("input {name} has too many elements")))?;
         // SAFETY: the host's tensor of that type has as many elements as its dimensions say, which nothing writes to while
@@ -116,6 +112,21 @@ impl<'c> Input<'c> {
         };
         Tensor { shape: &self.dims[..self.rank], data }
     }
+}
+
+fn input_name(operator: &Operator, index: usize) -> &'static str {
+    operator.inputs.get(index).map_or("beyond the last", |operand| operand.name)
+}
+
+/// The element type of input `index`, whose rank and type are among those that operators know.
+pub(crate) fn check_input(operator: &Operator, index: usize, tensor: &TensorPtr) -> Result<DType, Failure> {
+    let name = input_name(operator, index);
+    if tensor.rank > MAX_RANK {
+        let (expected, found) = (format!("at most {MAX_RANK} dimensions"), tensor.rank.to_string());
+        return Err(Error::Shape { operator: operator.name, input: name, expected, found }.into());
+    }
+    let unknown = || Failure::Host(format!("input {name} has ONNX element type {}", tensor.element_type.0));
+    tensor.element_type.dtype().ok_or_else(unknown)
 }
 
 /// More do not fit an address space.

@@ -2,17 +2,20 @@
 //!
 //! A host loads the library and calls [`RegisterCustomOps`]; in Python,
 //! `session_options.register_custom_ops_library("libmoh_ops.so")`. Every operator of [`moh_kernels::OPERATORS`] is
-//! registered for every [`moh_kernels::DType`] on the CPU provider, and runs [`moh_kernels::cpu::run`].
+//! registered for every [`moh_kernels::DType`] on the CPU provider, and runs [`moh_kernels::cpu::run`]. With feature `cuda`, and
+//! a driver, those that have CUDA kernels are registered on the CUDA provider too.
 //!
 //! The host's C API is used through raw tables of version [`API_VERSION`], so one binary serves all hosts.
 //! Nothing unwinds into the host: a panic becomes an error status.
 
 mod api;
 mod context;
+mod cuda;
 mod failure;
 mod host;
 mod infer;
 mod kernel;
+mod notice;
 mod op;
 mod registry;
 mod threads;
@@ -52,7 +55,7 @@ pub unsafe extern "system" fn RegisterCustomOps(
         Some(api) => guard(api, || {
             let options = NonNull::new(options).ok_or_else(|| Failure::Host("no session options".to_owned()))?;
             // SAFETY: the caller promises live options of this host.
-            unsafe { registry::register(api, options) }
+            unsafe { registry::register(api, base, options) }
         }),
         None => unsupported(base),
     }

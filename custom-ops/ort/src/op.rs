@@ -3,20 +3,35 @@
 use crate::API_VERSION;
 use crate::api::Api;
 use crate::context::{KernelContext, KernelInfo, ShapeContext};
-use crate::failure::guard;
+use crate::failure::{Failure, guard};
 use crate::infer;
-use crate::kernel::Kernel;
+use crate::notice;
 use moh_kernels::schema::{ElementType, VERSION};
 use moh_kernels::{DType, Operator};
 use ort_sys::{
     ONNXTensorElementDataType, OrtApi, OrtCustomOp, OrtCustomOpInputOutputCharacteristic, OrtKernelContext,
     OrtKernelInfo, OrtMemType, OrtShapeInferContext, OrtStatusPtr,
 };
-use std::ffi::{CString, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 
-/// An operator for one element type. Hosts pick among the registrations of a name by the types of a node's inputs.
+/// A node's kernel on one provider: made once a session, run at every call, also by several threads at a time.
+pub(crate) trait NodeKernel: Sized + Send + Sync {
+    /// The provider's name; `None` is the CPU.
+    const PROVIDER: Option<&'static CStr>;
+
+    /// Reads and checks what is known of the node.
+    fn new(api: Api, operator: &'static Operator, dtype: DType, info: &KernelInfo<'_>) -> Result<Self, Failure>;
+
+    /// The functions of the session's host.
+    fn api(&self) -> Api;
+
+    /// Runs the operator on the node's inputs.
+    fn compute(&self, context: &KernelContext<'_>) -> Result<(), Failure>;
+}
+
+/// An operator for one element type on one provider. Hosts pick among the registrations of a name by the types of a node's inputs.
 #[repr(C)]
 pub(crate) struct CustomOp {
     /// First, so that the host's pointer to the table is a pointer to the whole.
@@ -26,16 +41,23 @@ pub(crate) struct CustomOp {
     operator: &'static Operator,
     dtype: DType,
     name: CString,
+    /// Why the operator has no CUDA kernel: said where it runs on the CPU beside a CUDA provider.
+    without_cuda: Option<String>,
 }
 
 impl CustomOp {
-    pub(crate) fn new(api: Api, operator: &'static Operator, dtype: DType) -> CustomOp {
+    pub(crate) fn new<K: NodeKernel>(
+        api: Api,
+        operator: &'static Operator,
+        dtype: DType,
+        without_cuda: Option<String>,
+    ) -> CustomOp {
         // SAFETY: a number and optional function pointers, for which zeros are the values 0 and None.
         let empty: OrtCustomOp = unsafe { std::mem::zeroed() };
         let table = OrtCustomOp {
             version: API_VERSION,
             GetName: Some(name),
-            GetExecutionProviderType: Some(execution_provider),
+            GetExecutionProviderType: Some(execution_provider::<K>),
             GetInputType: Some(input_type),
             GetInputTypeCount: Some(input_count),
             GetOutputType: Some(output_type),
@@ -47,15 +69,15 @@ impl CustomOp {
             GetVariadicInputHomogeneity: Some(no_variadic),
             GetVariadicOutputMinArity: Some(no_variadic),
             GetVariadicOutputHomogeneity: Some(no_variadic),
-            CreateKernelV2: Some(create_kernel),
-            KernelComputeV2: Some(compute),
-            KernelDestroy: Some(destroy),
+            CreateKernelV2: Some(create_kernel::<K>),
+            KernelComputeV2: Some(compute::<K>),
+            KernelDestroy: Some(destroy::<K>),
             InferOutputShapeFn: Some(infer_output_shape),
             GetStartVersion: Some(start_version),
             // Null: the callbacks without a status, which V2 replaces, the last version, and what later API versions added.
             ..empty
         };
-        CustomOp { table, api, operator, dtype, name: CString::new(operator.name).unwrap_or_default() }
+        CustomOp { table, api, operator, dtype, name: CString::new(operator.name).unwrap_or_default(), without_cuda }
     }
 
     /// The table, for the host; valid as long as self.
@@ -100,8 +122,8 @@ unsafe extern "system" fn name(op: *const OrtCustomOp) -> *const c_char {
 }
 
 /// Null is the CPU provider.
-unsafe extern "system" fn execution_provider(_: *const OrtCustomOp) -> *const c_char {
-    ptr::null()
+unsafe extern "system" fn execution_provider<K: NodeKernel>(_: *const OrtCustomOp) -> *const c_char {
+    K::PROVIDER.map_or(ptr::null(), CStr::as_ptr)
 }
 
 unsafe extern "system" fn input_type(op: *const OrtCustomOp, index: usize) -> ONNXTensorElementDataType {
@@ -155,7 +177,7 @@ unsafe extern "system" fn start_version(_: *const OrtCustomOp) -> c_int {
     VERSION as c_int
 }
 
-unsafe extern "system" fn create_kernel(
+unsafe extern "system" fn create_kernel<K: NodeKernel>(
     op: *const OrtCustomOp,
     _: *const OrtApi,
     info: *const OrtKernelInfo,
@@ -166,7 +188,10 @@ unsafe extern "system" fn create_kernel(
     guard(op.api, || {
         // SAFETY: the host's node, alive during this call.
         let info = unsafe { KernelInfo::new(op.api, info) };
-        let made = Kernel::new(op.api, op.operator, op.dtype, &info)?;
+        let made = K::new(op.api, op.operator, op.dtype, &info)?;
+        if let Some(reason) = &op.without_cuda {
+            notice::runs_on_cpu(&info, reason);
+        }
         // SAFETY: the host passes a place for the pointer.
         unsafe { kernel.write(Box::into_raw(Box::new(made)).cast()) };
         Ok(())
@@ -174,18 +199,18 @@ unsafe extern "system" fn create_kernel(
 }
 
 /// Called for several runs of a session at the same time.
-unsafe extern "system" fn compute(kernel: *mut c_void, context: *mut OrtKernelContext) -> OrtStatusPtr {
+unsafe extern "system" fn compute<K: NodeKernel>(kernel: *mut c_void, context: *mut OrtKernelContext) -> OrtStatusPtr {
     // SAFETY: made by `create_kernel`, shared by concurrent calls, and destroyed by the host after the last one.
-    let kernel = unsafe { &*kernel.cast::<Kernel>() };
+    let kernel = unsafe { &*kernel.cast::<K>() };
     guard(kernel.api(), || {
         // SAFETY: the host's context, alive during this call.
         kernel.compute(&unsafe { KernelContext::new(kernel.api(), context) })
     })
 }
 
-unsafe extern "system" fn destroy(kernel: *mut c_void) {
+unsafe extern "system" fn destroy<K: NodeKernel>(kernel: *mut c_void) {
     // SAFETY: made by `create_kernel` and destroyed once.
-    let kernel = unsafe { Box::from_raw(kernel.cast::<Kernel>()) };
+    let kernel = unsafe { Box::from_raw(kernel.cast::<K>()) };
     // The host has no way to hear of a failure here.
     let _ = catch_unwind(AssertUnwindSafe(|| drop(kernel)));
 }

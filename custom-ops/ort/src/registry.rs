@@ -5,11 +5,13 @@
 //! is told (`build.rs`) to keep the library loaded, so that loading it again finds them.
 
 use crate::api::{Api, call, made};
+use crate::cuda;
 use crate::failure::Failure;
+use crate::kernel::Kernel;
 use crate::op::CustomOp;
 use moh_kernels::schema::DOMAIN;
 use moh_kernels::{DType, OPERATORS};
-use ort_sys::{OrtCustomOpDomain, OrtSessionOptions};
+use ort_sys::{OrtApiBase, OrtCustomOpDomain, OrtSessionOptions};
 use std::ffi::CString;
 use std::ptr::{self, NonNull};
 use std::sync::{Mutex, PoisonError};
@@ -29,14 +31,14 @@ static DOMAINS: Mutex<Vec<Domain>> = Mutex::new(Vec::new());
 ///
 /// # Safety
 /// `options` are live options of the host.
-pub(crate) unsafe fn register(api: Api, options: NonNull<OrtSessionOptions>) -> Result<(), Failure> {
-    let domain = domain(api)?;
+pub(crate) unsafe fn register(api: Api, base: &OrtApiBase, options: NonNull<OrtSessionOptions>) -> Result<(), Failure> {
+    let domain = domain(api, base)?;
     // SAFETY: the options are alive, as promised; the domain is never freed.
     Ok(unsafe { call!(api, AddCustomOpDomain(options.as_ptr(), domain.as_ptr())) }?)
 }
 
 /// The host's domain, made at its first use.
-fn domain(api: Api) -> Result<NonNull<OrtCustomOpDomain>, Failure> {
+fn domain(api: Api, base: &OrtApiBase) -> Result<NonNull<OrtCustomOpDomain>, Failure> {
     let mut domains = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(domain) = domains.iter().find(|domain| domain.api == api) {
         return Ok(domain.raw);
@@ -46,10 +48,15 @@ fn domain(api: Api) -> Result<NonNull<OrtCustomOpDomain>, Failure> {
     // SAFETY: the name is terminated, and copied; the host writes a new object to a local variable.
     unsafe { call!(api, CreateCustomOpDomain(name.as_ptr(), &raw mut raw))? };
     let raw = made(raw, "operator domain")?;
+    let cuda = cuda::host(base);
     for (operator, dtype) in OPERATORS.iter().flat_map(|operator| DType::ALL.map(|dtype| (*operator, dtype))) {
-        let op: &'static CustomOp = Box::leak(Box::new(CustomOp::new(api, operator, dtype)));
-        // SAFETY: domain and operator are alive for good.
-        unsafe { call!(api, CustomOpDomain_Add(raw.as_ptr(), op.as_ptr()))? };
+        let on_cuda = cuda.clone().and_then(|api| cuda::custom_op(api, operator, dtype));
+        let on_cpu = CustomOp::new::<Kernel>(api, operator, dtype, on_cuda.as_ref().err().cloned());
+        for op in [Some(on_cpu), on_cuda.ok()].into_iter().flatten() {
+            let op: &'static CustomOp = Box::leak(Box::new(op));
+            // SAFETY: domain and operator are alive for good.
+            unsafe { call!(api, CustomOpDomain_Add(raw.as_ptr(), op.as_ptr()))? };
+        }
     }
     domains.push(Domain { api, raw });
     Ok(raw)

@@ -46,17 +46,23 @@ fn register(base: &OrtApiBase) -> (Options, Option<(OrtErrorCode, String)>) {
     (options, outcome(status))
 }
 
-/// The registered table of an operator.
+/// The registered table of an operator on the CPU.
 fn table(operator: &Operator, dtype: DType) -> &'static OrtCustomOp {
+    table_on(None, operator, dtype).unwrap()
+}
+
+/// The registered table of an operator on a provider.
+pub(crate) fn table_on(provider: Option<&CStr>, operator: &Operator, dtype: DType) -> Option<&'static OrtCustomOp> {
     let (options, status) = register(&HOST);
     assert_eq!(status, None);
     let of = |op: &&&OrtCustomOp| unsafe {
         let name = CStr::from_ptr(op.GetName.unwrap()(**op)).to_str().unwrap();
-        name == operator.name && op.GetOutputType.unwrap()(**op, 0) == crate::op::onnx_type(dtype)
+        let on = op.GetExecutionProviderType.unwrap()(**op);
+        let on = if on.is_null() { None } else { Some(CStr::from_ptr(on)) };
+        on == provider && name == operator.name && op.GetOutputType.unwrap()(**op, 0) == crate::op::onnx_type(dtype)
     };
     let ops: Vec<&OrtCustomOp> = unsafe { &*options[0] }.ops.iter().map(|&op| unsafe { &*op }).collect();
-    let found = ops.iter().find(of).copied();
-    found.unwrap()
+    ops.iter().find(of).copied()
 }
 
 #[test]
@@ -66,7 +72,9 @@ fn every_operator_is_registered_for_every_type() {
     let [domain] = options[..] else { panic!("{} domains", options.len()) };
     let domain = unsafe { &*domain };
     assert_eq!(domain.name.to_str().unwrap(), DOMAIN);
-    assert_eq!(domain.ops.len(), OPERATORS.len() * DType::ALL.len());
+    let cuda =
+        OPERATORS.iter().filter(|operator| table_on(Some(c"CUDAExecutionProvider"), operator, DType::F32).is_some());
+    assert_eq!(domain.ops.len(), (OPERATORS.len() + cuda.count()) * DType::ALL.len());
     for (operator, dtype) in OPERATORS.iter().flat_map(|operator| DType::ALL.map(|dtype| (operator, dtype))) {
         let op = table(operator, dtype);
         assert_eq!(op.version, API_VERSION);
@@ -110,14 +118,14 @@ fn null_arguments_are_errors() {
 }
 
 /// 2 sequences, 3 queries, 5 keys, 4 heads on 2, widths 6 and 3.
-struct Example {
-    attributes: Vec<(&'static str, Value)>,
+pub(crate) struct Example {
+    pub(crate) attributes: Vec<(&'static str, Value)>,
     shapes: Vec<Vec<usize>>,
     values: Vec<Vec<f32>>,
 }
 
 impl Example {
-    fn new() -> Example {
+    pub(crate) fn new() -> Example {
         let shapes = vec![vec![2, 3, 24], vec![2, 5, 12], vec![2, 5, 6], vec![2, 3, 4], vec![2, 1, 1, 5]];
         // Exact in every type.
         let value = |i: usize, j: usize| ((i * 31 + j * 7 + j * j % 5) % 13) as f32 / 8.0 - 0.75;
@@ -145,7 +153,7 @@ impl Example {
         }
     }
 
-    fn sized(&self, dtype: DType) -> Node {
+    pub(crate) fn sized(&self, dtype: DType) -> Node {
         self.node(dtype, |i, axis| (self.shapes[i][axis] as i64, ""))
     }
 
@@ -163,11 +171,11 @@ impl Example {
         }
     }
 
-    fn call(&self, dtype: DType, offset: usize) -> Call {
+    pub(crate) fn call(&self, dtype: DType, offset: usize) -> Call {
         Call::new(dtype, (0..self.shapes.len()).map(|i| Some(self.tensor(i, dtype, offset))).collect())
     }
 
-    fn expected(&self) -> Vec<f64> {
+    pub(crate) fn expected(&self) -> Vec<f64> {
         let values = self.attributes.clone();
         let get = |name| values.iter().find(|(n, _)| *n == name).map(|(_, value)| *value);
         let attributes = Attributes::read(OPERATORS[0], |def| get(def.name)).unwrap();
@@ -179,14 +187,17 @@ impl Example {
 }
 
 /// A made kernel, destroyed on drop.
-struct Made {
+pub(crate) struct Made {
     op: &'static OrtCustomOp,
     kernel: *mut c_void,
 }
 
 impl Made {
     fn new(dtype: DType, node: &Node) -> Result<Made, (OrtErrorCode, String)> {
-        let op = table(OPERATORS[0], dtype);
+        Made::of(table(OPERATORS[0], dtype), node)
+    }
+
+    pub(crate) fn of(op: &'static OrtCustomOp, node: &Node) -> Result<Made, (OrtErrorCode, String)> {
         let mut kernel = ptr::null_mut();
         let node = ptr::from_ref(node).cast();
         let status = unsafe { op.CreateKernelV2.unwrap()(op, &raw const *NEW, node, &raw mut kernel) };
@@ -196,12 +207,15 @@ impl Made {
         }
     }
 
-    fn run(&self, call: &mut Call) -> Result<Vec<f64>, (OrtErrorCode, String)> {
+    pub(crate) fn run(&self, call: &mut Call) -> Result<Vec<f64>, (OrtErrorCode, String)> {
         let status = unsafe { self.op.KernelComputeV2.unwrap()(self.kernel, ptr::from_mut(call).cast()) };
         assert_eq!(call.blocks.load(Ordering::Relaxed), 0, "memory not given back");
         outcome(status).map_or_else(|| Ok(call.output.as_ref().unwrap().values()), Err)
     }
 }
+
+// A kernel is called by several threads at a time.
+unsafe impl Sync for Made {}
 
 impl Drop for Made {
     fn drop(&mut self) {

@@ -154,10 +154,12 @@ impl fmt::Debug for Driver {
 }
 
 impl Driver {
-    /// The driver of this machine, loaded and initialised at the first call: [`DRIVER_VARIABLE`], or `libcuda.so.1`.
+    /// The driver of this machine, loaded at the first call: [`DRIVER_VARIABLE`], or `libcuda.so.1`.
+    ///
+    /// It is not initialised here: hosts with streams have done that, and others may want to fork.
     ///
     /// # Errors
-    /// [`Error::NoCuda`] saying why: there is no library, no GPU, or the driver is older than the compiler of the kernels.
+    /// [`Error::NoCuda`] saying why: there is no library, or the driver is older than the compiler of the kernels.
     pub fn get() -> Result<&'static Driver, Error> {
         static DRIVER: OnceLock<Result<Driver, String>> = OnceLock::new();
         let path =
@@ -182,18 +184,15 @@ impl Driver {
         let library =
             unsafe { Library::new(path) }.map_err(|error| format!("no driver library {}: {error}", path.display()))?;
         let mut driver = Driver::load(library)?;
-        // SAFETY: the driver writes a number to a local variable; nothing else comes before `cuInit`.
-        unsafe {
-            let mut version = 0;
-            driver.driver_get_version(&raw mut version).map_err(|error| Error::from(error).to_string())?;
-            driver.version = version;
-            // Machine code of a toolkit runs on every driver of the same major version.
-            let needed = super::modules::TOOLKIT / 1000;
-            if driver.version / 1000 < needed {
-                let (major, minor) = (driver.version / 1000, driver.version % 1000 / 10);
-                return Err(format!("the driver knows CUDA {major}.{minor}, the kernels need {needed}.0"));
-            }
-            driver.init(0).map_err(|error| Error::from(error).to_string())?;
+        let mut version = 0;
+        // SAFETY: the driver writes a number to a local variable; this call needs no `cuInit`.
+        unsafe { driver.driver_get_version(&raw mut version) }.map_err(|error| Error::from(error).to_string())?;
+        driver.version = version;
+        // Machine code of a toolkit runs on every driver of the same major version.
+        let needed = super::modules::TOOLKIT / 1000;
+        if driver.version / 1000 < needed {
+            let (major, minor) = (driver.version / 1000, driver.version % 1000 / 10);
+            return Err(format!("the driver knows CUDA {major}.{minor}, the kernels need {needed}.0"));
         }
         Ok(driver)
     }

@@ -38,22 +38,30 @@ impl Device {
 
     fn open() -> Result<Device, String> {
         let named = std::env::var_os(DRIVER_VARIABLE).is_some_and(|path| !path.is_empty());
-        let (driver, emulated) = match Driver::get() {
-            Ok(driver) => (driver, named),
+        // SAFETY: any thread may initialise the driver, at any time.
+        let init = |driver: &'static Driver| unsafe { driver.init(0) }.map(|()| driver).map_err(Error::from);
+        let driver = match Driver::get().and_then(init) {
+            Ok(driver) => driver,
             Err(error) if named || required() => return Err(error.to_string()),
-            Err(_) => (Driver::at(&emulator()?).map_err(|error| error.to_string())?, true),
+            Err(_) => Driver::at(&emulator()?).and_then(init).map_err(|error| error.to_string())?,
         };
         let (mut context, mut stream, mut device) = (RawContext::NULL, RawStream::NULL, 0);
+        let mut name = [0u8; 64];
         // SAFETY: the driver is initialised, and writes to local variables; stream creation needs a current context.
         let opened = unsafe {
             (|| {
                 driver.device_get(&raw mut device, 0)?;
+                driver.device_get_name(name.as_mut_ptr().cast(), name.len() as i32 - 1, device)?;
                 driver.device_primary_ctx_retain(&raw mut context, device)?;
                 driver.ctx_push_current(context)?;
                 driver.stream_create(&raw mut stream, 1)
             })()
         };
         opened.map_err(|error| Error::from(error).to_string())?;
+        let emulated = name.starts_with(b"SIMT emulator");
+        if emulated && required() {
+            return Err("the driver is the emulator's".to_owned());
+        }
         Ok(Device { driver, context, stream, emulated })
     }
 

@@ -1,0 +1,45 @@
+//! The CUDA provider's kernels, where this library has any, the host is new enough and the machine has a driver.
+
+#[cfg(feature = "cuda")]
+mod kernel;
+#[cfg(all(test, feature = "cuda"))]
+mod tests;
+
+use crate::api::Api;
+use crate::op::CustomOp;
+use moh_kernels::{DType, Operator};
+use ort_sys::OrtApiBase;
+
+/// The version of the C API from which on a kernel can have memory that follows its stream: that of onnxruntime 1.18.
+#[cfg(feature = "cuda")]
+const API_VERSION: u32 = 18;
+
+/// The host's functions for CUDA kernels, or why there are none.
+#[cfg(feature = "cuda")]
+pub(crate) fn host(base: &OrtApiBase) -> Result<Api, String> {
+    moh_kernels::cuda::Driver::get().map_err(|error| error.to_string())?;
+    // SAFETY: the base is the host's.
+    let api = unsafe { Api::new(base, API_VERSION) };
+    api.ok_or_else(|| format!("CUDA kernels need onnxruntime 1.{API_VERSION} or newer"))
+}
+
+/// See above.
+#[cfg(not(feature = "cuda"))]
+pub(crate) fn host(_: &OrtApiBase) -> Result<Api, String> {
+    Err("this library was built without CUDA kernels (cargo build --features cuda)".to_owned())
+}
+
+/// The operator on the CUDA provider, or why it has no kernel there.
+#[cfg(feature = "cuda")]
+pub(crate) fn custom_op(api: Api, operator: &'static Operator, dtype: DType) -> Result<CustomOp, String> {
+    match moh_kernels::cuda::supports(operator) {
+        true => Ok(CustomOp::new::<kernel::CudaKernel>(api, operator, dtype, None)),
+        false => Err(format!("{} has no CUDA kernel", operator.name)),
+    }
+}
+
+/// See above.
+#[cfg(not(feature = "cuda"))]
+pub(crate) fn custom_op(_: Api, operator: &'static Operator, _: DType) -> Result<CustomOp, String> {
+    Err(format!("{} has no CUDA kernel", operator.name))
+}

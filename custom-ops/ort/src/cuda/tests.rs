@@ -1,0 +1,84 @@
+//! The CUDA registrations as a host sees them. The driver is that of `MOH_CUDA_DRIVER`, which has to be the emulator: the fake
+//! host's tensors are in ordinary memory.
+
+use crate::fake::live;
+use crate::tests::{Example, Made, table_on};
+use moh_kernels::{DType, OPERATORS, Operator};
+use ort_sys::OrtCustomOp;
+use std::ffi::CStr;
+
+const PROVIDER: Option<&CStr> = Some(c"CUDAExecutionProvider");
+
+/// RoutedAttention on CUDA, or `None` where no driver is named.
+fn table(dtype: DType) -> Option<&'static OrtCustomOp> {
+    if std::env::var_os("MOH_CUDA_DRIVER").is_none() {
+        println!("SKIPPED: MOH_CUDA_DRIVER does not name the emulator");
+        return None;
+    }
+    let attention: &Operator = OPERATORS[0];
+    assert!(moh_kernels::cuda::supports(attention));
+    Some(table_on(PROVIDER, attention, dtype).unwrap())
+}
+
+#[test]
+fn without_a_driver_nothing_is_registered() {
+    if let Err(error) = moh_kernels::cuda::Driver::get() {
+        assert!(OPERATORS.iter().all(|operator| table_on(PROVIDER, operator, DType::F32).is_none()), "{error}");
+    }
+}
+
+#[test]
+fn a_call_computes_the_operator_on_the_stream() {
+    let example = Example::new();
+    let expected = example.expected();
+    for (dtype, tolerance) in [(DType::F32, 1e-5), (DType::F16, 4e-3), (DType::BF16, 4e-2)] {
+        let Some(op) = table(dtype) else { return };
+        let kernel = Made::of(op, &example.sized(dtype)).unwrap();
+        for default_stream in [false, true] {
+            let mut call = example.call(dtype, 0);
+            call.default_stream = default_stream;
+            let found = kernel.run(&mut call).unwrap();
+            let near = |(a, b): (&f64, &f64)| (a - b).abs() <= tolerance * (1.0 + b.abs());
+            assert!(
+                found.len() == expected.len() && found.iter().zip(&expected).all(near),
+                "{dtype} {found:?} {expected:?}"
+            );
+        }
+    }
+    assert_eq!(live(), 0);
+}
+
+#[test]
+fn threads_share_a_kernel_and_give_all_memory_back() {
+    let example = Example::new();
+    let Some(op) = table(DType::F16) else { return };
+    let kernel = Made::of(op, &example.sized(DType::F16)).unwrap();
+    let expected = kernel.run(&mut example.call(DType::F16, 0)).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                for _ in 0..3 {
+                    assert_eq!(kernel.run(&mut example.call(DType::F16, 0)).unwrap(), expected);
+                }
+                assert_eq!(live(), 0);
+            });
+        }
+    });
+    drop(kernel);
+    assert_eq!(live(), 0);
+}
+
+#[test]
+fn bad_inputs_are_errors() {
+    let example = Example::new();
+    let Some(op) = table(DType::F32) else { return };
+    let mut node = example.sized(DType::F32);
+    node.attributes.remove(0);
+    assert!(Made::of(op, &node).err().unwrap().1.contains("attribute num_heads"));
+    let kernel = Made::of(op, &example.sized(DType::F32)).unwrap();
+    // Nothing is aligned at offset 4 of a block.
+    let (_, message) = kernel.run(&mut example.call(DType::F32, 4)).unwrap_err();
+    assert!(message.contains("query starts 4 bytes beyond"), "{message}");
+    drop(kernel);
+    assert_eq!(live(), 0);
+}
