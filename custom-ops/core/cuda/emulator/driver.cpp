@@ -75,11 +75,6 @@ EXPORT int cuModuleGetFunction(const void** function, void*, const char* name) {
     return *function ? SUCCESS : NOT_FOUND;
 }
 EXPORT int cuFuncSetAttribute(const void*, int, int) { return SUCCESS; }
-// TMA is emulated where hopper.cpp is linked in, which replaces this.
-EXPORT __attribute__((weak)) int cuTensorMapEncodeTiled(void*, int, unsigned, void*, const uint64_t*, const uint64_t*, const uint32_t*,
-                                                        const uint32_t*, int, int, int, int) {
-    return 801; // CUDA_ERROR_NOT_SUPPORTED
-}
 EXPORT int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void*, int, size_t) { return *blocks = 2, SUCCESS; }
 EXPORT int cuLaunchKernel(const void* function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned threads_y,
                           unsigned threads_z, unsigned shared_bytes, void*, void** params, void**) {
