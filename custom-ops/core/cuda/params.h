@@ -57,3 +57,34 @@ struct AttentionParams {
     int32_t keys_per_split;
     float scale;
 };
+
+// A CUtensorMap: made by cuTensorMapEncodeTiled, opaque here.
+struct
+#ifdef __cplusplus
+alignas(64)
+#endif
+TensorMap {
+    uint64_t opaque[16];
+};
+
+// attention_sm90.cu. Strides are in elements of T.
+struct AttentionSm90Params {
+    TensorMap key_map;        // (batch, kv_len, kv_num_heads, head_dim) or (batch, kv_num_heads, kv_len, head_dim), boxes of one panel
+    TensorMap value_map;
+    const void* query;        // (batch, q_len, num_heads * head_dim)
+    const float* gates;       // (batch, q_len, num_heads)
+    const void* bias;         // or null; element b * bias_strides[0] + h * [1] + i * [2] + j * [3]
+    void* output;             // (batch, q_len, num_heads * value_dim)
+    const int32_t* entries;   // the plan, with group = num_heads / kv_num_heads
+    const int32_t* tiles;
+    const int32_t* tile_count;
+    int32_t* next;
+    int64_t bias_strides[4];
+    int32_t batch, q_len, kv_len;
+    int32_t num_heads, kv_num_heads;
+    int32_t head_dim, value_dim;
+    int32_t is_causal;
+    int32_t cache_layout;     // keys and values are (batch, kv_num_heads, kv_len, dim)
+    int32_t resident;         // tiles may have more rows than the warpgroups take at once: a tile's keys and values stay in the ring
+    float scale_log2;         // scale * log2(e) > 0
+};

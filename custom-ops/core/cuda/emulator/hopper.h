@@ -1,0 +1,58 @@
+// hopper.cuh's functions for the emulator, which makes show what hardware leaves undefined: a product is computed when its warp waits
+// for it (operands released or changed before are read as they are then) and until then its accumulators are NaN; a TMA copy
+// overwrites its destination at once.
+#pragma once
+
+namespace simt {
+enum class Product { SharedA, RegisterA };
+struct Wgmma {
+    Product product;
+    int n;
+    float* d;
+    const uint32_t* a; // RegisterA
+    uint64_t a_descriptor, b_descriptor;
+    int accumulate;
+    float (*convert)(uint16_t);
+};
+void wgmma(Wgmma argument);
+void wgmma_commit();
+void wgmma_wait(unsigned pending);
+void mbarrier_init(uint64_t* barrier, uint32_t arrivals);
+void mbarrier_arrive(uint64_t* barrier, uint32_t bytes);
+void mbarrier_wait(uint64_t* barrier, uint32_t parity);
+void tma_load(void* shared, const TensorMap* map, uint64_t* barrier, const int (&start)[4]);
+} // namespace simt
+
+inline void mbarrier_init(uint64_t* barrier, uint32_t arrivals) { simt::mbarrier_init(barrier, arrivals); }
+inline void mbarrier_init_fence() {}
+inline void mbarrier_arrive(uint64_t* barrier) { simt::mbarrier_arrive(barrier, 0); }
+inline void mbarrier_arrive_expect(uint64_t* barrier, uint32_t bytes) { simt::mbarrier_arrive(barrier, bytes); }
+inline void mbarrier_wait(uint64_t* barrier, uint32_t parity) { simt::mbarrier_wait(barrier, parity); }
+
+inline void tma_prefetch(const TensorMap*) {}
+inline void tma_load(void* shared, const TensorMap* map, uint64_t* barrier, int c0, int c1, int c2, int c3) {
+    simt::tma_load(shared, map, barrier, {c0, c1, c2, c3});
+}
+inline void fence_async_proxy() {}
+
+template <int count> void registers_increase() {
+    simt::collective("registers_increase", 128, nullptr, [](void**) {});
+}
+template <int count> void registers_decrease() {
+    simt::collective("registers_decrease", 128, nullptr, [](void**) {});
+}
+
+inline void wgmma_fence() {
+    simt::collective("wgmma_fence", 32, nullptr, [](void**) {});
+}
+inline void wgmma_commit() { simt::wgmma_commit(); }
+template <int pending> void wgmma_wait() { simt::wgmma_wait(pending); }
+template <int n> void keep(float (&)[n]) {}
+template <int n> void keep(uint32_t (&)[n]) {}
+
+template <class T, int n> void wgmma_ss(float (&d)[n / 2], uint64_t a, uint64_t b, int accumulate) {
+    simt::wgmma({simt::Product::SharedA, n, d, nullptr, a, b, accumulate, [](uint16_t bits) { return to_float(T{bits}); }});
+}
+template <class T, int n> void wgmma_rs(float (&d)[n / 2], const uint32_t* a, uint64_t b, int accumulate) {
+    simt::wgmma({simt::Product::RegisterA, n, d, a, 0, b, accumulate, [](uint16_t bits) { return to_float(T{bits}); }});
+}

@@ -1,0 +1,160 @@
+// What only sm_90a has: mbarriers, tensor memory access (TMA), warpgroup matrix products (wgmma), setmaxnreg.
+//
+// Sources of every layout here, two for each point because neither the compiler nor an emulator written from this file would show a
+// misreading:
+// - swizzles: a 16-byte chunk at address a lies at a ^ (((a >> 7) & m) << 4), m = 7, 3, 1 for the 128-, 64- and 32-byte mode, a
+//   counted from an address that is a multiple of 1024 (PTX ISA, "Swizzling modes" of tensors, and table "Starting address of
+//   repeating pattern"; CuTe's Swizzle<3,4,3>, <2,4,3>, <1,4,3> for the same modes, used for TMA and wgmma alike);
+// - descriptors: bits 0-13 start, 16-29 leading offset, 32-45 stride offset, all >> 4, 49-51 base offset (0: our patterns start at
+//   multiples of 1024), 62-63 mode: 1 = 128, 2 = 64, 3 = 32 bytes (PTX ISA, "Matrix descriptor format"; CuTe, mma_sm90_desc.hpp);
+// - the offsets' meaning: K-major, swizzled: stride = from 8 rows to the next 8, leading unused. MN-major, swizzled: leading = from
+//   one swizzle width of MN to the next, stride = from 8 k to the next 8 (PTX ISA, "Strides"; CuTe, mma_traits_sm90_gmma.hpp, canonical
+//   layouts ((T,2^b,m),(8,k)):((1,T,LBO),(2^b T,SBO)));
+// - a step of 16 k inside a K-major swizzled row is 32 bytes more on the start address: the swizzle acts on the sum (CuTe's
+//   DescriptorIterator adds just so; DeepGEMM and FlashAttention-3 rest on it);
+// - fragments: warp w holds rows 16 w to 16 w + 15. Accumulator d[i]: row lane / 4 + 8 (i / 2 % 2), column 8 (i / 4) + 2 (lane % 4)
+//   + i % 2; A: as mma.m16n8k16 (PTX ISA, "Register fragments for wgmma.m64nNk16"; CuTe's CLayout_64xN, ALayout_64x16).
+#pragma once
+
+#include "device.cuh"
+#include "params.h"
+
+// Bytes of a row of a panel: a matrix of 16-bit elements lies in shared memory as panels, each `rows` x (bytes / 2) elements.
+enum class Swizzle : uint32_t { B128 = 1, B64 = 2, B32 = 3 };
+
+// Where the 16-byte chunk at `offset` from a multiple of 1024 lies.
+MOH_DEVICE uint32_t swizzle(uint32_t offset, Swizzle mode) {
+    uint32_t mask = mode == Swizzle::B128 ? 7 : mode == Swizzle::B64 ? 3 : 1;
+    return offset ^ (((offset >> 7) & mask) << 4);
+}
+
+// A matrix operand in shared memory; leading and stride in bytes.
+MOH_DEVICE constexpr uint64_t matrix_descriptor(uint32_t address, uint32_t leading, uint32_t stride, Swizzle mode) {
+    return uint64_t((address & 0x3ffff) >> 4) | uint64_t(leading >> 4) << 16 | uint64_t(stride >> 4) << 32 |
+           uint64_t(mode) << 62;
+}
+
+#ifdef MOH_EMULATE
+#include "emulator/hopper.h"
+#else
+
+// --------------------------------------------------------------------------------------------------------- mbarrier
+
+MOH_DEVICE void mbarrier_init(uint64_t* barrier, uint32_t arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+// Makes initialised barriers visible to the asynchronous proxy; __syncthreads then shows them to the block.
+MOH_DEVICE void mbarrier_init_fence() {
+    asm volatile("fence.mbarrier_init.release.cluster;\n\tfence.proxy.async.shared::cta;" ::: "memory");
+}
+MOH_DEVICE void mbarrier_arrive(uint64_t* barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+// Arrives, and lets the phase also wait for `bytes` bytes of TMA.
+MOH_DEVICE void mbarrier_arrive_expect(uint64_t* barrier, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+                 : "memory");
+}
+// Waits until the phase of this parity is complete; a fresh barrier counts as having completed parity 1.
+MOH_DEVICE void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
+    asm volatile("{\n\t"
+                 ".reg .pred done;\n\t"
+                 "again:\n\t"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t"
+                 "@!done bra again;\n\t"
+                 "}" ::"r"(shared_address(barrier)),
+                 "r"(parity)
+                 : "memory");
+}
+
+// -------------------------------------------------------------------------------------------------------------- TMA
+
+MOH_DEVICE void tma_prefetch(const TensorMap* map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+// A box of a tensor of rank 4 to shared memory (aligned to 1024); its bytes, zeros out of bounds included, count on `barrier`.
+MOH_DEVICE void tma_load(void* shared, const TensorMap* map, uint64_t* barrier, int c0, int c1, int c2, int c3) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(shared_address(shared)),
+                 "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(shared_address(barrier))
+                 : "memory");
+}
+// Shows this thread's ordinary writes of shared memory to wgmma and TMA, once a barrier follows.
+MOH_DEVICE void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// -------------------------------------------------------------------------------------------------------- registers
+
+// Registers a thread of this warpgroup, a multiple of 8; all of its warps call it.
+template <int count> MOH_DEVICE void registers_increase() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
+}
+template <int count> MOH_DEVICE void registers_decrease() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
+}
+
+// ------------------------------------------------------------------------------------------------------------ wgmma
+
+// Before the first wgmma, and whenever its registers were written otherwise.
+MOH_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+MOH_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int pending> MOH_DEVICE void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+}
+// Keeps the compiler from moving uses of these registers across the call: a wgmma's registers change when it is waited for, not
+// where the compiler sees it.
+template <int n> MOH_DEVICE void keep(float (&r)[n]) {
+#pragma unroll
+    for (int i = 0; i < n; i++) asm volatile("" : "+f"(r[i])::"memory");
+}
+template <int n> MOH_DEVICE void keep(uint32_t (&r)[n]) {
+#pragma unroll
+    for (int i = 0; i < n; i++) asm volatile("" : "+r"(r[i])::"memory");
+}
+
+// d (64 x n, f32) = a b, or d + a b where accumulate != 0; T = f16 or bf16, 16 k.
+//   wgmma_ss: a and b from shared memory, both K-major (b as n rows of k);
+//   wgmma_rs: a from registers, b MN-major (b as k rows of n).
+template <class T, int n> MOH_DEVICE void wgmma_ss(float (&d)[n / 2], uint64_t a, uint64_t b, int accumulate);
+template <class T, int n> MOH_DEVICE void wgmma_rs(float (&d)[n / 2], const uint32_t* a, uint64_t b, int accumulate);
+
+#define MOH_DIGITS(i) "%" #i "0, %" #i "1, %" #i "2, %" #i "3, %" #i "4, %" #i "5, %" #i "6, %" #i "7, %" #i "8, %" #i "9"
+#define MOH_TEN_0 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9"
+#define MOH_TEN(i) ", " MOH_DIGITS(i)
+#define MOH_D(i) "+f"(d[i])
+#define MOH_D8(i) MOH_D(i), MOH_D(i + 1), MOH_D(i + 2), MOH_D(i + 3), MOH_D(i + 4), MOH_D(i + 5), MOH_D(i + 6), MOH_D(i + 7)
+#define MOH_D32(i) MOH_D8(i), MOH_D8(i + 8), MOH_D8(i + 16), MOH_D8(i + 24)
+#define MOH_NAMES_32 MOH_TEN_0 MOH_TEN(1) MOH_TEN(2) ", %30, %31"
+#define MOH_NAMES_40 MOH_TEN_0 MOH_TEN(1) MOH_TEN(2) MOH_TEN(3)
+#define MOH_NAMES_48 MOH_NAMES_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define MOH_NAMES_64 MOH_NAMES_40 MOH_TEN(4) MOH_TEN(5) ", %60, %61, %62, %63"
+#define MOH_NAMES_128                                                                                                  \
+    MOH_NAMES_40 MOH_TEN(4) MOH_TEN(5) MOH_TEN(6) MOH_TEN(7) MOH_TEN(8) MOH_TEN(9) MOH_TEN(10) MOH_TEN(11)             \
+        ", %120, %121, %122, %123, %124, %125, %126, %127"
+
+// The operands after the accumulators: %n/2 and on.
+#define MOH_WGMMA(T, n, names, o0, o1, o2, o3, o4, o5, ...)                                                   \
+    template <> MOH_DEVICE void wgmma_ss<T, n>(float (&d)[n / 2], uint64_t a, uint64_t b, int accumulate) {            \
+        asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %" #o2 ", 0;\n\t"                                           \
+                     "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #T "." #T " {" names "}, %" #o0 ", %" #o1       \
+                     ", p, 1, 1, 0, 0;\n\t}"                                                                           \
+                     : __VA_ARGS__                                                                                     \
+                     : "l"(a), "l"(b), "r"(accumulate));                                                               \
+    }                                                                                                                  \
+    template <> MOH_DEVICE void wgmma_rs<T, n>(float (&d)[n / 2], const uint32_t* a, uint64_t b, int accumulate) {     \
+        asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %" #o5 ", 0;\n\t"                                           \
+                     "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #T "." #T " {" names "}, {%" #o0 ", %" #o1      \
+                     ", %" #o2 ", %" #o3 "}, %" #o4 ", p, 1, 1, 1;\n\t}"                                               \
+                     : __VA_ARGS__                                                                                     \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));                           \
+    }
+#define MOH_D40 MOH_D32(0), MOH_D8(32)
+#define MOH_D48 MOH_D40, MOH_D8(40)
+#define MOH_D64 MOH_D32(0), MOH_D32(32)
+#define MOH_D128 MOH_D64, MOH_D32(64), MOH_D32(96)
+#define MOH_WGMMA_BOTH(...) MOH_WGMMA(f16, __VA_ARGS__) MOH_WGMMA(bf16, __VA_ARGS__)
+MOH_WGMMA_BOTH(64, MOH_NAMES_32, 32, 33, 34, 35, 36, 37, MOH_D32(0))
+MOH_WGMMA_BOTH(80, MOH_NAMES_40, 40, 41, 42, 43, 44, 45, MOH_D40)
+MOH_WGMMA_BOTH(96, MOH_NAMES_48, 48, 49, 50, 51, 52, 53, MOH_D48)
+MOH_WGMMA_BOTH(128, MOH_NAMES_64, 64, 65, 66, 67, 68, 69, MOH_D64)
+MOH_WGMMA_BOTH(256, MOH_NAMES_128, 128, 129, 130, 131, 132, 133, MOH_D128)
+#endif
