@@ -66,18 +66,18 @@ MOH_DEVICE int bucket_of(const PlanParams& p, const int4& tile) {
 
 } // namespace
 
-// Lists of selected entries. Grid: (ceil(lists_per_batch / lists_per_block), batch); shared memory: 32 ints.
+// Lists of selected entries. Grid: (batch, ceil(lists_per_batch / lists_per_block)); shared memory: 32 ints.
 MOH_KERNEL(moh_plan_lists, PlanParams, 1024, 1) {
     int* warp_counts = reinterpret_cast<int*>(shared_memory());
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int warps_of_list = warps / p.lists_per_block, part = warp % warps_of_list;
-    int n = blockIdx.x * p.lists_per_block + warp / warps_of_list;
+    int n = blockIdx.y * p.lists_per_block + warp / warps_of_list;
     bool exists = n < p.lists_per_batch;
     int total = p.q_len * p.group, heads = p.lists_per_batch * p.group;
     int span = min(max_span, (total + 32 * warps_of_list - 1) / (32 * warps_of_list) * 32);
 
-    int64_t list = int64_t(blockIdx.y) * p.lists_per_batch + n;
-    const float* gates = p.gates + int64_t(blockIdx.y) * p.q_len * heads + n * p.group;
+    int64_t list = int64_t(blockIdx.x) * p.lists_per_batch + n;
+    const float* gates = p.gates + int64_t(blockIdx.x) * p.q_len * heads + n * p.group;
     int32_t* entries = p.entries + list * total;
     int count = 0;
     for (int start = 0; start < total; start += span * warps_of_list) {

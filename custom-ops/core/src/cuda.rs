@@ -6,6 +6,8 @@
 pub mod driver;
 pub mod module;
 pub mod params;
+pub mod plan;
+mod routed_attention;
 pub mod stream;
 pub mod workspace;
 
@@ -16,7 +18,7 @@ pub use stream::{Properties, Stream};
 pub use workspace::{Arena, Workspace};
 
 use crate::error::Error;
-use crate::schema::{Attributes, OPERATORS, Operator};
+use crate::schema::{Attributes, OPERATORS, Operator, ROUTED_ATTENTION};
 use crate::shape;
 use crate::tensor::DType;
 
@@ -63,7 +65,7 @@ pub struct Call<'c> {
 type Launch = unsafe fn(&Call<'_>) -> Result<(), Error>;
 
 /// The operators that have CUDA kernels.
-static LAUNCHERS: &[(&Operator, Launch)] = &[];
+static LAUNCHERS: &[(&Operator, Launch)] = &[(&ROUTED_ATTENTION, routed_attention::launch)];
 
 /// Whether an operator has CUDA kernels.
 pub fn supports(operator: &Operator) -> bool {

@@ -122,13 +122,6 @@ EXPORT int cuMemsetD8Async(void* to, unsigned char x, size_t n, void*) { return 
 EXPORT int cuMemsetD32_v2(uint32_t* to, uint32_t x, size_t n) { return std::fill(to, to + n, x), SUCCESS; }
 EXPORT int cuMemsetD32Async(uint32_t* to, uint32_t x, size_t n, void*) { return std::fill(to, to + n, x), SUCCESS; }
 
-// hopper.cpp has the real one.
-EXPORT __attribute__((weak)) int cuTensorMapEncodeTiled(void*, unsigned, unsigned, void*, const uint64_t*, const uint64_t*,
-                                                        const uint32_t*, const uint32_t*, unsigned, unsigned, unsigned,
-                                                        unsigned) {
-    return NOT_SUPPORTED;
-}
-
 EXPORT int cuEventCreate(void** event, unsigned) { return *event = new std::chrono::steady_clock::time_point, SUCCESS; }
 EXPORT int cuEventRecord(void* event, void*) {
     *static_cast<std::chrono::steady_clock::time_point*>(event) = std::chrono::steady_clock::now();

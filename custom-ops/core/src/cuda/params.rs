@@ -1,5 +1,7 @@
 //! The kernels' parameters, as `cuda/params.h` declares them.
 
+use super::RawPtr;
+
 /// A kernel's only parameter.
 ///
 /// # Safety
@@ -10,3 +12,64 @@ pub unsafe trait Params: Copy {}
 #[repr(C, align(64))]
 #[derive(Debug, Clone, Copy)]
 pub struct TensorMap(pub [u64; 16]);
+
+/// `PlanParams`: of both kernels of `plan.cu`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct PlanParams {
+    pub gates: RawPtr,
+    pub counts: RawPtr,
+    pub entries: RawPtr,
+    pub tiles: RawPtr,
+    pub tile_count: RawPtr,
+    pub next: RawPtr,
+    pub offsets: RawPtr,
+    pub batch: i32,
+    pub q_len: i32,
+    pub lists_per_batch: i32,
+    pub group: i32,
+    pub tile_rows: i32,
+    pub kv_len: i32,
+    pub is_causal: i32,
+    pub lists_per_block: i32,
+    pub lists_per_section: i32,
+}
+// SAFETY: the fields of the C struct, in order; `tests/cuda_params.rs` compares the layouts.
+unsafe impl Params for PlanParams {}
+
+/// `AttentionParams`: of `attention_sm80.cu`, `attention_simt.cu` and `decode.cu`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct AttentionParams {
+    pub query: RawPtr,
+    pub key: RawPtr,
+    pub value: RawPtr,
+    pub gates: RawPtr,
+    pub bias: RawPtr,
+    pub output: RawPtr,
+    pub counts: RawPtr,
+    pub entries: RawPtr,
+    pub tiles: RawPtr,
+    pub tile_count: RawPtr,
+    pub next: RawPtr,
+    pub partial: RawPtr,
+    pub partial_lse: RawPtr,
+    pub key_strides: [i64; 3],
+    pub value_strides: [i64; 3],
+    pub bias_strides: [i64; 4],
+    pub batch: i32,
+    pub q_len: i32,
+    pub kv_len: i32,
+    pub num_heads: i32,
+    pub kv_num_heads: i32,
+    pub head_dim: i32,
+    pub value_dim: i32,
+    pub is_causal: i32,
+    pub splits: i32,
+    pub keys_per_split: i32,
+    pub scale: f32,
+}
+// SAFETY: as above.
+unsafe impl Params for AttentionParams {}

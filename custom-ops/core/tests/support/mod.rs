@@ -285,6 +285,12 @@ impl Call {
         work
     }
 
+    /// The inputs, for those who run them elsewhere: the tests on a GPU.
+    #[allow(dead_code)]
+    pub(crate) fn with_inputs<R>(&self, run: impl FnOnce(&[Option<Tensor<'_>>]) -> R) -> R {
+        run(&self.tensors().inputs())
+    }
+
     /// [`Call::check`] for every kernel that this processor supports.
     pub(crate) fn check_kernels(&self, threads: std::ops::RangeInclusive<usize>) -> Vec<Work> {
         let expected = self.expected();

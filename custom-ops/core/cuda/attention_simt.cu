@@ -1,0 +1,161 @@
+// RoutedAttention in plain float32 arithmetic: for float32, and for 16-bit types whose widths or addresses tensor cores can't take.
+//
+// A block of 256 threads takes tiles of the plan, ROWS rows each; 256 / ROWS threads share a row. Everything in shared memory is
+// float32; rows are an odd number of 16-byte units apart, which keeps eight rows in different banks.
+
+#include "device.cuh"
+#include "params.h"
+#include "zeros.cuh"
+
+namespace {
+
+constexpr float log2_e = 1.4426950408889634f;
+constexpr int threads = 256, warps = threads / 32, keys_of_block = 32;
+
+// Units of 4 floats from row to row.
+MOH_DEVICE int pitch_of(int width) { return (width + 3) / 4 | 1; }
+
+// Rows of T into rows of floats; what is beyond `width` or not `valid` becomes 0. row_of(i) is where row i starts, or null.
+template <class T, class RowOf> MOH_DEVICE void load(float* shared, int pitch, int rows, int width, RowOf row_of) {
+    for (int i = threadIdx.x; i < rows * pitch * 4; i += threads) {
+        int row = i / (pitch * 4), d = i % (pitch * 4);
+        const T* from = d < width ? row_of(row) : nullptr;
+        shared[i] = from != nullptr ? to_float(from[d]) : 0.0f;
+    }
+}
+
+template <class T, int ROWS> MOH_DEVICE void attention(const AttentionParams& p) {
+    constexpr int per_row = threads / ROWS, per_thread = keys_of_block / per_row, chunks = 8;
+    int key_pitch = pitch_of(p.head_dim), value_pitch = pitch_of(p.value_dim);
+    int* next_tile = reinterpret_cast<int*>(shared_memory());
+    float4* query = reinterpret_cast<float4*>(shared_memory() + 32);
+    float4* block = query + ROWS * key_pitch; // of keys, then of values
+    float* weights = reinterpret_cast<float*>(block + keys_of_block * max(key_pitch, value_pitch));
+    int thread = threadIdx.x, row = thread / per_row, part = thread % per_row;
+    int group = p.num_heads / p.kv_num_heads;
+    float scale = p.scale * log2_e;
+
+    int tiles = p.tile_count[0];
+    for (int tile = blockIdx.x; tile < tiles;) {
+        __syncthreads();
+        if (thread == 0) *next_tile = gridDim.x + atomicAdd(p.next, 1);
+        int4 work = __ldg(reinterpret_cast<const int4*>(p.tiles) + tile);
+        int batch = work.x / p.kv_num_heads, kv_head = work.x % p.kv_num_heads;
+        const int32_t* entries = p.entries + int64_t(work.x) * p.q_len * group + work.y;
+        auto block_of = [&](int entry) {
+            return (int64_t(batch) * p.q_len + entry / group) * p.num_heads + kv_head * group + entry % group;
+        };
+        load<T>(reinterpret_cast<float*>(query), key_pitch, ROWS, p.head_dim, [&](int row) {
+            return row < work.z ? static_cast<const T*>(p.query) + block_of(__ldg(entries + row)) * p.head_dim : nullptr;
+        });
+        const T* key = static_cast<const T*>(p.key) + batch * p.key_batch + kv_head * p.key_head;
+        const T* value = static_cast<const T*>(p.value) + batch * p.value_batch + kv_head * p.value_head;
+
+        int entry = row < work.z ? __ldg(entries + row) : 0, token = entry / group;
+        int limit = row >= work.z ? 0 : p.is_causal ? max(0, min(work.w, token + 1 + p.kv_len - p.q_len)) : work.w;
+        const T* bias = nullptr;
+        if (p.bias != nullptr)
+            bias = static_cast<const T*>(p.bias) + batch * p.bias_strides[0] +
+                   (kv_head * group + entry % group) * p.bias_strides[1] + token * p.bias_strides[2];
+
+        float4 out[chunks];
+#pragma unroll
+        for (int c = 0; c < chunks; c++) out[c] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        float maximum = -INFINITY, sum = 0.0f;
+        for (int first = 0; first < work.w; first += keys_of_block) {
+            __syncthreads();
+            load<T>(reinterpret_cast<float*>(block), key_pitch, keys_of_block, p.head_dim,
+                    [&](int j) { return first + j < work.w ? key + (first + j) * p.key_token : nullptr; });
+            __syncthreads();
+            float score[per_thread] = {};
+            const float4* own = query + row * key_pitch;
+            for (int d = 0; d < (p.head_dim + 3) / 4; d++) {
+                float4 q = own[d];
+#pragma unroll
+                for (int j = 0; j < per_thread; j++) {
+                    float4 k = block[(part + j * per_row) * key_pitch + d];
+                    score[j] = fmaf(q.x, k.x, fmaf(q.y, k.y, fmaf(q.z, k.z, fmaf(q.w, k.w, score[j]))));
+                }
+            }
+            float now = maximum;
+#pragma unroll
+            for (int j = 0; j < per_thread; j++) {
+                int seen = first + part + j * per_row;
+                if (seen < limit) {
+                    score[j] *= scale;
+                    if (bias != nullptr) score[j] += log2_e * to_float(bias[seen * p.bias_strides[3]]);
+                } else {
+                    score[j] = -INFINITY;
+                }
+                now = fmaxf(now, score[j]);
+            }
+#pragma unroll
+            for (int step = 1; step < per_row; step *= 2) now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, step));
+            // Where all keys so far are masked, any finite number will do: the weights are 2^-inf.
+            float base = now == -INFINITY ? 0.0f : now;
+            float factor = exp2_approx(maximum - base);
+            maximum = now;
+            sum *= factor;
+#pragma unroll
+            for (int j = 0; j < per_thread; j++) {
+                float weight = exp2_approx(score[j] - base);
+                sum += weight;
+                weights[row * (keys_of_block + 1) + part + j * per_row] = weight;
+            }
+            __syncthreads();
+            load<T>(reinterpret_cast<float*>(block), value_pitch, keys_of_block, p.value_dim,
+                    [&](int j) { return first + j < work.w ? value + (first + j) * p.value_token : nullptr; });
+            __syncthreads();
+#pragma unroll
+            for (int c = 0; c < chunks; c++) {
+                out[c].x *= factor, out[c].y *= factor, out[c].z *= factor, out[c].w *= factor;
+            }
+            for (int j = 0; j < keys_of_block; j++) {
+                float weight = weights[row * (keys_of_block + 1) + j];
+#pragma unroll
+                for (int c = 0; c < chunks; c++) {
+                    int column = part + c * per_row;
+                    if (column * 4 >= p.value_dim) break;
+                    float4 v = block[j * value_pitch + column];
+                    out[c].x = fmaf(weight, v.x, out[c].x);
+                    out[c].y = fmaf(weight, v.y, out[c].y);
+                    out[c].z = fmaf(weight, v.z, out[c].z);
+                    out[c].w = fmaf(weight, v.w, out[c].w);
+                }
+            }
+        }
+        __syncthreads();
+        tile = *next_tile;
+#pragma unroll
+        for (int step = 1; step < per_row; step *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+        if (row >= work.z) continue;
+        int64_t to = block_of(entry);
+        // No key was seen: exactly 0, whatever the values hold.
+        bool dead = sum == 0.0f;
+        float factor = __ldg(p.gates + to) / sum;
+        T* output = static_cast<T*>(p.output) + to * p.value_dim;
+#pragma unroll
+        for (int c = 0; c < chunks; c++) {
+            float x[4] = {out[c].x, out[c].y, out[c].z, out[c].w};
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                int d = (part + c * per_row) * 4 + e;
+                if (d < p.value_dim) output[d] = from_float<T>(dead ? 0.0f : x[e] * factor);
+            }
+        }
+    }
+    write_zeros(p.output, p.gates, int64_t(p.batch) * p.q_len * p.num_heads, p.value_dim * int(sizeof(T)),
+                blockIdx.x * warps + thread / 32, int64_t(gridDim.x) * warps);
+}
+
+} // namespace
+
+// Grid: any number of blocks. Shared memory: 32 bytes, ROWS rows of queries, 32 of keys or values, ROWS * 33 floats of weights.
+// Heads are up to 256 wide, _wide ones up to 1024.
+#define INSTANCE(type, T)                                                                                              \
+    MOH_KERNEL(moh_attention_simt_##type, AttentionParams, 256, 1) { attention<T, 32>(p); }                            \
+    MOH_KERNEL(moh_attention_simt_##type##_wide, AttentionParams, 256, 1) { attention<T, 8>(p); }
+
+INSTANCE(f32, float)
+INSTANCE(f16, f16)
+INSTANCE(bf16, bf16)

@@ -1,0 +1,95 @@
+//! RoutedAttention: which kernel, and with what.
+
+mod mma;
+mod simt;
+
+use super::params::AttentionParams;
+use super::plan::int;
+use super::{Call, DeviceTensor, RawPtr};
+use crate::error::Error;
+use crate::shape::routed_attention::Problem;
+use crate::tensor::DType;
+
+/// A validated call, as the kernels see it.
+struct Attention<'c> {
+    call: &'c Call<'c>,
+    problem: Problem,
+    /// Everything but the plan.
+    params: AttentionParams,
+}
+
+/// See [`super::Launch`].
+pub(super) unsafe fn launch(call: &Call<'_>) -> Result<(), Error> {
+    let shapes: Vec<Option<&[usize]>> = call.inputs.iter().map(|input| input.map(|input| input.shape)).collect();
+    let problem = Problem::new(call.attributes, &shapes)?;
+    let attention = Attention { call, problem, params: params(call, &problem)? };
+    // SAFETY: as promised to this function.
+    unsafe { if attention.fits_mma() { mma::launch(&attention) } else { simt::launch(&attention) } }
+}
+
+impl Attention<'_> {
+    /// Whether the kernels with mma.sync take this call: 16-bit types, and everything in units of 16 bytes.
+    fn fits_mma(&self) -> bool {
+        let Problem { head_dim, value_dim, .. } = self.problem;
+        let pointers = [self.params.query, self.params.key, self.params.value, self.params.output];
+        self.call.dtype != DType::F32
+            && self.call.stream.properties().capability >= (8, 0)
+            && head_dim.max(value_dim) <= mma::MAX_WIDTH
+            && head_dim.is_multiple_of(8)
+            && value_dim.is_multiple_of(8)
+            && pointers.iter().all(|pointer| pointer % 16 == 0)
+    }
+
+    /// The suffix of kernels' names for the element type.
+    fn type_name(&self) -> &'static str {
+        match self.call.dtype {
+            DType::F32 => "f32",
+            DType::F16 => "f16",
+            DType::BF16 => "bf16",
+        }
+    }
+}
+
+fn params(call: &Call<'_>, problem: &Problem) -> Result<AttentionParams, Error> {
+    let ptr = |i: usize| call.inputs.get(i).copied().flatten().map_or(0, |tensor: DeviceTensor<'_>| tensor.ptr);
+    let p = problem;
+    // In elements, from batch to batch, from head to head, from token to token.
+    let strides = |dim: usize| {
+        let (heads, tokens) = (p.kv_num_heads, p.kv_len);
+        let [batch, head, token] = match p.cache_layout {
+            true => [heads * tokens * dim, tokens * dim, dim],
+            false => [heads * tokens * dim, dim, heads * dim],
+        };
+        [batch as i64, head as i64, token as i64]
+    };
+    let none: RawPtr = 0;
+    Ok(AttentionParams {
+        query: ptr(0),
+        key: ptr(1),
+        value: ptr(2),
+        gates: ptr(3),
+        bias: ptr(4),
+        output: call.output.ptr,
+        counts: none,
+        entries: none,
+        tiles: none,
+        tile_count: none,
+        next: none,
+        partial: none,
+        partial_lse: none,
+        key_strides: strides(p.head_dim),
+        value_strides: strides(p.value_dim),
+        bias_strides: p.bias_strides.unwrap_or_default().map(|stride| stride as i64),
+        batch: int(p.batch)?,
+        q_len: int(p.q_len)?,
+        kv_len: int(p.kv_len)?,
+        num_heads: int(p.num_heads)?,
+        kv_num_heads: int(p.kv_num_heads)?,
+        head_dim: int(p.head_dim)?,
+        value_dim: int(p.value_dim)?,
+        is_causal: i32::from(p.is_causal),
+        splits: 1,
+        keys_per_split: int(p.kv_len)?,
+        scale: p.scale,
+    })
+}

@@ -1,0 +1,169 @@
+//! RoutedAttention's CUDA kernels, on a GPU or on the emulator of one, against the f64 reference.
+#![cfg(feature = "cuda")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+#[allow(dead_code)]
+#[path = "support/data.rs"]
+mod data;
+#[allow(dead_code)]
+#[path = "support/device.rs"]
+mod device;
+#[allow(dead_code)]
+mod support;
+
+use device::Device;
+use moh_kernels::DType;
+use support::{Case, Gates, Mask, attributes};
+
+const HALVES: [DType; 2] = [DType::F16, DType::BF16];
+
+fn check(device: &Device, case: Case) {
+    check_scaled(device, case, None);
+}
+
+fn check_scaled(device: &Device, case: Case, scale: Option<f32>) {
+    println!("{case:?}");
+    let (call, own) = (case.call(), case.attributes());
+    let (heads, kv_heads) = (case.num_heads() as i64, case.kv_num_heads as i64);
+    let attributes = scale.map_or(own, |scale| attributes(heads, kv_heads, scale, i64::from(case.is_causal)));
+    call.with_inputs(|inputs| device.check(&attributes, inputs, |i| call.gates[i / case.value_dim] == 0.0));
+}
+
+/// Runs `test` with the device, where there is one.
+fn on_device(test: impl Fn(&Device)) {
+    if let Some(device) = Device::get() {
+        test(device);
+    }
+}
+
+#[test]
+fn lengths_and_layouts() {
+    on_device(|device| {
+        for dtype in DType::ALL {
+            for (q_len, kv_len) in [(1, 1), (37, 53), (130, 64), (64, 129), (200, 200)] {
+                for (is_causal, cache_layout) in [(false, false), (true, true), (true, false), (false, true)] {
+                    let gates = Gates::Random(0.7);
+                    let case = Case { q_len, kv_len, is_causal, cache_layout, dtype, gates, ..Case::default() };
+                    check(device, Case { head_dim: 64, value_dim: 64, kv_num_heads: 2, seed: 3, ..case });
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn widths_of_heads() {
+    on_device(|device| {
+        for dtype in DType::ALL {
+            for (head_dim, value_dim) in [
+                (8, 8),
+                (32, 32),
+                (72, 72),
+                (64, 72),
+                (80, 16),
+                (96, 96),
+                (128, 128),
+                (40, 128),
+                (256, 256),
+                (200, 136),
+            ] {
+                let case = Case { q_len: 70, kv_len: 90, head_dim, value_dim, dtype, seed: 4, ..Case::default() };
+                check(device, Case { gates: Gates::Random(0.6), ..case });
+                check(device, Case { is_causal: true, bias: Some(([false, true, true, true], Mask::Some)), ..case });
+            }
+            // No multiples of 8.
+            for (head_dim, value_dim) in [(1, 1), (9, 11), (33, 64), (64, 7), (511, 300)] {
+                let case = Case { q_len: 20, kv_len: 40, head_dim, value_dim, dtype, seed: 5, ..Case::default() };
+                check(device, Case { gates: Gates::Random(0.6), ..case });
+            }
+        }
+    });
+}
+
+#[test]
+fn biases_broadcast_and_mask() {
+    on_device(|device| {
+        for dtype in DType::ALL {
+            for axes in 0..16 {
+                let axes = [axes & 8 != 0, axes & 4 != 0, axes & 2 != 0, axes & 1 != 0];
+                for mask in [Mask::Finite, Mask::Some, Mask::WholeRows] {
+                    let bias = Some((axes, mask));
+                    let case =
+                        Case { batch: 2, q_len: 21, kv_len: 35, kv_num_heads: 2, dtype, bias, ..Case::default() };
+                    let is_causal = axes[3];
+                    check(device, Case { gates: Gates::Random(0.7), head_dim: 16, value_dim: 24, is_causal, ..case });
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn groups_of_query_heads_share_keys() {
+    on_device(|device| {
+        for dtype in DType::ALL {
+            for (kv_num_heads, group_size) in [(1, 4), (2, 3), (3, 8)] {
+                for (q_len, kv_len) in [(1, 70), (3, 100), (40, 40), (33, 90)] {
+                    for gates in [Gates::Random(0.5), Gates::TopK(1)] {
+                        let case =
+                            Case { batch: 2, kv_num_heads, group_size, q_len, kv_len, dtype, gates, ..Case::default() };
+                        check(
+                            device,
+                            Case { head_dim: 32, value_dim: 40, cache_layout: true, is_causal: true, ..case },
+                        );
+                    }
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn gates_from_none_to_all() {
+    on_device(|device| {
+        for dtype in DType::ALL {
+            for gates in [Gates::Off, Gates::On, Gates::TopK(0), Gates::TopK(1), Gates::TopK(4), Gates::Random(0.02)] {
+                for q_len in [1, 2, 150] {
+                    let case = Case { batch: 3, q_len, kv_len: 150, kv_num_heads: 4, dtype, gates, ..Case::default() };
+                    check(device, Case { head_dim: 64, value_dim: 64, is_causal: true, ..case });
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn rows_without_keys_are_zero() {
+    on_device(|device| {
+        for dtype in DType::ALL {
+            // More queries than keys: the first ones see none.
+            let case = Case { q_len: 150, kv_len: 20, is_causal: true, dtype, kv_num_heads: 2, ..Case::default() };
+            check(device, Case { head_dim: 32, value_dim: 32, ..case });
+            check(device, Case { kv_len: 0, is_causal: false, ..case });
+            check(device, Case { kv_len: 0, ..case });
+            check(device, Case { q_len: 2, kv_len: 0, ..case });
+        }
+    });
+}
+
+#[test]
+fn empty_outputs() {
+    on_device(|device| {
+        for (batch, q_len) in [(0, 3), (2, 0)] {
+            check(device, Case { batch, q_len, kv_len: 5, dtype: DType::F16, ..Case::default() });
+        }
+    });
+}
+
+#[test]
+fn scales_that_are_not_positive() {
+    on_device(|device| {
+        for dtype in HALVES {
+            for scale in [0.0, -0.7] {
+                let case = Case { q_len: 40, kv_len: 70, dtype, head_dim: 16, value_dim: 16, ..Case::default() };
+                check_scaled(device, case, Some(scale));
+                check_scaled(device, Case { q_len: 1, ..case }, Some(scale));
+            }
+        }
+    });
+}
