@@ -7,6 +7,9 @@
 //! the shortest of all repetitions. The decoding rows give the bytes of keys and values read instead: one query, cache
 //! layout, where memory is the limit.
 
+#[path = "support/peak.rs"]
+mod peak;
+
 use half::{bf16, f16};
 use moh_kernels::schema::{ROUTED_ATTENTION, Value};
 use moh_kernels::{Attributes, DType, Data, DataMut, Tensor, Threads, cpu};
@@ -19,7 +22,7 @@ const SHARES: [f64; 3] = [1.0, 0.75, 0.5];
 
 fn main() -> Result<(), Box<dyn Error>> {
     let options = Options::read(std::env::args().skip(1))?;
-    let peak = options.threads as f64 * peak(options.kernel.isa);
+    let peak = options.threads as f64 * peak::peak(options.kernel.isa);
     println!(
         "{:?}, {} threads, {} heads over {}, {}; peak {peak:.0} GFLOP/s\n",
         options.kernel, options.threads, options.heads, options.kv_heads, options.dtype
@@ -213,70 +216,4 @@ impl Random {
         let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
     }
-}
-
-/// GFLOP/s of one thread in multiply-add instructions on registers.
-fn peak(isa: &str) -> f64 {
-    const STEPS: usize = 200_000;
-    let mut best = f64::MAX;
-    let mut flops = 0;
-    for _ in 0..10 {
-        let start = Instant::now();
-        flops = match isa {
-            // SAFETY: the kernel of that name is supported, and so are the instructions.
-            #[cfg(target_arch = "x86_64")]
-            "avx512" => unsafe { fma_avx512(STEPS) },
-            // SAFETY: as above.
-            #[cfg(target_arch = "x86_64")]
-            "avx2" => unsafe { fma_avx2(STEPS) },
-            _ => fma_portable(STEPS),
-        };
-        best = best.min(start.elapsed().as_secs_f64());
-    }
-    flops as f64 / best / 1e9
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f")]
-fn fma_avx512(steps: usize) -> usize {
-    use std::arch::x86_64::*;
-    let x = _mm512_set1_ps(std::hint::black_box(0.5));
-    let mut sums = [x; 24];
-    for _ in 0..steps {
-        for sum in &mut sums {
-            *sum = _mm512_fmadd_ps(*sum, x, x);
-        }
-    }
-    std::hint::black_box(sums);
-    steps * sums.len() * 32
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-fn fma_avx2(steps: usize) -> usize {
-    use std::arch::x86_64::*;
-    let x = _mm256_set1_ps(std::hint::black_box(0.5));
-    let mut sums = [x; 12];
-    for _ in 0..steps {
-        for sum in &mut sums {
-            *sum = _mm256_fmadd_ps(*sum, x, x);
-        }
-    }
-    std::hint::black_box(sums);
-    steps * sums.len() * 16
-}
-
-/// What the target's baseline instructions do: fused where it has that, as AArch64 does.
-fn fma_portable(steps: usize) -> usize {
-    let x = std::hint::black_box(0.5f32);
-    let mut sums = [[x; 4]; 12];
-    for _ in 0..steps {
-        for sum in &mut sums {
-            for lane in sum {
-                *lane = if cfg!(target_arch = "aarch64") { lane.mul_add(x, x) } else { *lane * x + x };
-            }
-        }
-    }
-    std::hint::black_box(sums);
-    steps * sums.len() * 8
 }

@@ -1,0 +1,59 @@
+//! The benchmarks of `docs/performance.md`: what routing saves, against the best dense operators, in one run.
+//!
+//! `cargo run --release --example bench -- [operators|models|growth ...] [--threads 1,2] [--seconds 2] [--only TEXT]
+//! [--json FILE]`; `ci/bench.sh` builds everything and writes the document.
+//!
+//! Contenders alternate within a row, so that a disturbance of the machine meets all of them. A cell is the shortest time and,
+//! in brackets, the median; ratios are those of the shortest times.
+
+#![allow(missing_docs)]
+
+mod graphs;
+mod growth;
+mod machine;
+mod measure;
+mod models;
+mod operators;
+
+use anyhow::{Context, Result, bail};
+use measure::Settings;
+use std::time::Duration;
+
+fn main() -> Result<()> {
+    let mut sections = Vec::new();
+    let mut settings = Settings { threads: vec![1, 2], time: Duration::from_secs(2), only: None };
+    let mut json = None;
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        let mut value = || arguments.next().with_context(|| format!("{argument} needs a value"));
+        match argument.as_str() {
+            "operators" | "models" | "growth" => sections.push(argument),
+            "--threads" => {
+                settings.threads =
+                    value()?.split(',').map(str::parse).collect::<Result<_, _>>().context("--threads")?;
+            }
+            "--seconds" => settings.time = Duration::try_from_secs_f64(value()?.parse().context("--seconds")?)?,
+            "--only" => settings.only = Some(value()?),
+            "--json" => json = Some(value()?),
+            other => bail!(
+                "unknown argument {other}: expected operators, models, growth, --threads, --seconds, --only, --json"
+            ),
+        }
+    }
+    if sections.is_empty() {
+        sections = ["operators", "models", "growth"].map(str::to_owned).to_vec();
+    }
+    println!("{}\n", machine::description(&settings.threads));
+    let mut tables = Vec::new();
+    for section in &sections {
+        match section.as_str() {
+            "operators" => operators::run(&settings, &mut tables)?,
+            "models" => models::run(&settings, &mut tables)?,
+            _ => growth::run(&settings, &mut tables)?,
+        }
+    }
+    if let Some(path) = json {
+        std::fs::write(&path, serde_json::to_vec_pretty(&tables)?).with_context(|| path.clone())?;
+    }
+    Ok(())
+}
