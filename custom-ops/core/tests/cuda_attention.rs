@@ -167,3 +167,24 @@ fn scales_that_are_not_positive() {
         }
     });
 }
+
+#[test]
+fn decoding_splits_long_caches() {
+    on_device(|device| {
+        for dtype in DType::ALL {
+            for (q_len, kv_num_heads, group_size) in [(1, 3, 1), (2, 1, 1), (1, 1, 4), (4, 2, 1), (3, 1, 8), (1, 1, 32)]
+            {
+                for (dim, kv_len) in [(64, 900), (128, 513), (72, 700), (256, 300), (33, 600), (300, 400)] {
+                    let gates = Gates::Random(0.6);
+                    let case = Case { q_len, kv_len, kv_num_heads, group_size, dtype, gates, ..Case::default() };
+                    let case = Case { head_dim: dim, value_dim: dim, batch: 2, seed: 5, ..case };
+                    check(device, Case { cache_layout: true, is_causal: true, ..case });
+                    if dim == 64 {
+                        check(device, Case { bias: Some(([true, false, false, true], Mask::Some)), ..case });
+                        check(device, Case { bias: Some(([false; 4], Mask::WholeRows)), ..case });
+                    }
+                }
+            }
+        }
+    });
+}

@@ -1,5 +1,6 @@
 //! RoutedAttention: which kernel, and with what.
 
+mod decode;
 mod mma;
 mod simt;
 
@@ -24,7 +25,15 @@ pub(super) unsafe fn launch(call: &Call<'_>) -> Result<(), Error> {
     let problem = Problem::new(call.attributes, &shapes)?;
     let attention = Attention { call, problem, params: params(call, &problem)? };
     // SAFETY: as promised to this function.
-    unsafe { if attention.fits_mma() { mma::launch(&attention) } else { simt::launch(&attention) } }
+    unsafe {
+        if attention.is_decoding() {
+            decode::launch(&attention)
+        } else if attention.fits_mma() {
+            mma::launch(&attention)
+        } else {
+            simt::launch(&attention)
+        }
+    }
 }
 
 impl Attention<'_> {

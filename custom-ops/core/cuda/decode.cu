@@ -1,0 +1,340 @@
+// RoutedAttention for few query rows a KV head, as in decoding: bound by the bytes of keys and values that are read.
+//
+// No plan: a warp finds the selected rows of its list with one ballot, so that q_len * group is at most 32. Block (l, s) takes part
+// s of the keys of list l = (batch, KV head); its four warps take blocks of keys in turn, each with its own pipeline of copies
+// and its own running softmax, and put their results together at the end. A KV head that no selected head needs is not read. With
+// one part the block writes the output, else moh_decode_combine_* does.
+
+// moh: spill-limit 160
+
+#include "device.cuh"
+#include "mma_attention.cuh"
+#include "params.h"
+
+namespace {
+
+constexpr int threads = 128, warps = 4;
+constexpr unsigned full = 0xffffffffu;
+
+// The rows of a list: entries token * group + head within the group.
+struct Rows {
+    int group, total, batch, kv_head;
+    unsigned selected; // bit e: entry e
+
+    MOH_DEVICE Rows(const AttentionParams& p, int list) {
+        group = p.num_heads / p.kv_num_heads;
+        total = p.q_len * group;
+        batch = list / p.kv_num_heads;
+        kv_head = list % p.kv_num_heads;
+        int lane = threadIdx.x % 32;
+        selected = __ballot_sync(full, lane < total && __ldg(p.gates + block(p, min(lane, total - 1))) != 0.0f);
+    }
+    MOH_DEVICE int count() const { return __popc(selected); }
+    // The number of an entry's (token, head) in the query, the gates and the output.
+    MOH_DEVICE int64_t block(const AttentionParams& p, int entry) const {
+        return (int64_t(batch) * p.q_len + entry / group) * p.num_heads + kv_head * group + entry % group;
+    }
+    // The entry of row number `row`, which exists.
+    MOH_DEVICE int entry(int row) const {
+        unsigned rest = selected;
+        for (int i = 0; i < row; i++) rest &= rest - 1;
+        return __ffs(rest) - 1;
+    }
+    // Keys that an entry sees.
+    MOH_DEVICE int sees(const AttentionParams& p, int entry) const {
+        return p.is_causal ? max(0, min(p.kv_len, entry / group + 1 + p.kv_len - p.q_len)) : p.kv_len;
+    }
+};
+
+template <class T> MOH_DEVICE void write_zeros_of(const AttentionParams& p, const Rows& rows) {
+    for (int entry = 0; entry < rows.total; entry++) {
+        if (rows.selected >> entry & 1) continue;
+        T* output = static_cast<T*>(p.output) + rows.block(p, entry) * p.value_dim;
+        for (int d = threadIdx.x; d < p.value_dim; d += threads) output[d] = from_float<T>(0.0f);
+    }
+}
+
+// Puts the warps' results together: maximum[w][row], sum[w][row] and out[w][row][column], rows `pitch` floats apart, in shared
+// memory. Writes the output, or this part's mean and the logarithm of its weight.
+template <class T>
+MOH_DEVICE void merge(const AttentionParams& p, const Rows& rows, const float* maximum, const float* sum, const float* out,
+                      int row_count, int pitch) {
+    int list = blockIdx.x, part = blockIdx.y, lists = p.batch * p.kv_num_heads;
+    for (int i = threadIdx.x; i < rows.count() * p.value_dim; i += threads) {
+        int row = i / p.value_dim, d = i % p.value_dim;
+        float largest = -INFINITY, total = 0.0f, x = 0.0f;
+        for (int w = 0; w < warps; w++) largest = fmaxf(largest, maximum[w * row_count + row]);
+        float base = largest == -INFINITY ? 0.0f : largest;
+        for (int w = 0; w < warps; w++) {
+            float weight = exp2_approx(maximum[w * row_count + row] - base);
+            float own = sum[w * row_count + row];
+            if (own == 0.0f) continue; // saw no key: exactly nothing, whatever the values hold
+            total = fmaf(weight, own, total);
+            x = fmaf(weight, out[(w * row_count + row) * pitch + d], x);
+        }
+        float mean = total == 0.0f ? 0.0f : x / total;
+        if (p.splits == 1) {
+            int64_t to = rows.block(p, rows.entry(row));
+            float gated = total == 0.0f ? 0.0f : __ldg(p.gates + to) * mean;
+            static_cast<T*>(p.output)[to * p.value_dim + d] = from_float<T>(gated);
+        } else {
+            int64_t at = (int64_t(part) * lists + list) * rows.total + row;
+            p.partial[at * p.value_dim + d] = mean;
+            if (d == 0) p.partial_lse[at] = total == 0.0f ? -INFINITY : base + log2f(total);
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------- tensor cores, 16 bits
+
+template <int D> struct Instance {
+    static constexpr int keys = D <= 96 ? 32 : 16;   // of a block
+    static constexpr int stages = D <= 128 ? 3 : 2;
+    static constexpr int row_bytes = HeadLayout<D>::row_bytes;
+    static constexpr int stage_bytes = 2 * keys * row_bytes; // keys, then values
+};
+
+template <class T, int D, int M_TILES> MOH_DEVICE void decode(const AttentionParams& p) {
+    using I = Instance<D>;
+    constexpr int row_count = 16 * M_TILES, units = HeadLayout<D>::units;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    unsigned char* shared_query = shared_memory();
+    unsigned char* stages = shared_query + row_count * I::row_bytes + warp * I::stages * I::stage_bytes;
+    Rows rows(p, blockIdx.x);
+    if (p.splits == 1) write_zeros_of<T>(p, rows);
+    int count = rows.count();
+    if (count == 0) return;
+
+    const uint16_t* query = static_cast<const uint16_t*>(p.query);
+    for (int i = threadIdx.x; i < row_count * units; i += threads) {
+        int row = i / units, unit = i % units;
+        bool valid = row < count && unit * 8 < p.head_dim;
+        const uint16_t* from = valid ? query + rows.block(p, rows.entry(row)) * p.head_dim + unit * 8 : query;
+        cp_async_16(shared_query + row * I::row_bytes + unit * 16, from, valid);
+    }
+    cp_async_commit();
+
+    int start = blockIdx.y * p.keys_per_split, end = min(p.kv_len, start + p.keys_per_split);
+    const uint16_t* key = static_cast<const uint16_t*>(p.key) + rows.batch * p.key_batch + rows.kv_head * p.key_head;
+    const uint16_t* value = static_cast<const uint16_t*>(p.value) + rows.batch * p.value_batch + rows.kv_head * p.value_head;
+    // This warp's block number n begins at this key.
+    auto first_key = [&](int n) { return start + (n * warps + warp) * I::keys; };
+    auto load = [&](int n) {
+        if (first_key(n) < end) {
+            unsigned char* stage = stages + n % I::stages * I::stage_bytes;
+            load_rows<D, I::keys, 32>(stage, key, p.key_token, first_key(n), end, p.head_dim, lane);
+            load_rows<D, I::keys, 32>(stage + I::stage_bytes / 2, value, p.value_token, first_key(n), end, p.value_dim, lane);
+        }
+        cp_async_commit(); // also of nothing, so that groups can be counted
+    };
+    for (int n = 0; n < I::stages - 1; n++) load(n);
+
+    WarpAttention<T, D, M_TILES, I::keys> state;
+    state.clear();
+    BiasRows bias{};
+    bias.stride = p.bias_strides[3];
+    int fewest = end;
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            int row = m * 16 + h * 8 + lane / 4, entry = row < count ? rows.entry(row) : 0;
+            state.limit[m][h] = row < count ? min(end, rows.sees(p, entry)) : 0;
+            if (row < count && p.bias != nullptr) {
+                int64_t offset = rows.batch * p.bias_strides[0] +
+                                 (rows.kv_head * rows.group + entry % rows.group) * p.bias_strides[1] +
+                                 entry / rows.group * p.bias_strides[2];
+                bias.row[m][h] = static_cast<const uint16_t*>(p.bias) + offset;
+            }
+        }
+    fewest = min(end, rows.sees(p, rows.entry(0)));
+
+    cp_async_wait<I::stages - 1>(); // the query
+    __syncthreads();
+    state.load_query(shared_query);
+#pragma unroll 1
+    for (int n = 0; first_key(n) < end; n++) {
+        load(n + I::stages - 1);
+        cp_async_wait<I::stages - 1>();
+        __syncwarp();
+        const unsigned char* stage = stages + n % I::stages * I::stage_bytes;
+        int first = first_key(n);
+        bool masked = first + I::keys > fewest;
+        if (p.bias != nullptr || p.scale <= 0.0f)
+            state.template block<true>(shared_query, stage, stage + I::stage_bytes / 2, first, masked, p.scale * log2_e, bias);
+        else
+            state.template block<false>(shared_query, stage, stage + I::stage_bytes / 2, first, masked, p.scale * log2_e, bias);
+        __syncwarp(); // the next copies overwrite the stage
+    }
+    state.finish();
+
+    // The results replace the queries and blocks of all warps.
+    cp_async_wait<0>();
+    __syncthreads();
+    float* maximum = reinterpret_cast<float*>(shared_memory());
+    float* sum = maximum + warps * row_count;
+    float* out = sum + warps * row_count;
+    constexpr int pitch = HeadLayout<D>::value_tiles * 8 + 4;
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            int row = warp * row_count + m * 16 + h * 8 + lane / 4;
+            if (lane % 4 == 0) {
+                maximum[row] = state.maximum[m][h];
+                sum[row] = state.sum[m][h];
+            }
+#pragma unroll
+            for (int n = 0; n < HeadLayout<D>::value_tiles; n++)
+                *reinterpret_cast<float2*>(out + row * pitch + n * 8 + lane % 4 * 2) =
+                    make_float2(state.out[m][n][2 * h], state.out[m][n][2 * h + 1]);
+        }
+    __syncthreads();
+    merge<T>(p, rows, maximum, sum, out, row_count, pitch);
+}
+
+// ------------------------------------------------------------------------------------------- plain float32 arithmetic
+
+// Lane i holds columns i, i + 32, ...: COLUMNS of them. One row after the other; a warp takes KEYS keys at a time.
+template <class T, int COLUMNS, int KEYS> MOH_DEVICE void decode_simt(const AttentionParams& p) {
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    Rows rows(p, blockIdx.x);
+    if (p.splits == 1) write_zeros_of<T>(p, rows);
+    int count = rows.count();
+    if (count == 0) return;
+    int start = blockIdx.y * p.keys_per_split, end = min(p.kv_len, start + p.keys_per_split);
+    const T* key = static_cast<const T*>(p.key) + rows.batch * p.key_batch + rows.kv_head * p.key_head;
+    const T* value = static_cast<const T*>(p.value) + rows.batch * p.value_batch + rows.kv_head * p.value_head;
+    int row_count = rows.total, pitch = p.value_dim;
+    float* maxima = reinterpret_cast<float*>(shared_memory());
+    float* sums = maxima + warps * row_count;
+    float* outs = sums + warps * row_count;
+    float scale = p.scale * log2_e;
+
+    for (int row = 0; row < count; row++) {
+        int entry = rows.entry(row), limit = min(end, rows.sees(p, entry));
+        const T* own = static_cast<const T*>(p.query) + rows.block(p, entry) * p.head_dim;
+        const T* bias = nullptr;
+        if (p.bias != nullptr)
+            bias = static_cast<const T*>(p.bias) + rows.batch * p.bias_strides[0] +
+                   (rows.kv_head * rows.group + entry % rows.group) * p.bias_strides[1] +
+                   entry / rows.group * p.bias_strides[2];
+        float query[COLUMNS], out[COLUMNS];
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++) {
+            query[c] = c * 32 + lane < p.head_dim ? to_float(own[c * 32 + lane]) : 0.0f;
+            out[c] = 0.0f;
+        }
+        float maximum = -INFINITY, sum = 0.0f;
+        for (int first = start + warp * KEYS; first < limit; first += warps * KEYS) {
+            float score[KEYS];
+#pragma unroll
+            for (int j = 0; j < KEYS; j++) {
+                const T* from = key + min(first + j, limit - 1) * p.key_token;
+                score[j] = 0.0f;
+#pragma unroll
+                for (int c = 0; c < COLUMNS; c++)
+                    if (c * 32 + lane < p.head_dim) score[j] = fmaf(query[c], to_float(from[c * 32 + lane]), score[j]);
+            }
+            float now = maximum;
+#pragma unroll
+            for (int j = 0; j < KEYS; j++) {
+#pragma unroll
+                for (int step = 16; step > 0; step /= 2) score[j] += __shfl_xor_sync(full, score[j], step);
+                score[j] *= scale;
+                if (first + j >= limit)
+                    score[j] = -INFINITY;
+                else if (bias != nullptr)
+                    score[j] += log2_e * to_float(bias[(first + j) * p.bias_strides[3]]);
+                now = fmaxf(now, score[j]);
+            }
+            float base = now == -INFINITY ? 0.0f : now, factor = exp2_approx(maximum - base);
+            maximum = now;
+            sum *= factor;
+#pragma unroll
+            for (int c = 0; c < COLUMNS; c++) out[c] *= factor;
+#pragma unroll
+            for (int j = 0; j < KEYS; j++) {
+                if (first + j >= limit) continue;
+                const T* from = value + (first + j) * p.value_token;
+                float weight = exp2_approx(score[j] - base);
+                sum += weight;
+#pragma unroll
+                for (int c = 0; c < COLUMNS; c++)
+                    if (c * 32 + lane < p.value_dim) out[c] = fmaf(weight, to_float(from[c * 32 + lane]), out[c]);
+            }
+        }
+        int at = warp * row_count + row;
+        if (lane == 0) {
+            maxima[at] = maximum;
+            sums[at] = sum;
+        }
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++)
+            if (c * 32 + lane < p.value_dim) outs[at * pitch + c * 32 + lane] = out[c];
+    }
+    __syncthreads();
+    merge<T>(p, rows, maxima, sums, outs, row_count, pitch);
+}
+
+// ------------------------------------------------------------------------------------------------------------ parts
+
+// A warp for every entry of every list: the weighted mean of the parts' means.
+template <class T> MOH_DEVICE void combine(const AttentionParams& p) {
+    int lane = threadIdx.x % 32, lists = p.batch * p.kv_num_heads;
+    int total = p.q_len * (p.num_heads / p.kv_num_heads);
+    int64_t number = int64_t(blockIdx.x) * warps + threadIdx.x / 32;
+    if (number >= int64_t(lists) * total) return;
+    int list = int(number / total), entry = int(number % total);
+    Rows rows(p, list);
+    int64_t to = rows.block(p, entry);
+    T* output = static_cast<T*>(p.output) + to * p.value_dim;
+    if (!(rows.selected >> entry & 1)) {
+        for (int d = lane; d < p.value_dim; d += 32) output[d] = from_float<T>(0.0f);
+        return;
+    }
+    int row = __popc(rows.selected & ((1u << entry) - 1));
+    auto at = [&](int part) { return (int64_t(part) * lists + list) * total + row; };
+    float largest = -INFINITY, weight = 0.0f;
+    for (int part = 0; part < p.splits; part++) largest = fmaxf(largest, p.partial_lse[at(part)]);
+    float base = largest == -INFINITY ? 0.0f : largest;
+    for (int part = 0; part < p.splits; part++) weight += exp2_approx(p.partial_lse[at(part)] - base);
+    float factor = weight == 0.0f ? 0.0f : __ldg(p.gates + to) / weight;
+    for (int d = lane; d < p.value_dim; d += 32) {
+        float x = 0.0f;
+        for (int part = 0; part < p.splits; part++)
+            x = fmaf(exp2_approx(p.partial_lse[at(part)] - base), p.partial[at(part) * p.value_dim + d], x);
+        output[d] = from_float<T>(x * factor);
+    }
+}
+
+} // namespace
+
+// Grid: (batch * kv_num_heads, splits). Shared memory: the larger of 16 or 32 query rows with four warps' stages, and four warps'
+// results. _m16 takes lists of up to 16 entries, _m32 of 32.
+#define INSTANCE(type, width)                                                                                          \
+    MOH_KERNEL(moh_decode_##type##_d##width##_m16, AttentionParams, 128, 1) { decode<type, width, 1>(p); }             \
+    MOH_KERNEL(moh_decode_##type##_d##width##_m32, AttentionParams, 128, 1) { decode<type, width, 2>(p); }
+
+#define INSTANCES(type)                                                                                                \
+    INSTANCE(type, 32)                                                                                                 \
+    INSTANCE(type, 64)                                                                                                 \
+    INSTANCE(type, 72)                                                                                                 \
+    INSTANCE(type, 96)                                                                                                 \
+    INSTANCE(type, 128)                                                                                                \
+    MOH_KERNEL(moh_decode_##type##_d256_m16, AttentionParams, 128, 1) { decode<type, 256, 1>(p); }
+
+INSTANCES(f16)
+INSTANCES(bf16)
+
+// Grid: the same. Shared memory: four warps' results.
+#define SIMT(type, T)                                                                                                  \
+    MOH_KERNEL(moh_decode_simt_##type##_d128, AttentionParams, 128, 1) { decode_simt<T, 4, 8>(p); }                    \
+    MOH_KERNEL(moh_decode_simt_##type##_d256, AttentionParams, 128, 1) { decode_simt<T, 8, 4>(p); }                    \
+    MOH_KERNEL(moh_decode_simt_##type##_d1024, AttentionParams, 128, 1) { decode_simt<T, 32, 1>(p); }                  \
+    /* Grid: a warp for every entry of every list. */                                                                  \
+    MOH_KERNEL(moh_decode_combine_##type, AttentionParams, 128, 1) { combine<T>(p); }
+
+SIMT(f32, float)
+SIMT(f16, f16)
+SIMT(bf16, bf16)
