@@ -236,6 +236,7 @@ template <class C> struct Consumer {
     }
     // The tile's first `count` blocks, but for the last one's values, which come after the next keys.
     MOH_DEVICE void skip_blocks(Position<C::kSlots>& at, int count, bool release) const {
+#pragma unroll 1
         for (int i = 0; i < count; i++) {
             begin_turn();
             end_turn();
@@ -246,26 +247,21 @@ template <class C> struct Consumer {
 
     // S = Q K^T
     MOH_DEVICE void issue_scores(float (&scores)[C::kKeys / 2], int slot) const {
-        constexpr uint32_t kQueryPanel = kUnitRows * C::kRowBytes, kKeyPanel = C::kKeys * C::kRowBytes;
-        uint32_t query = shared_address(shared.query[w][query_at.slot]), key = shared_address(shared.ring[slot]);
+        using KMajor = Operand<C::kSwizzle, 16, 8 * C::kRowBytes>;
+        KMajor query(shared_address(shared.query[w][query_at.slot])), key(shared_address(shared.ring[slot]));
 #pragma unroll
         for (int k = 0; k < C::kHead; k += 16) {
-            uint32_t panel = k / C::kPanel, inside = k % C::kPanel * 2;
-            wgmma_ss<T, C::kKeys>(
-                scores, matrix_descriptor(query + panel * kQueryPanel + inside, 16, 8 * C::kRowBytes, C::kSwizzle),
-                matrix_descriptor(key + panel * kKeyPanel + inside, 16, 8 * C::kRowBytes, C::kSwizzle), k > 0);
+            uint32_t panel = k / C::kPanel * C::kRowBytes, inside = k % C::kPanel * 2;
+            wgmma_ss<T, C::kKeys>(scores, query.at(kUnitRows * panel + inside), key.at(C::kKeys * panel + inside), k > 0);
         }
         wgmma_commit();
     }
 
     // O += P V
     MOH_DEVICE void issue_values(const uint32_t (&weights)[C::kKeys / 4], int slot) {
-        uint32_t value = shared_address(shared.ring[slot]);
+        Operand<C::kSwizzle, C::kKeys * C::kRowBytes, 8 * C::kRowBytes> value(shared_address(shared.ring[slot]));
 #pragma unroll
-        for (int k = 0; k < C::kKeys; k += 16)
-            wgmma_rs<T, C::kHead>(
-                output, weights + k / 4,
-                matrix_descriptor(value + k * C::kRowBytes, C::kKeys * C::kRowBytes, 8 * C::kRowBytes, C::kSwizzle), 1);
+        for (int k = 0; k < C::kKeys; k += 16) wgmma_rs<T, C::kHead>(output, weights + k / 4, value.at(k * C::kRowBytes), 1);
         wgmma_commit();
     }
 
@@ -285,35 +281,36 @@ template <class C> struct Consumer {
         }
     }
 
-    // Scores to weights, exp2(scores * factor - maximum), and the factor by which earlier weights shrink.
+    // Scores to weights, exp2(scores * factor - maximum), and the factor by which earlier weights shrink. Each row's maximum and sum
+    // run in two chains, because a chain waits for its own latency.
     template <bool masked> MOH_DEVICE void softmax(float (&scores)[C::kKeys / 2], int first_key, float (&shrink)[2]) {
         const float factor = C::kBias ? 1.0f : p.scale_log2;
+        if (masked) {
+#pragma unroll
+            for (int i = 0; i < C::kKeys / 2; i++)
+                if (i / 4 * 8 + i % 2 >= limit[i / 2 % 2] - first_key - lane % 4 * 2) scores[i] = -kInfinity;
+        }
+        float top[4] = {maximum[0], maximum[0], maximum[1], maximum[1]}; // by row and column parity, as scores[i % 4]
+#pragma unroll
+        for (int i = 0; i < C::kKeys / 2; i++) top[i % 4] = fmaxf(top[i % 4], scores[i]);
+        float offset[2], total[4] = {};
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            if (masked) {
-                int visible = limit[r] - first_key - lane % 4 * 2;
-#pragma unroll
-                for (int i = 0; i < C::kKeys / 4; i++)
-                    if (i / 2 * 8 + i % 2 >= visible) scores[i / 2 * 4 + r * 2 + i % 2] = -kInfinity;
-            }
-            float top = maximum[r];
-#pragma unroll
-            for (int i = 0; i < C::kKeys / 4; i++) top = fmaxf(top, scores[i / 2 * 4 + r * 2 + i % 2]);
-            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+            float row = fmaxf(top[2 * r], top[2 * r + 1]);
+            row = fmaxf(row, __shfl_xor_sync(0xffffffffu, row, 1));
+            row = fmaxf(row, __shfl_xor_sync(0xffffffffu, row, 2));
             // While all keys are masked the maximum is -inf, and -inf - -inf no number.
-            float offset = top == -kInfinity ? 0.0f : top * factor;
-            shrink[r] = exp2_approx(maximum[r] * factor - offset);
-            maximum[r] = top;
-            float total = 0.0f;
-#pragma unroll
-            for (int i = 0; i < C::kKeys / 4; i++) {
-                float& score = scores[i / 2 * 4 + r * 2 + i % 2];
-                score = exp2_approx(fmaf(score, factor, -offset));
-                total += score;
-            }
-            sum[r] = sum[r] * shrink[r] + total;
+            offset[r] = row == -kInfinity ? 0.0f : row * factor;
+            shrink[r] = exp2_approx(fmaf(maximum[r], factor, -offset[r]));
+            maximum[r] = row;
         }
+#pragma unroll
+        for (int i = 0; i < C::kKeys / 2; i++) {
+            scores[i] = exp2_approx(fmaf(scores[i], factor, -offset[i / 2 % 2]));
+            total[i % 4] += scores[i];
+        }
+#pragma unroll
+        for (int r = 0; r < 2; r++) sum[r] = fmaf(sum[r], shrink[r], total[2 * r] + total[2 * r + 1]);
     }
 
     MOH_DEVICE void to_weights(const float (&scores)[C::kKeys / 2], uint32_t (&weights)[C::kKeys / 4]) const {
@@ -343,6 +340,8 @@ template <class C> struct Consumer {
         float shrink[2];
         if (C::kBias) add_bias(scores, first_key, batch, row);
         softmax<masked || C::kBias>(scores, first_key, shrink);
+        // The softmax comes before the wait, the conversion after it: the weights' registers are still being read.
+        order_after(sum[0] + sum[1]);
         wgmma_wait<0>();
         keep(output);
         keep(scores);
@@ -456,6 +455,7 @@ template <class C> struct Consumer {
                 if (blocks > 0) skip_slot(at, true);
             } else {
                 for (; index < units; index += C::kWarpgroups) unit(tile, index, at, index + C::kWarpgroups >= units);
+#pragma unroll 1
                 for (int i = 0; i < 2 * blocks; i++) at.advance();
             }
             before += units;

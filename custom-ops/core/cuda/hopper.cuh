@@ -28,11 +28,15 @@ MOH_DEVICE uint32_t swizzle(uint32_t offset, Swizzle mode) {
     return offset ^ (((offset >> 7) & mask) << 4);
 }
 
-// A matrix operand in shared memory; leading and stride in bytes.
-MOH_DEVICE constexpr uint64_t matrix_descriptor(uint32_t address, uint32_t leading, uint32_t stride, Swizzle mode) {
-    return uint64_t((address & 0x3ffff) >> 4) | uint64_t(leading >> 4) << 16 | uint64_t(stride >> 4) << 32 |
-           uint64_t(mode) << 62;
-}
+// A matrix operand in shared memory; leading, stride and offset in bytes. Shared addresses have less than 18 bits, so that the offset
+// is an addition to the lower half.
+template <Swizzle mode, uint32_t leading, uint32_t stride> struct Operand {
+    uint32_t low;
+    MOH_DEVICE explicit Operand(uint32_t address) : low((address >> 4) + (leading >> 4 << 16)) {}
+    MOH_DEVICE uint64_t at(uint32_t offset) const {
+        return uint64_t(stride >> 4 | uint32_t(mode) << 30) << 32 | (low + (offset >> 4));
+    }
+};
 
 #ifdef MOH_EMULATE
 #include "emulator/hopper.h"
@@ -109,6 +113,14 @@ template <int n> MOH_DEVICE void keep(float (&r)[n]) {
 template <int n> MOH_DEVICE void keep(uint32_t (&r)[n]) {
 #pragma unroll
     for (int i = 0; i < n; i++) asm volatile("" : "+r"(r[i])::"memory");
+}
+
+// Keeps waits that follow behind the computation of x, which is never -inf, by a store that never happens. ptxas moves a wait up
+// past arithmetic that needs no result of it, although the arithmetic was meant to run meanwhile; past a store it does not.
+MOH_DEVICE void order_after(float x) {
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.eq.f32 p, %0, 0fFF800000;\n\t@p st.shared.f32 [%1], %0;\n\t}" ::"f"(x),
+                 "r"(shared_address(shared_memory()))
+                 : "memory");
 }
 
 // d (64 x n, f32) = a b, or d + a b where accumulate != 0; T = f16 or bf16, 16 k.

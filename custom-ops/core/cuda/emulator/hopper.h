@@ -47,6 +47,7 @@ inline void wgmma_fence() {
 }
 inline void wgmma_commit() { simt::wgmma_commit(); }
 template <int pending> void wgmma_wait() { simt::wgmma_wait(pending); }
+inline void order_after(float) {}
 template <int n> void keep(float (&)[n]) {}
 template <int n> void keep(uint32_t (&)[n]) {}
 
