@@ -9,12 +9,12 @@ pub enum Error {
     #[error(transparent)]
     Model(#[from] moh_models::Error),
     /// The operating system refused.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {reason}", path.display())]
     Io {
         /// The file or folder.
         path: PathBuf,
         /// The system's reason.
-        source: std::io::Error,
+        reason: std::io::Error,
     },
     /// The output is there already.
     #[error("{} exists; --force replaces it", path.display())]
@@ -84,13 +84,13 @@ impl Error {
     /// An [`Error::Io`] on `path`.
     pub fn io(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Error {
         let path = path.into();
-        move |source| Error::Io { path, source }
+        move |reason| Error::Io { path, reason }
     }
 
     /// Says which file an [`Error::Io`] of a stream was about.
     pub(crate) fn on(self, path: &std::path::Path) -> Error {
         match self {
-            Error::Io { source, .. } => Error::Io { path: path.to_owned(), source },
+            Error::Io { reason, .. } => Error::Io { path: path.to_owned(), reason },
             other => other,
         }
     }

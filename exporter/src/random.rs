@@ -2,6 +2,7 @@
 
 use crate::error::Error;
 use crate::graph::ElementType;
+use crate::write::NewFolders;
 use moh_models::families::Tensors;
 use moh_models::sample::Rng;
 use std::collections::BTreeMap;
@@ -33,7 +34,7 @@ pub fn write(
     if let (false, Some(path)) = (force, [&weights, &config_path].into_iter().find(|path| path.exists())) {
         return Err(Error::Exists { path: path.clone() });
     }
-    fs::create_dir_all(folder).map_err(Error::io(folder))?;
+    let _made = NewFolders::make(folder)?;
     let temporary = tempfile::Builder::new().prefix(".moh-export-").tempfile_in(folder).map_err(Error::io(folder))?;
     let mut out = BufWriter::with_capacity(1 << 20, temporary.as_file());
     header(tensors, dtype, &mut out)

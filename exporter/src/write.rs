@@ -16,9 +16,37 @@ const CHUNK_BYTES: usize = 4 << 20;
 pub struct Staging {
     folder: tempfile::TempDir,
     output: PathBuf,
-    /// Folders that were made for the output, outermost first.
-    made: Vec<PathBuf>,
-    committed: bool,
+    /// Dropped after `folder`: only then are they empty.
+    _made: NewFolders,
+}
+
+/// Folders that were made for an output, outermost first; those that are still empty in the end vanish.
+pub(crate) struct NewFolders(Vec<PathBuf>);
+
+impl NewFolders {
+    /// Makes `folder` and what leads to it.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub(crate) fn make(folder: &Path) -> Result<NewFolders, Error> {
+        let missing = |path: &&Path| !path.as_os_str().is_empty() && !path.exists();
+        let missing: Vec<&Path> = folder.ancestors().take_while(missing).collect();
+        let mut made = NewFolders(Vec::new());
+        for path in missing.into_iter().rev() {
+            fs::create_dir(path).map_err(Error::io(path))?;
+            made.0.push(path.to_owned());
+        }
+        Ok(made)
+    }
+}
+
+impl Drop for NewFolders {
+    fn drop(&mut self) {
+        for folder in self.0.iter().rev() {
+            // Refused where it holds something.
+            let _ = fs::remove_dir(folder);
+        }
+    }
 }
 
 /// Name of the weight file that belongs to a model file.
@@ -36,23 +64,9 @@ impl Staging {
             Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
             _ => PathBuf::from("."),
         };
-        let mut missing: Vec<PathBuf> =
-            parent.ancestors().take_while(|p| !p.as_os_str().is_empty() && !p.exists()).map(Path::to_owned).collect();
-        missing.reverse();
-        let mut made: Vec<PathBuf> = Vec::new();
-        for folder in missing {
-            if let Err(source) = fs::create_dir(&folder) {
-                remove_empty(&made);
-                return Err(Error::Io { path: folder, source });
-            }
-            made.push(folder);
-        }
-        let temporary = tempfile::Builder::new().prefix(".moh-export-").tempdir_in(&parent);
-        let folder = temporary.map_err(|source| {
-            remove_empty(&made);
-            Error::Io { path: parent, source }
-        })?;
-        Ok(Staging { folder, output: output.to_owned(), made, committed: false })
+        let made = NewFolders::make(&parent)?;
+        let folder = tempfile::Builder::new().prefix(".moh-export-").tempdir_in(&parent).map_err(Error::io(&parent))?;
+        Ok(Staging { folder, output: output.to_owned(), _made: made })
     }
 
     /// Where `name` is prepared.
@@ -69,7 +83,7 @@ impl Staging {
     ///
     /// # Errors
     /// [`Error::Io`]; then there is no model file.
-    pub fn commit(mut self, side_files: &[String]) -> Result<Vec<PathBuf>, Error> {
+    pub fn commit(self, side_files: &[String]) -> Result<Vec<PathBuf>, Error> {
         let parent = self.output.parent().unwrap_or(Path::new("")).to_owned();
         match fs::remove_file(&self.output) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Error::io(&self.output)(e)),
@@ -85,25 +99,7 @@ impl Staging {
                 written.push(to);
             }
         }
-        self.committed = true;
         Ok(written)
-    }
-}
-
-impl Drop for Staging {
-    fn drop(&mut self) {
-        if !self.committed {
-            // The temporary folder goes first: the folders made for the output are empty only then.
-            let _ = fs::remove_dir_all(self.folder.path());
-            remove_empty(&self.made);
-        }
-    }
-}
-
-/// Removes folders, innermost first, that are still empty.
-fn remove_empty(made: &[PathBuf]) {
-    for folder in made.iter().rev() {
-        let _ = fs::remove_dir(folder);
     }
 }
 

@@ -240,3 +240,26 @@ fn versions_out_of_range() {
     Case::new().fails(&["--opset", "12"], &["--opset", "20 to 24", "12"]);
     Case::new().fails(&["--ir-version", "3"], &["--ir-version", "3"]);
 }
+
+/// A limit on the size of files stands in for a full disk: writing fails halfway in the same manner.
+#[cfg(unix)]
+#[test]
+fn no_room_for_the_output() {
+    let case = Case::new();
+    let limited = |arguments: &[&str]| {
+        let output = Command::new("sh")
+            // Blocks of 512 bytes; without a handler the signal of the limit would end the program.
+            .args(["-c", "trap '' XFSZ; ulimit -f 40; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_moh-export")])
+            .args(arguments)
+            .current_dir(case.root.path())
+            .output()
+            .unwrap();
+        (output.status.success(), String::from_utf8(output.stderr).unwrap())
+    };
+    for arguments in [&["checkpoint", "-o", "out/model.onnx"][..], &["random", "moh-dit-s-75", "-o", "out/random"]] {
+        let (success, message) = limited(arguments);
+        assert!(!success && message.starts_with("error: ") && message.lines().count() == 1, "{message}");
+        assert_eq!(message.matches("os error").count(), 1, "the reason once: {message}");
+        assert!(!case.root.path().join("out").exists(), "files were left: {message}");
+    }
+}
