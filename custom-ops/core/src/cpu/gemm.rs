@@ -18,12 +18,13 @@ use pack::{CopyInputs, CopyRows, TransposeRows};
 pub(crate) use rows::{AddScaled, Store};
 use std::ops::Range;
 use stream::{Axpy, Dots};
-use tile::{Tiles, max_vectors};
+use tile::{Ahead, Tiles};
 
-/// Inner length of a block: a panel of packed weights of this height and a tile's rows stay in the caches.
-const DEPTH: usize = 256;
+/// Inner length of a block: a panel of packed weights of this height stays in the first-level cache, and the rows' elements
+/// in the second-level one.
+const DEPTH: usize = 128;
 /// Most rows for which packing the weights costs more than it saves: where they lie along the inner index, and across it.
-const MAX_STREAMED: [usize; 2] = [tile::ROWS, 4];
+const MAX_STREAMED: [usize; 2] = [stream::ROWS, 4];
 
 /// Whether all products of so many rows stream their weights: each is read once, whatever the number of columns.
 pub(crate) fn few(rows: usize) -> bool {
@@ -62,6 +63,19 @@ impl<T> Matrix<T> {
             Matrix::Rows { stride, .. } | Matrix::Columns { stride, .. } => stride,
         }
     }
+
+    /// Where the elements of inner indices `k` and columns `n` lie, as far as they lie side by side.
+    fn lines(&self, k: Range<usize>, n: Range<usize>) -> Ahead {
+        let size = size_of::<T>();
+        let (start, rows, columns) = match *self {
+            Matrix::Rows { data, stride } => (data.wrapping_add(n.start * stride + k.start), n.len(), k.len()),
+            Matrix::Columns { data, stride, block, block_stride } => {
+                let at = n.start / block * block_stride + k.start * stride + n.start % block;
+                (data.wrapping_add(at), k.len(), n.len().min(block - n.start % block))
+            }
+        };
+        Ahead::new(start.cast(), self.stride() * size, rows, columns * size)
+    }
 }
 
 /// A row of the left matrix, from inner index 0 on, and of the result, from the first wanted column on.
@@ -69,6 +83,15 @@ impl<T> Matrix<T> {
 pub(crate) struct Row<T> {
     pub(crate) input: *const T,
     pub(crate) output: *mut f32,
+}
+
+/// Some of the rows, and the columns of the weight that they are multiplied with.
+pub(crate) struct Part<'a> {
+    /// In the list of rows.
+    pub(crate) rows: &'a [u32],
+    pub(crate) n: Range<usize>,
+    /// Where in the rows' outputs the first of these columns is.
+    pub(crate) column: usize,
 }
 
 /// Columns of a result, rounded up to what [`Gemm::multiply`] writes.
@@ -83,6 +106,9 @@ pub(crate) struct Gemm<'h> {
     copies: usize,
     limits: [usize; 2],
     lines: Vec<Row<f32>>,
+    /// Which copy is that of a row, for products on tiles.
+    places: Vec<u32>,
+    copied: Vec<u32>,
 }
 
 /// Distance of copied rows: an odd number of cache lines, so that they do not compete for the same places in a cache.
@@ -102,67 +128,111 @@ impl<'h> Gemm<'h> {
     /// [`Error::OutOfMemory`].
     pub(crate) fn new<I: Isa, A: Element>(rows: usize, k: usize, host: &'h dyn Host) -> Result<Gemm<'h>, Error> {
         let mut sections = Sections::default();
-        let panel = sections.add(DEPTH.min(k), max_vectors::<I>() * I::LANES)?;
-        let copies = match A::DTYPE {
-            DType::F32 => 0,
-            _ => {
-                let blocks = rows.checked_mul(pitch(DEPTH.min(k)));
-                let few = rows.min(MAX_STREAMED[0].max(MAX_STREAMED[1])).checked_mul(pitch(k));
-                let (Some(blocks), Some(few)) = (blocks, few) else {
-                    return Err(Error::OutOfMemory { bytes: usize::MAX });
-                };
-                sections.add(blocks.max(few), 1)?
-            }
+        let panel = sections.add(DEPTH.min(k), tile::vectors::<I>() * I::LANES)?;
+        let blocks = rows.checked_mul(pitch(DEPTH.min(k)));
+        let few = match A::DTYPE {
+            DType::F32 => Some(0),
+            _ => rows.min(MAX_STREAMED[0].max(MAX_STREAMED[1])).checked_mul(pitch(k)),
         };
-        Ok(Gemm { floats: sections.allocate(host)?, panel, copies, limits: [rows, k], lines: Vec::new() })
+        let (Some(blocks), Some(few)) = (blocks, few) else {
+            return Err(Error::OutOfMemory { bytes: usize::MAX });
+        };
+        let copies = sections.add(blocks.max(few), 1)?;
+        Ok(Gemm {
+            floats: sections.allocate(host)?,
+            panel,
+            copies,
+            limits: [rows, k],
+            lines: Vec::new(),
+            places: Vec::new(),
+            copied: Vec::new(),
+        })
     }
 
-    /// Adds the product of `rows` and columns `n` of `weight`, of inner length `k`, to the rows' outputs; or writes it, if
-    /// it is the `first`. The result is the number of multiply-accumulate operations.
+    /// Adds the products of `parts` of the rows with columns of `weight`, over inner indices `k`, to the rows' outputs; or
+    /// writes them, if they are the `first`. The result is the number of multiply-accumulate operations. `next` is where the
+    /// inner indices of the next call begin, if it has the same weight and columns.
     ///
     /// # Safety
-    /// The rows' inputs are valid for reading `k` elements, their outputs for writing and (if not `first`) reading
-    /// [`padded`] `n` floats, and do not overlap; the weight has all elements named.
+    /// The rows' inputs are valid for reading elements `k`, their outputs for writing and (if not `first`) reading
+    /// [`padded`] columns of each part from its `column` on, and do not overlap; parts of the same row do not overlap
+    /// either, padded. The weight has all elements named.
     pub(crate) unsafe fn multiply<I: Isa, A: Element, B: Element>(
         &mut self,
         isa: I,
         rows: &[Row<A>],
+        parts: &[Part<'_>],
         weight: &Matrix<B>,
-        k: usize,
-        n: Range<usize>,
+        k: Range<usize>,
+        next: Option<usize>,
         first: bool,
     ) -> u64 {
-        assert!(rows.len() <= self.limits[0] && k <= self.limits[1], "{} rows of length {k}", rows.len());
+        assert!(rows.len() <= self.limits[0] && k.len() <= self.limits[1], "{} rows of length {}", rows.len(), k.len());
         let limit = MAX_STREAMED[usize::from(matches!(weight, Matrix::Columns { .. }))];
-        // SAFETY: the caller's contract; the memory suffices for these limits.
-        unsafe {
-            if rows.len() <= limit {
-                self.stream(isa, rows, weight, k, n, first)
-            } else {
-                self.tiles(isa, rows, weight, k, n, first)
+        let streamed = |part: &&Part<'_>| part.rows.len() <= limit;
+        let mut macs = 0;
+        for part in parts.iter().filter(streamed) {
+            // SAFETY: the caller's contract; the memory suffices for this limit.
+            macs += unsafe { self.stream(isa, rows, part, weight, k.clone(), first) };
+        }
+        let tiled: Vec<&Part<'_>> = parts.iter().filter(|part| !streamed(part)).collect();
+        let Some(&head) = tiled.first() else { return macs };
+        self.place(rows.len(), &tiled);
+        let depth = depth(k.len());
+        for start in k.clone().step_by(depth.max(1)) {
+            let inner = start..(start + depth).min(k.end);
+            // SAFETY: the caller's contract; the memory suffices for copies of this length.
+            unsafe { self.copy(isa, rows, inner.clone()) };
+            for (i, &part) in tiled.iter().enumerate() {
+                let later = if inner.end < k.end { Some(inner.end) } else { next };
+                let then = match tiled.get(i + 1) {
+                    Some(&part) => Some((start, part)),
+                    None => later.map(|k| (k, head)),
+                };
+                let then = then.map(|(k, part)| (k..k + inner.len(), part.n.clone()));
+                // SAFETY: the caller's contract.
+                macs += unsafe { self.tiles(isa, rows, part, weight, inner.clone(), then, first && start == k.start) };
             }
         }
+        macs
     }
 
+    /// A part of few rows.
+    ///
     /// # Safety
     /// As [`Gemm::multiply`].
     unsafe fn stream<I: Isa, A: Element, B: Element>(
         &mut self,
         isa: I,
         rows: &[Row<A>],
+        part: &Part<'_>,
         weight: &Matrix<B>,
-        k: usize,
-        n: Range<usize>,
+        inner: Range<usize>,
         first: bool,
     ) -> u64 {
+        let k = inner.len();
         // SAFETY: the caller's contract; a piece lies within `n`.
         unsafe {
-            self.load(isa, rows, 0, k);
+            if A::DTYPE == DType::F32 {
+                self.lines.clear();
+                let row = |&row: &u32| rows[row as usize];
+                let line = |row: Row<A>| Row { input: row.input.add(inner.start).cast(), output: row.output };
+                self.lines.extend(part.rows.iter().map(row).map(line));
+            } else {
+                self.copied.clear();
+                self.copied.extend_from_slice(part.rows);
+                self.copy(isa, rows, inner.clone());
+                self.lines.clear();
+                for (place, &row) in part.rows.iter().enumerate() {
+                    let input = self.floats.at(self.copies + place * pitch(k));
+                    self.lines.push(Row { input, output: rows[row as usize].output });
+                }
+            }
             let lines = self.lines.as_slice();
-            let mut at = n.start;
-            while at < n.end {
-                let (b, columns) = weight.piece(0, at..n.end);
-                let (stride, column) = (weight.stride(), at - n.start);
+            let mut at = part.n.start;
+            while at < part.n.end {
+                let (b, columns) = weight.piece(inner.start, at..part.n.end);
+                let (stride, column) = (weight.stride(), part.column + at - part.n.start);
                 match weight {
                     Matrix::Rows { .. } => isa.vectorize(Dots { lines, k, b, stride, columns, column, first }),
                     Matrix::Columns { .. } => isa.vectorize(Axpy { lines, k, b, stride, columns, column, first }),
@@ -170,57 +240,71 @@ impl<'h> Gemm<'h> {
                 at += columns;
             }
         }
-        (rows.len() * k * n.len()) as u64
+        (part.rows.len() * k * part.n.len()) as u64
     }
 
+    /// Gives a place among the copies to the rows of `parts`.
+    fn place(&mut self, rows: usize, parts: &[&Part<'_>]) {
+        const NONE: u32 = u32::MAX;
+        self.places.clear();
+        self.places.resize(rows, NONE);
+        self.copied.clear();
+        for &row in parts.iter().flat_map(|part| part.rows) {
+            let place = &mut self.places[row as usize];
+            if *place == NONE {
+                *place = self.copied.len() as u32;
+                self.copied.push(row);
+            }
+        }
+    }
+
+    /// Copies elements `inner` of the rows that have a place.
+    ///
+    /// # Safety
+    /// As [`Gemm::multiply`]; the memory suffices.
+    unsafe fn copy<I: Isa, A: Element>(&mut self, isa: I, rows: &[Row<A>], inner: Range<usize>) {
+        let (output, start, k) = (self.floats.at(self.copies), inner.start, inner.len());
+        isa.vectorize(CopyInputs { rows, copied: &self.copied, start, k, output, pitch: pitch(k) });
+    }
+
+    /// A part of many rows, of which the inner indices `inner` have been copied. `then` are the inner indices and columns of
+    /// the weight that are wanted next.
+    ///
     /// # Safety
     /// As [`Gemm::multiply`].
     unsafe fn tiles<I: Isa, A: Element, B: Element>(
         &mut self,
         isa: I,
         rows: &[Row<A>],
+        part: &Part<'_>,
         weight: &Matrix<B>,
-        k: usize,
-        n: Range<usize>,
+        inner: Range<usize>,
+        then: Option<(Range<usize>, Range<usize>)>,
         first: bool,
     ) -> u64 {
-        let mut macs = 0;
-        for start in (0..k).step_by(depth(k).max(1)) {
-            let depth = depth(k).min(k - start);
-            // SAFETY: the caller's contract; start + depth <= k.
-            unsafe { self.load(isa, rows, start, depth) };
-            let mut at = n.start;
-            for vectors in panels(n.len().div_ceil(I::LANES), max_vectors::<I>()) {
-                let end = (at + vectors * I::LANES).min(n.end);
-                let (b, column) = (self.floats.at(self.panel), at - n.start);
-                // SAFETY: the caller's contract; the panel holds `depth` rows of the most vectors.
-                unsafe { pack(isa, weight, start, depth, at..end, b, vectors * I::LANES) };
-                let first = first && start == 0;
-                isa.vectorize(Tiles { lines: &self.lines, k: depth, b, vectors, column, first });
-                macs += (rows.len() * depth * vectors * I::LANES) as u64;
-                at = end;
-            }
-        }
-        macs
-    }
-
-    /// Makes `lines`: the rows' elements `start .. start + k` as floats, in place where they are.
-    ///
-    /// # Safety
-    /// As [`Gemm::multiply`].
-    unsafe fn load<I: Isa, A: Element>(&mut self, isa: I, rows: &[Row<A>], start: usize, k: usize) {
+        let (k, n) = (inner.len(), &part.n);
         self.lines.clear();
-        if A::DTYPE == DType::F32 {
-            // SAFETY: the caller's contract.
-            let input = |row: &Row<A>| unsafe { row.input.add(start) };
-            self.lines.extend(rows.iter().map(|row| Row { input: input(row).cast(), output: row.output }));
-            return;
+        for &row in part.rows {
+            let input = self.floats.at(self.copies + self.places[row as usize] as usize * pitch(k));
+            self.lines.push(Row { input, output: rows[row as usize].output });
         }
-        let (output, pitch) = (self.floats.at(self.copies), pitch(k));
-        isa.vectorize(CopyInputs { rows, start, k, output, pitch });
-        // SAFETY: `new` made room for so many rows of this length, or of a block's.
-        let copy = |i: usize| unsafe { output.add(i * pitch).cast_const() };
-        self.lines.extend(rows.iter().enumerate().map(|(i, row)| Row { input: copy(i), output: row.output }));
+        let (lines, b) = (self.lines.as_slice(), self.floats.at(self.panel));
+        let mut at = n.start;
+        for vectors in panels(n.len().div_ceil(I::LANES), tile::vectors::<I>()) {
+            let end = (at + vectors * I::LANES).min(n.end);
+            let column = part.column + at - n.start;
+            // SAFETY: the caller's contract; the panel holds `k` rows of the most vectors.
+            unsafe { pack(isa, weight, inner.start, k, at..end, b, vectors * I::LANES) };
+            let width = |n: &Range<usize>| n.start..n.end.min(n.start + vectors * I::LANES);
+            let ahead = match &then {
+                _ if end < n.end => weight.lines(inner.clone(), width(&(end..n.end))),
+                Some((k, n)) => weight.lines(k.clone(), width(n)),
+                None => Ahead::default(),
+            };
+            isa.vectorize(Tiles { lines, k, b, vectors, column, first, ahead });
+            at = end;
+        }
+        (lines.len() * k * n.len().next_multiple_of(I::LANES)) as u64
     }
 }
 

@@ -66,6 +66,10 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     /// The sum of the lanes.
     fn sum(self, x: Self::V) -> f32;
 
+    /// Asks for the cache line of `ptr`, which may be any address, because it will be read soon.
+    #[inline(always)]
+    fn prefetch(self, _ptr: *const u8) {}
+
     /// Reads `LANES` elements as f32.
     ///
     /// # Safety

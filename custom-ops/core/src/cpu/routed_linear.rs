@@ -7,7 +7,7 @@ mod combine;
 mod projection;
 
 use super::Work;
-use super::gemm::{Gemm, Row, few, padded};
+use super::gemm::{Gemm, Row, few};
 use super::isa::{Isa, MAX_LANES};
 use super::memory::{Memory, Sections};
 use super::selection::Selection;
@@ -93,6 +93,8 @@ trait Linear {
     fn depth(p: &Problem) -> usize;
     /// The widest set of columns that a worker should not cut, if it need not.
     fn unit(p: &Problem) -> usize;
+    /// Length of a token's sums over a span.
+    fn sums(p: &Problem, span: usize) -> usize;
     /// Computes an item. The result is the number of multiply-accumulate operations.
     fn item<I: Isa, T: Element>(
         call: &Call<'_, I, T>,
@@ -122,7 +124,7 @@ struct Cut {
 /// Most tokens of a chunk: what is packed for them is read often, and their sums stay in the second-level cache.
 const CHUNK: usize = 384;
 /// Most columns of a span, unless one head has more.
-const SPAN: usize = 256;
+const SPAN: usize = 512;
 /// The same for chunks of few tokens.
 const FEW_SPAN: usize = 4096;
 /// A span is not cut below this but for chunks of few tokens: it fills a register tile on every instruction set.
@@ -165,7 +167,7 @@ fn execute<I: Isa, T: Element, O: Linear>(call: &Call<'_, I, T>, host: &dyn Host
     let selection = Selection::new(call.gates, p.num_heads, cut.chunk)?;
     let make = || {
         let mut sections = Sections::default();
-        let pitch = padded(cut.span);
+        let pitch = O::sums(p, cut.span);
         sections.add(cut.chunk, pitch)?;
         let gemm = Gemm::new::<I, T>(cut.chunk, O::depth(p), host)?;
         Ok(Workspace { gemm, sums: sections.allocate(host)?, pitch, rows: Vec::new(), pairs: Vec::new() })

@@ -6,7 +6,7 @@
 mod activation;
 
 use super::Work;
-use super::gemm::{AddScaled, Gemm, Matrix, Row, Store, few, padded, pitch};
+use super::gemm::{AddScaled, Gemm, Matrix, Part, Row, Store, few, padded, pitch};
 use super::isa::Isa;
 use super::memory::{Memory, Sections};
 use super::selection::Selection;
@@ -76,6 +76,16 @@ const HIDDEN: usize = 4 << 20;
 const TILE: usize = 4096;
 /// Most rows of a product: their sums stay in the second-level cache.
 const ROWS: usize = 384;
+/// The numbers of these rows.
+static ALL: [u32; ROWS] = {
+    let mut all = [0; ROWS];
+    let mut i = 0;
+    while i < ROWS {
+        all[i] = i as u32;
+        i += 1;
+    }
+    all
+};
 /// Most columns of a product of many rows, and of few.
 const SPAN: [usize; 2] = [256, 4096];
 /// Columns are cut at multiples of this: they fill a register tile on every instruction set.
@@ -208,9 +218,11 @@ impl<I: Isa, T: Element> Stage<'_, I, T> {
                 workspace.rows.push(Row { input, output });
             }
             let n = half * p.hidden + columns.start..half * p.hidden + columns.end;
+            let parts = [Part { rows: &ALL[..block.rows.len()], n, column: 0 }];
             // SAFETY: x has `width` elements from each input on; a row of sums has room for a padded span for each half;
             // the expert's matrix has `stride` columns.
-            macs += unsafe { workspace.gemm.multiply(call.isa, &workspace.rows, &weight, p.width, n, true) };
+            macs +=
+                unsafe { workspace.gemm.multiply(call.isa, &workspace.rows, &parts, &weight, 0..p.width, None, true) };
         }
         workspace.pairs.clear();
         for row in 0..block.rows.len() {
@@ -260,6 +272,7 @@ impl<I: Isa, T: Element> Stage<'_, I, T> {
         let mut macs = 0;
         for block in self.experts.iter().flat_map(|&expert| self.blocks(expert)) {
             let expert = block.expert;
+            let parts = [Part { rows: &ALL[..block.rows.len()], n: columns.clone(), column: 0 }];
             let data = call.fc2[expert * p.hidden * p.out_width..].as_ptr();
             let weight = Matrix::Columns { data, stride: p.out_width, block: p.out_width, block_stride: 0 };
             workspace.rows.clear();
@@ -270,7 +283,7 @@ impl<I: Isa, T: Element> Stage<'_, I, T> {
             // SAFETY: the hidden rows were written by the first stage; a row of sums has room for a padded span; the
             // expert's matrix has all columns of the output.
             macs +=
-                unsafe { workspace.gemm.multiply(call.isa, &workspace.rows, &weight, p.hidden, columns.clone(), true) };
+                unsafe { workspace.gemm.multiply(call.isa, &workspace.rows, &parts, &weight, 0..p.hidden, None, true) };
             let tokens = &self.selection.tokens(0, expert)[block.rows];
             let gate = |token: u32| call.gates[(self.tokens.start + token as usize) * p.num_experts + expert];
             let total = |token: u32| workspace.floats.at(token as usize * width);

@@ -4,12 +4,13 @@ use super::Row;
 use crate::cpu::isa::{Isa, Job, MAX_LANES};
 use crate::tensor::Element;
 
-/// Copies elements `start .. start + k` of the rows' inputs to floats, `pitch` apart. Floats beyond, up to a whole vector,
-/// become 0.
+/// Copies elements `start .. start + k` of the inputs of the rows `copied` to floats, `pitch` apart. Floats beyond, up to a
+/// whole vector, become 0.
 ///
 /// Contract of the constructor: the inputs are valid for reading; `output` for writing whole vectors.
 pub(super) struct CopyInputs<'a, T> {
     pub(super) rows: &'a [Row<T>],
+    pub(super) copied: &'a [u32],
     pub(super) start: usize,
     pub(super) k: usize,
     pub(super) output: *mut f32,
@@ -22,7 +23,8 @@ impl<T: Element> Job for CopyInputs<'_, T> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let whole = self.k - self.k % I::LANES;
-        for (i, row) in self.rows.iter().enumerate() {
+        for (i, &row) in self.copied.iter().enumerate() {
+            let row = &self.rows[row as usize];
             // SAFETY: the constructor's contract.
             unsafe {
                 let (input, output) = (row.input.add(self.start), self.output.add(i * self.pitch));
@@ -93,19 +95,37 @@ impl<T: Element> Job for TransposeRows<T> {
             let rows = (self.rows - row).min(I::LANES);
             for column in (0..self.columns).step_by(I::LANES) {
                 let columns = (self.columns - column).min(I::LANES);
-                let mut block = [isa.splat(0.0); MAX_LANES];
-                for i in 0..rows {
-                    // SAFETY: the constructor's contract; row + i < self.rows, column + columns <= self.columns.
-                    block[i] = unsafe {
-                        let input = self.input.add((row + i) * self.stride + column);
-                        if columns == I::LANES { isa.widen(input) } else { isa.widen_part(input, columns) }
-                    };
+                // SAFETY: the constructor's contract; row + rows <= self.rows, column + columns <= self.columns.
+                unsafe {
+                    let input = self.input.add(row * self.stride + column);
+                    let output = self.output.add(column * self.pitch + row);
+                    if rows == I::LANES && columns == I::LANES {
+                        // Constant bounds keep the block in registers.
+                        self.block(isa, input, I::LANES, I::LANES, output);
+                    } else {
+                        self.block(isa, input, rows, columns, output);
+                    }
                 }
-                isa.transpose(&mut block);
-                for i in 0..columns {
-                    // SAFETY: the constructor's contract; column + i < self.columns.
-                    unsafe { isa.store(self.output.add((column + i) * self.pitch + row), block[i]) }
-                }
+            }
+        }
+    }
+}
+
+impl<T: Element> TransposeRows<T> {
+    /// # Safety
+    /// `input` is valid for reading `rows` rows of `columns` elements, `output` for writing `columns` vectors.
+    #[inline(always)]
+    unsafe fn block<I: Isa>(&self, isa: I, input: *const T, rows: usize, columns: usize, output: *mut f32) {
+        let mut block = [isa.splat(0.0); MAX_LANES];
+        // SAFETY: the caller's contract.
+        unsafe {
+            for i in 0..rows {
+                let input = input.add(i * self.stride);
+                block[i] = if columns == I::LANES { isa.widen(input) } else { isa.widen_part(input, columns) };
+            }
+            isa.transpose(&mut block);
+            for i in 0..columns {
+                isa.store(output.add(i * self.pitch), block[i]);
             }
         }
     }

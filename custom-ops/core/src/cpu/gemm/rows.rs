@@ -18,21 +18,20 @@ impl<T: Element> Job for Store<'_, T> {
 
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        for column in (0..self.columns).step_by(I::LANES) {
-            let n = (self.columns - column).min(I::LANES);
-            // SAFETY: the constructor's contract; column + n <= columns.
-            unsafe {
-                let mut bias = isa.splat(0.0);
-                if let Some(start) = self.bias {
-                    bias = isa.widen_part(start.add(column), n);
+        let whole = self.columns - self.columns % I::LANES;
+        // SAFETY: the constructor's contract.
+        unsafe {
+            for &(sums, output) in self.rows {
+                for column in (0..whole).step_by(I::LANES) {
+                    let sum = isa.load(sums.add(column));
+                    let sum = self.bias.map_or(sum, |bias| isa.add(sum, isa.widen(bias.add(column))));
+                    isa.narrow(output.add(column), sum);
                 }
-                for &(sums, output) in self.rows {
-                    if n == I::LANES {
-                        isa.narrow(output.add(column), isa.add(isa.load(sums.add(column)), bias));
-                    } else {
-                        let sum = isa.add(isa.widen_part(sums.add(column), n), bias);
-                        isa.narrow_part(output.add(column), sum, n);
-                    }
+                if whole < self.columns {
+                    let n = self.columns - whole;
+                    let sum = isa.widen_part(sums.add(whole), n);
+                    let sum = self.bias.map_or(sum, |bias| isa.add(sum, isa.widen_part(bias.add(whole), n)));
+                    isa.narrow_part(output.add(whole), sum, n);
                 }
             }
         }

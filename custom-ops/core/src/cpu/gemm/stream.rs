@@ -1,9 +1,11 @@
 //! Products of a few rows: the weights are read in place, each once.
 
 use super::Row;
-use super::tile::{ROWS, max_vectors};
 use crate::cpu::isa::{Isa, Job};
 use crate::tensor::Element;
+
+/// The most rows whose sums with some columns fit the registers.
+pub(super) const ROWS: usize = 6;
 
 /// `lines`' products with `columns` columns that lie along the inner index, `stride` apart, added to their outputs from
 /// `column` on, or written there.
@@ -42,7 +44,7 @@ impl<T: Element> Dots<'_, T> {
     #[inline(always)]
     fn rows<I: Isa, const G: usize>(&self, isa: I) {
         let mut column = 0;
-        if max_vectors::<I>() == 4 {
+        if I::GROUP == 8 {
             while column + 4 <= self.columns {
                 self.block::<I, G, 4>(isa, column);
                 column += 4;

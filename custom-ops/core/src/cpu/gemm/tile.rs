@@ -3,11 +3,11 @@
 use super::Row;
 use crate::cpu::isa::{Isa, Job};
 
-/// Rows of a register tile.
-pub(super) const ROWS: usize = 6;
+/// The most rows of a register tile: with the vectors, as many as the registers hold, of numbers and of addresses.
+const ROWS: usize = 6;
 
-/// Vectors in a register tile's row: with [`ROWS`], as many as the registers hold beside the operands.
-pub(super) const fn max_vectors<I: Isa>() -> usize {
+/// Vectors in a register tile's row.
+pub(super) const fn vectors<I: Isa>() -> usize {
     if I::GROUP == 8 { 4 } else { 2 }
 }
 
@@ -23,18 +23,57 @@ pub(super) struct Tiles<'a> {
     pub(super) vectors: usize,
     pub(super) column: usize,
     pub(super) first: bool,
+    /// What is packed next: it comes from memory meanwhile.
+    pub(super) ahead: Ahead,
+}
+
+/// Memory that will be read soon: rows of some bytes, `stride` bytes apart. It is never read here.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Ahead {
+    row: *const u8,
+    stride: usize,
+    rows: usize,
+    bytes: usize,
+    done: usize,
+}
+
+impl Default for Ahead {
+    fn default() -> Ahead {
+        Ahead::new(std::ptr::null(), 0, 0, 0)
+    }
+}
+
+impl Ahead {
+    pub(super) fn new(row: *const u8, stride: usize, rows: usize, bytes: usize) -> Ahead {
+        Ahead { row, stride, rows, bytes, done: 0 }
+    }
+
+    /// Asks for one cache line more.
+    #[inline(always)]
+    fn fetch<I: Isa>(&mut self, isa: I) {
+        const LINE: usize = 64;
+        if self.rows > 0 {
+            isa.prefetch(self.row.wrapping_add(self.done));
+            self.done += LINE;
+            if self.done >= self.bytes {
+                self.row = self.row.wrapping_add(self.stride);
+                self.rows -= 1;
+                self.done = 0;
+            }
+        }
+    }
 }
 
 impl Job for Tiles<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<I: Isa>(self, isa: I) {
+    fn run<I: Isa>(mut self, isa: I) {
         match self.vectors {
             1 => self.rows::<I, 1>(isa),
             2 => self.rows::<I, 2>(isa),
-            3 if max_vectors::<I>() > 2 => self.rows::<I, 3>(isa),
-            4 if max_vectors::<I>() > 2 => self.rows::<I, 4>(isa),
+            3 if vectors::<I>() > 2 => self.rows::<I, 3>(isa),
+            4 if vectors::<I>() > 2 => self.rows::<I, 4>(isa),
             _ => debug_assert!(false, "{} vectors", self.vectors),
         }
     }
@@ -42,24 +81,26 @@ impl Job for Tiles<'_> {
 
 impl Tiles<'_> {
     #[inline(always)]
-    fn rows<I: Isa, const V: usize>(&self, isa: I) {
+    fn rows<I: Isa, const V: usize>(&mut self, isa: I) {
         let mut lines = self.lines;
-        while let Some((rows, rest)) = lines.split_first_chunk::<ROWS>() {
-            self.tile::<I, ROWS, V>(isa, rows);
+        while !lines.is_empty() {
+            // The last two tiles share their rows: a tile of very few would wait for every sum.
+            let rows = if lines.len() < 2 * ROWS && lines.len() > ROWS { lines.len().div_ceil(2) } else { ROWS };
+            let (tile, rest) = lines.split_at(rows.min(lines.len()));
+            match tile.len() {
+                1 => self.lines::<I, 1, V>(isa, tile),
+                2 => self.lines::<I, 2, V>(isa, tile),
+                3 => self.lines::<I, 3, V>(isa, tile),
+                4 => self.lines::<I, 4, V>(isa, tile),
+                5 => self.lines::<I, 5, V>(isa, tile),
+                _ => self.lines::<I, ROWS, V>(isa, tile),
+            }
             lines = rest;
-        }
-        match lines.len() {
-            5 => self.rest::<I, 5, V>(isa, lines),
-            4 => self.rest::<I, 4, V>(isa, lines),
-            3 => self.rest::<I, 3, V>(isa, lines),
-            2 => self.rest::<I, 2, V>(isa, lines),
-            1 => self.rest::<I, 1, V>(isa, lines),
-            _ => {}
         }
     }
 
     #[inline(always)]
-    fn rest<I: Isa, const G: usize, const V: usize>(&self, isa: I, lines: &[Row<f32>]) {
+    fn lines<I: Isa, const G: usize, const V: usize>(&mut self, isa: I, lines: &[Row<f32>]) {
         if let Some(rows) = lines.first_chunk::<G>() {
             self.tile::<I, G, V>(isa, rows);
         }
@@ -67,7 +108,9 @@ impl Tiles<'_> {
 
     /// `G` rows, held in registers over the whole inner length.
     #[inline(always)]
-    fn tile<I: Isa, const G: usize, const V: usize>(&self, isa: I, rows: &[Row<f32>; G]) {
+    fn tile<I: Isa, const G: usize, const V: usize>(&mut self, isa: I, rows: &[Row<f32>; G]) {
+        /// Inner steps for each cache line that is asked for.
+        const STEPS: usize = 4;
         let mut acc = [[isa.splat(0.0); V]; G];
         let mut input = [self.b; G];
         for g in 0..G {
@@ -76,16 +119,19 @@ impl Tiles<'_> {
         // SAFETY: the constructor's contract.
         unsafe {
             let mut b = self.b;
-            for i in 0..self.k {
-                let mut row = [isa.splat(0.0); V];
-                for v in 0..V {
-                    row[v] = isa.load(b.add(v * I::LANES));
-                }
-                b = b.add(V * I::LANES);
-                for g in 0..G {
-                    let x = isa.splat(*input[g].add(i));
+            for start in (0..self.k).step_by(STEPS) {
+                self.ahead.fetch(isa);
+                for i in start..(start + STEPS).min(self.k) {
+                    let mut row = [isa.splat(0.0); V];
                     for v in 0..V {
-                        acc[g][v] = isa.fma(x, row[v], acc[g][v]);
+                        row[v] = isa.load(b.add(v * I::LANES));
+                    }
+                    b = b.add(V * I::LANES);
+                    for g in 0..G {
+                        let x = isa.splat(*input[g].add(i));
+                        for v in 0..V {
+                            acc[g][v] = isa.fma(x, row[v], acc[g][v]);
+                        }
                     }
                 }
             }

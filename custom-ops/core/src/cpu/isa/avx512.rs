@@ -97,6 +97,11 @@ impl Isa for Avx512 {
     }
 
     #[inline(always)]
+    fn prefetch(self, ptr: *const u8) {
+        simd!(_mm_prefetch::<_MM_HINT_T1>(ptr.cast()))
+    }
+
+    #[inline(always)]
     unsafe fn widen<T: Element>(self, ptr: *const T) -> __m512 {
         // SAFETY: the caller's contract, and `self`; the pointer's type is the one that DTYPE names.
         unsafe {

@@ -1,7 +1,7 @@
 //! RoutedCombine: heads are parts of the inner length, and add up.
 
 use super::{Call, Item, Linear, Workspace};
-use crate::cpu::gemm::{Matrix, Row, Store};
+use crate::cpu::gemm::{Matrix, Part, Row, Store, padded};
 use crate::cpu::isa::Isa;
 use crate::cpu::selection::Selection;
 use crate::shape::routed_linear::Problem;
@@ -22,6 +22,10 @@ impl Linear for Combine {
         super::NARROW
     }
 
+    fn sums(_: &Problem, span: usize) -> usize {
+        padded(span)
+    }
+
     fn item<I: Isa, T: Element>(
         call: &Call<'_, I, T>,
         selection: &Selection,
@@ -32,21 +36,24 @@ impl Linear for Combine {
         let (first, tokens) = (item.tokens.start, item.tokens.len());
         let pitch = workspace.pitch;
         workspace.sums.slice(0..tokens * pitch).fill(0.0);
+        workspace.rows.clear();
+        for token in 0..tokens {
+            let input = call.x[(first + token) * p.num_heads * p.block..].as_ptr();
+            let row = Row { input, output: workspace.sums(token) };
+            workspace.rows.push(row);
+        }
+        let weight = weight(call);
         let mut macs = 0;
-        for run in selection.runs(item.chunk, 0..p.num_heads) {
-            let start = run.heads.start * p.block;
-            workspace.rows.clear();
-            for &token in run.tokens {
-                let input = call.x[(first + token as usize) * p.num_heads * p.block + start..].as_ptr();
-                let sums = workspace.sums(token as usize);
-                workspace.rows.push(Row { input, output: sums });
-            }
-            let weight = weight(call, start);
-            // SAFETY: x has the run's blocks from each input on; a row of sums has room for a padded span; the weight has
-            // the run's blocks for all columns of the output.
+        let mut runs = selection.runs(item.chunk, 0..p.num_heads).peekable();
+        while let Some(run) = runs.next() {
+            let parts = [Part { rows: run.tokens, n: item.columns.clone(), column: 0 }];
+            let k = run.heads.start * p.block..run.heads.end * p.block;
+            let next = runs.peek().map(|run| run.heads.start * p.block);
+            // SAFETY: x has all heads' blocks from each input on; a row of sums has room for a padded span; the weight has
+            // all heads' blocks for all columns of the output.
             macs += unsafe {
                 let Workspace { gemm, rows, .. } = &mut *workspace;
-                gemm.multiply(call.isa, rows, &weight, run.heads.len() * p.block, item.columns.clone(), false)
+                gemm.multiply(call.isa, rows, &parts, &weight, k, next, false)
             };
         }
         workspace.pairs.clear();
@@ -62,14 +69,10 @@ impl Linear for Combine {
     }
 }
 
-/// The weight from inner index `start` on.
-fn weight<I, T>(call: &Call<'_, I, T>, start: usize) -> Matrix<T> {
-    let p = call.problem;
+fn weight<I, T>(call: &Call<'_, I, T>) -> Matrix<T> {
+    let (p, data) = (call.problem, call.weight.as_ptr());
     match p.per_head {
-        true => {
-            let data = call.weight[start * p.width..].as_ptr();
-            Matrix::Columns { data, stride: p.width, block: p.width, block_stride: 0 }
-        }
-        false => Matrix::Rows { data: call.weight[start..].as_ptr(), stride: p.num_heads * p.block },
+        true => Matrix::Columns { data, stride: p.width, block: p.width, block_stride: 0 },
+        false => Matrix::Rows { data, stride: p.num_heads * p.block },
     }
 }

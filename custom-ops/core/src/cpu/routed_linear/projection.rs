@@ -1,8 +1,8 @@
 //! RoutedProjection: heads are columns of the output.
 
 use super::{Call, Item, Linear, Workspace};
-use crate::cpu::gemm::{Matrix, Row, Store};
-use crate::cpu::isa::Isa;
+use crate::cpu::gemm::{Matrix, Part, Row, Store, padded};
+use crate::cpu::isa::{Isa, MAX_LANES};
 use crate::cpu::selection::Selection;
 use crate::shape::routed_linear::Problem;
 use crate::tensor::Element;
@@ -23,6 +23,11 @@ impl Linear for Projection {
         p.block
     }
 
+    fn sums(p: &Problem, span: usize) -> usize {
+        // Every head's columns are padded, and a span may begin and end within a head.
+        padded(span) + (span.div_ceil(p.block) + 1) * MAX_LANES
+    }
+
     fn item<I: Isa, T: Element>(
         call: &Call<'_, I, T>,
         selection: &Selection,
@@ -36,28 +41,35 @@ impl Linear for Projection {
             let columns = of_item(&item, p, head..head + 1);
             clear(call, &item, selection.tokens(item.chunk, head), columns);
         }
-        let mut macs = 0;
+        let input = |token: usize| call.x[(item.tokens.start + token) * p.width..].as_ptr();
+        workspace.rows.clear();
+        for token in 0..item.tokens.len() {
+            let row = Row { input: input(token), output: workspace.sums(token) };
+            workspace.rows.push(row);
+        }
+        let mut column = 0;
+        let mut parts = Vec::new();
         for run in selection.runs(item.chunk, heads) {
             let n = of_item(&item, p, run.heads);
-            let input = |token: u32| call.x[(item.tokens.start + token as usize) * p.width..].as_ptr();
-            workspace.rows.clear();
-            for (row, &token) in run.tokens.iter().enumerate() {
-                let sums = workspace.sums(row);
-                workspace.rows.push(Row { input: input(token), output: sums });
-            }
-            // SAFETY: x has `width` elements from each input on; a row of sums has room for a padded span; the weight has
-            // all columns of the output.
-            macs += unsafe {
-                let Workspace { gemm, rows, .. } = &mut *workspace;
-                gemm.multiply(call.isa, rows, &weight, p.width, n.clone(), true)
-            };
+            let width = padded(n.len());
+            parts.push(Part { rows: run.tokens, n, column });
+            column += width;
+        }
+        // SAFETY: x has `width` elements from each input on; a row of sums has room for every part, padded; the weight has
+        // all columns of the output.
+        let macs = unsafe {
+            let Workspace { gemm, rows, .. } = &mut *workspace;
+            gemm.multiply(call.isa, rows, &parts, &weight, 0..p.width, None, true)
+        };
+        for part in parts {
             workspace.pairs.clear();
-            for (row, &token) in run.tokens.iter().enumerate() {
-                let sums = workspace.sums(row).cast_const();
-                workspace.pairs.push((sums, output(call, &item, token, n.start)));
+            for &token in part.rows {
+                // SAFETY: a row of sums has room for every part.
+                let sums = unsafe { workspace.sums(token as usize).add(part.column).cast_const() };
+                workspace.pairs.push((sums, output(call, &item, token, part.n.start)));
             }
-            let bias = call.bias.map(|bias| bias[n.clone()].as_ptr());
-            call.isa.vectorize(Store { rows: &workspace.pairs, columns: n.len(), bias });
+            let bias = call.bias.map(|bias| bias[part.n.clone()].as_ptr());
+            call.isa.vectorize(Store { rows: &workspace.pairs, columns: part.n.len(), bias });
         }
         macs
     }
