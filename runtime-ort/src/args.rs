@@ -1,7 +1,14 @@
 //! The command line.
 
+mod measure;
+mod routes;
+mod runtime;
+
+pub(crate) use measure::{BenchArgs, BenchRuntime, ProfileArgs};
+pub(crate) use routes::RoutesArgs;
+pub(crate) use runtime::{LibraryArgs, RuntimeArgs};
+
 use clap::{Parser, Subcommand, ValueEnum};
-use moh_runtime::{Options, RuntimeChoice};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
@@ -23,6 +30,12 @@ pub(crate) enum Command {
     Classify(ClassifyArgs),
     /// Draws images of classes with a diffusion model.
     Sample(SampleArgs),
+    /// Shows which heads tokens use.
+    Routes(RoutesArgs),
+    /// Shows where a model's time goes, and whose kernels ran.
+    Profile(ProfileArgs),
+    /// Measures latency and throughput, the runtimes side by side.
+    Bench(BenchArgs),
 }
 
 #[derive(Debug, clap::Args)]
@@ -197,56 +210,6 @@ fn parse_classes(text: &str) -> Result<Classes, String> {
         }
     }
     Ok(Classes(classes))
-}
-
-#[derive(Debug, clap::Args)]
-pub(crate) struct RuntimeArgs {
-    /// Which runtime runs the model.
-    #[arg(long, value_enum, default_value_t = RuntimeArg::Auto)]
-    runtime: RuntimeArg,
-    /// Threads to use [default: the runtime's choice].
-    #[arg(long, value_name = "N")]
-    threads: Option<NonZeroUsize>,
-    /// Do not load the ai.moh kernels: onnxruntime runs the bodies that the model carries.
-    #[arg(long)]
-    no_custom_ops: bool,
-    /// The onnxruntime library [default: $ORT_DYLIB_PATH, or one that is found].
-    #[arg(long, value_name = "FILE")]
-    ort_library: Option<PathBuf>,
-    /// The library of the ai.moh kernels [default: $MOH_OPS_LIBRARY, or the one beside this program].
-    #[arg(long, value_name = "FILE", conflicts_with = "no_custom_ops")]
-    ops_library: Option<PathBuf>,
-    /// Print errors only.
-    #[arg(short, long)]
-    pub(crate) quiet: bool,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum RuntimeArg {
-    /// onnxruntime if its library is found, else tract.
-    Auto,
-    /// onnxruntime.
-    Ort,
-    /// tract, which is built in.
-    Tract,
-}
-
-impl RuntimeArgs {
-    /// The library's options.
-    pub(crate) fn options(&self) -> Options {
-        Options {
-            runtime: match self.runtime {
-                RuntimeArg::Auto => RuntimeChoice::Auto,
-                RuntimeArg::Ort => RuntimeChoice::Ort,
-                RuntimeArg::Tract => RuntimeChoice::Tract,
-            },
-            threads: self.threads.map(NonZeroUsize::get),
-            without_custom_ops: self.no_custom_ops,
-            ort_library: self.ort_library.clone(),
-            ops_library: self.ops_library.clone(),
-            profile: None,
-        }
-    }
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use crate::value::Value;
 use onnxruntime::OrtModel;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use tract::TractModel;
 
 /// A model and what is known of it.
@@ -67,6 +68,18 @@ impl Backend {
         match self {
             Backend::Ort(model) => model.run(inputs),
             Backend::Tract(model) => model.run(inputs),
+        }
+    }
+
+    /// As [`Backend::run`], with every node's name, operator and time; `None` in a runtime that tells them in its profile only.
+    pub(crate) fn run_timed(
+        &mut self,
+        inputs: &[Value],
+        on_node: &mut dyn FnMut(&str, &str, Duration),
+    ) -> Option<Result<Vec<Value>>> {
+        match self {
+            Backend::Ort(_) => None,
+            Backend::Tract(model) => Some(model.run_timed(inputs, on_node)),
         }
     }
 

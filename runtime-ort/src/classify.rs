@@ -11,6 +11,7 @@ use crate::info::{Dim, TensorInfo};
 use crate::model::Model;
 use crate::task;
 use crate::tensor::{ElementType, Tensor};
+use crate::value::Value;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -85,13 +86,7 @@ impl Classifier {
         if pictures.is_empty() {
             return Ok(Vec::new());
         }
-        let mut pixels = Vec::with_capacity(pictures.len() * self.channels * self.size * self.size);
-        for picture in pictures {
-            self.preprocessing.append(picture, &mut pixels);
-        }
-        let shape = [pictures.len(), self.channels, self.size, self.size];
-        let pixels = Tensor::rounded(PIXEL_VALUES, shape, pixels, self.element_type)?;
-        let outputs = self.model.run([(PIXEL_VALUES, pixels.into())])?;
+        let outputs = self.outputs(pictures)?;
         let logits = &outputs[self.logits];
         let bad = |reason: String| Error::Run {
             path: self.model.path().to_owned(),
@@ -110,6 +105,20 @@ impl Classifier {
             return Err(bad(format!("expected finite numbers, found {} for image {}", numbers[i], i / classes)));
         }
         Ok(numbers.chunks(classes).map(|row| self.best(row, top)).collect())
+    }
+
+    /// All outputs of the model for these pictures.
+    ///
+    /// # Errors
+    /// [`Error::Run`] where the runtime fails.
+    pub fn outputs(&mut self, pictures: &[Picture]) -> Result<Vec<Value>> {
+        let mut pixels = Vec::with_capacity(pictures.len() * self.channels * self.size * self.size);
+        for picture in pictures {
+            self.preprocessing.append(picture, &mut pixels);
+        }
+        let shape = [pictures.len(), self.channels, self.size, self.size];
+        let pixels = Tensor::rounded(PIXEL_VALUES, shape, pixels, self.element_type)?;
+        self.model.run([(PIXEL_VALUES, pixels.into())])
     }
 
     fn best(&self, logits: &[f32], top: usize) -> Vec<Prediction> {

@@ -1,9 +1,13 @@
 //! The subcommands.
 
+pub(crate) mod bench;
 pub(crate) mod classify;
 pub(crate) mod generate;
 pub(crate) mod infer;
+pub(crate) mod profile;
+pub(crate) mod routes;
 pub(crate) mod sample;
+mod text;
 
 use crate::args::RuntimeArgs;
 use moh_runtime::Model;
@@ -12,10 +16,13 @@ use std::path::Path;
 /// Loads a model and tells what is to be told about it.
 fn load(path: &Path, args: &RuntimeArgs) -> moh_runtime::Result<Model> {
     let model = Model::load(path, &args.options())?;
-    if !args.quiet {
-        for notice in model.notices() {
-            eprintln!("note: {notice}");
-        }
-    }
+    tell(&model, args.quiet());
     Ok(model)
+}
+
+/// Tells what is to be told about a model.
+fn tell(model: &Model, quiet: bool) {
+    for notice in model.notices().iter().filter(|_| !quiet) {
+        eprintln!("note: {notice}");
+    }
 }

@@ -13,6 +13,7 @@ use crate::model::Model;
 use crate::random::Random;
 use crate::task;
 use crate::tensor::{ElementType, Tensor};
+use crate::value::Value;
 use serde::Deserialize;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -23,6 +24,9 @@ const CLASS_LABELS: &str = "class_labels";
 const OUTPUT: &str = "out_hidden_states";
 /// The published models guide the first three channels, also where there are four.
 const GUIDED_CHANNELS: usize = 3;
+
+/// Steps of the sampling that [`DiffusionModel::outputs_at`] looks into.
+pub const LOOK_STEPS: usize = 50;
 
 /// How to sample.
 #[derive(Debug, Clone, PartialEq)]
@@ -191,8 +195,41 @@ impl DiffusionModel {
         labels.iter().copied().chain(null.into_iter().flat_map(|null| labels.iter().map(move |_| null))).collect()
     }
 
+    /// The model's outputs where a sample of the class `label`, drawn in [`LOOK_STEPS`] steps, has come to the first timestep
+    /// that is not above `timestep`; and that timestep.
+    ///
+    /// # Errors
+    /// As [`DiffusionModel::sample`].
+    pub fn outputs_at(&mut self, label: i64, timestep: usize, seed: u64) -> Result<(usize, Vec<Value>)> {
+        let options = SampleOptions {
+            steps: LOOK_STEPS,
+            sampler: Sampler::Ddpm,
+            guidance: 1.0,
+            guidance_channels: None,
+            clip: false,
+            seed,
+        };
+        self.check(&[label], &options)?;
+        let steps = schedule::respaced(LOOK_STEPS);
+        let before = steps.iter().take_while(|step| step.timestep > timestep).count();
+        let reached = steps.get(before).map_or(0, |step| step.timestep);
+        let x = match before {
+            0 => {
+                let random = &mut Random::new(seed, 0);
+                (0..self.channels * self.size * self.size).map(|_| random.normal()).collect()
+            }
+            _ => {
+                let until =
+                    |done: usize| if done < before { ControlFlow::Continue(()) } else { ControlFlow::Break(()) };
+                let x = self.sample(&[label], 0, &options, until)?;
+                x.data().to_f32().unwrap_or_default().into_iter().map(f64::from).collect::<Vec<f64>>()
+            }
+        };
+        Ok((reached, self.run(&x, &[label], reached)?))
+    }
+
     /// Runs the model on `x`, repeated until there is one for every label.
-    fn predict(&mut self, x: &[f64], labels: &[i64], timestep: usize) -> Result<Vec<f32>> {
+    fn run(&mut self, x: &[f64], labels: &[i64], timestep: usize) -> Result<Vec<Value>> {
         let rows = labels.len();
         let shape = [rows, self.channels, self.size, self.size];
         let len = shape.iter().product();
@@ -202,7 +239,13 @@ impl DiffusionModel {
             (TIMESTEP, Tensor::new([rows], vec![timestep as f32; rows])?.into()),
             (CLASS_LABELS, Tensor::new([rows], labels.to_vec())?.into()),
         ];
-        let outputs = self.model.run(inputs)?;
+        self.model.run(inputs)
+    }
+
+    /// What the model makes of `x`, repeated until there is one for every label.
+    fn predict(&mut self, x: &[f64], labels: &[i64], timestep: usize) -> Result<Vec<f32>> {
+        let rows = labels.len();
+        let outputs = self.run(x, labels, timestep)?;
         let output = &outputs[self.output];
         let channels = self.channels * if self.learns_variance { 2 } else { 1 };
         let bad = |reason: String| Error::Run {

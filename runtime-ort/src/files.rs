@@ -43,6 +43,14 @@ pub fn write_tensors(path: &Path, tensors: &[(String, Tensor)], overwrite: bool)
     write_whole(path, &bytes, overwrite)
 }
 
+/// Writes a text file: whole under its name, or not at all.
+///
+/// # Errors
+/// [`Error::Write`], where `overwrite` is false also for a file that exists.
+pub fn write_text(path: &Path, text: &str, overwrite: bool) -> Result<()> {
+    write_whole(path, text.as_bytes(), overwrite)
+}
+
 /// Writes a file: whole under its name, or not at all.
 pub(crate) fn write_whole(path: &Path, bytes: &[u8], overwrite: bool) -> Result<()> {
     let write = |source| Error::Write { path: path.to_owned(), source };

@@ -12,6 +12,7 @@ pub use sampling::Sampling;
 pub use text::TextStream;
 
 use crate::error::{Error, Result};
+use crate::info::Dim;
 use crate::model::Model;
 use crate::random::Random;
 use crate::task;
@@ -79,6 +80,14 @@ impl LanguageModel {
         &self.model
     }
 
+    /// How many tokens it knows, if its logits say it.
+    pub fn vocabulary(&self) -> Option<usize> {
+        match self.model.outputs()[self.interface.logits].dims.last() {
+            Some(Dim::Fixed(vocabulary)) => Some(*vocabulary),
+            _ => None,
+        }
+    }
+
     /// The model, to run it otherwise or to end its profile.
     pub fn model_mut(&mut self) -> &mut Model {
         &mut self.model
@@ -137,6 +146,15 @@ impl LanguageModel {
         let prefill = times.first().copied().unwrap_or_default();
         let decode = times.iter().skip(1).sum();
         Ok(Generated { tokens, logits, prefill, decode, decode_steps: times.len().saturating_sub(1) })
+    }
+
+    /// All outputs of the model for prompts, with an empty cache.
+    ///
+    /// # Errors
+    /// [`Error::Run`] where the runtime fails.
+    pub fn outputs(&mut self, prompts: &Prompts) -> Result<Vec<Value>> {
+        let cache = self.interface.empty_cache(prompts.batch())?;
+        self.step(&Sequences::start(prompts), cache)
     }
 
     fn step(&mut self, sequences: &Sequences, cache: Vec<Value>) -> Result<Vec<Value>> {

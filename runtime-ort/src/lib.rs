@@ -28,15 +28,17 @@ mod header;
 pub mod image;
 mod info;
 mod locate;
+pub mod measure;
 mod model;
 mod options;
 mod random;
+pub mod routes;
 mod task;
 mod tensor;
 mod value;
 
 pub use error::{Error, Result};
-pub use files::{read_tensors, write_tensors};
+pub use files::{read_tensors, write_tensors, write_text};
 pub use info::{Dim, TensorInfo};
 pub use model::{MODEL_FILE, Model};
 pub use options::{Notice, Options, RuntimeChoice};

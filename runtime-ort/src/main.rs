@@ -15,6 +15,9 @@ fn main() -> ExitCode {
         Command::Generate(args) => commands::generate::run(&args),
         Command::Classify(args) => commands::classify::run(&args),
         Command::Sample(args) => commands::sample::run(&args),
+        Command::Profile(args) => commands::profile::run(&args),
+        Command::Routes(args) => commands::routes::run(&args),
+        Command::Bench(args) => commands::bench::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

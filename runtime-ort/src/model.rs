@@ -10,6 +10,7 @@ use moh_kernels::schema::{DOMAIN, VERSION};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// The name that exported models have in their folder.
 pub const MODEL_FILE: &str = "model.onnx";
@@ -87,6 +88,19 @@ impl Model {
         let given = inputs.into_iter().map(|(name, value)| (name.into(), value)).collect();
         let ordered = info::in_order(&self.path, &self.inputs, given)?;
         self.backend.run(&ordered)
+    }
+
+    /// As [`Model::run`]; `on_node` gets every node's name, operator and time. onnxruntime tells them in its profile only.
+    pub(crate) fn run_timed(
+        &mut self,
+        inputs: Vec<(String, Value)>,
+        on_node: &mut dyn FnMut(&str, &str, Duration),
+    ) -> Result<Vec<Value>> {
+        let ordered = info::in_order(&self.path, &self.inputs, inputs)?;
+        match self.backend.run_timed(&ordered, on_node) {
+            Some(outputs) => outputs,
+            None => self.backend.run(&ordered),
+        }
     }
 
     /// Ends the profile that [`Options::profile`] began and gives its path.

@@ -12,11 +12,14 @@ use std::collections::{BTreeMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use tract_onnx::pb::tensor_proto::DataType;
 use tract_onnx::pb::tensor_shape_proto::dimension;
 use tract_onnx::pb::{GraphProto, ModelProto, ValueInfoProto, type_proto};
 use tract_onnx::prelude::*;
+use tract_onnx::tract_core::internal::{EvalContext, OpState};
 use tract_onnx::tract_core::ops::cast::cast;
+use tract_onnx::tract_core::plan::eval;
 use tract_onnx::tract_hir::internal::{TractErrorContext, bail, ensure};
 
 pub(crate) const NAME: &str = "tract";
@@ -53,13 +56,32 @@ impl TractModel {
     /// Runs the model on values in the order of its inputs.
     pub(crate) fn run(&mut self, inputs: &[Value]) -> Result<Vec<Value>> {
         let failed = |reason| Error::Run { path: self.path.clone(), runtime: NAME, reason };
-        let run = || {
-            let values = inputs.iter().map(tract_value).collect::<TractResult<TVec<TValue>>>()?;
-            self.plan.run(values)
+        let outputs = guard(|| self.plan.run(tract_values(inputs)?)).map_err(failed)?;
+        self.named(outputs)
+    }
+}
+
+impl TractModel {
+    /// As [`TractModel::run`]; `on_node` gets every node's name, operator and time.
+    pub(crate) fn run_timed(
+        &mut self,
+        inputs: &[Value],
+        on_node: &mut dyn FnMut(&str, &str, Duration),
+    ) -> Result<Vec<Value>> {
+        let failed = |reason| Error::Run { path: self.path.clone(), runtime: NAME, reason };
+        let timed = |context: &EvalContext<'_>, state: Option<&mut dyn OpState>, node: &TypedNode, inputs| {
+            let began = Instant::now();
+            let outputs = eval(context, state, node, inputs);
+            on_node(&node.name, &node.op.name(), began.elapsed());
+            outputs
         };
+        let run = || self.plan.spawn()?.run_plan_with_eval(tract_values(inputs)?, timed);
         let outputs = guard(run).map_err(failed)?;
-        let named = self.outputs.iter().zip(outputs);
-        named.map(|(name, value)| Value::from_tract(name, value)).collect()
+        self.named(outputs)
+    }
+
+    fn named(&self, outputs: TVec<TValue>) -> Result<Vec<Value>> {
+        self.outputs.iter().zip(outputs).map(|(name, value)| Value::from_tract(name, value)).collect()
     }
 }
 
@@ -159,6 +181,10 @@ fn with_plain_outputs(mut model: TypedModel) -> TractResult<TypedModel> {
     }
     model.select_output_outlets(&outputs)?;
     Ok(model)
+}
+
+fn tract_values(values: &[Value]) -> TractResult<TVec<TValue>> {
+    values.iter().map(tract_value).collect()
 }
 
 fn tract_value(value: &Value) -> TractResult<TValue> {

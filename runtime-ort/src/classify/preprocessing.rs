@@ -114,8 +114,8 @@ impl Preprocessing {
         Ok(Preprocessing { size, resize, filter, mean, std })
     }
 
-    /// Appends the picture as (channels, size, size) numbers.
-    pub(super) fn append(&self, picture: &Picture, pixels: &mut Vec<f32>) {
+    /// The picture's part that the model sees, in the model's size and colours.
+    pub fn seen(&self, picture: &Picture) -> Picture {
         let (size, filter) = (self.size, self.filter);
         let gray;
         let picture = if self.mean.len() == 3 {
@@ -130,7 +130,12 @@ impl Preprocessing {
             Resize::Keep => picture.clone(),
         };
         let fits = resized.width() >= size && resized.height() >= size;
-        let ready = if fits { resized.cropped(size, size) } else { resized.resized(size, size, filter) };
+        if fits { resized.cropped(size, size) } else { resized.resized(size, size, filter) }
+    }
+
+    /// Appends the picture as (channels, size, size) numbers.
+    pub(super) fn append(&self, picture: &Picture, pixels: &mut Vec<f32>) {
+        let ready = self.seen(picture);
         for (channel, (mean, std)) in self.mean.iter().zip(&self.std).enumerate() {
             pixels.extend(ready.plane(channel).map(|sample| (f32::from(sample) / 255.0 - mean) / std));
         }

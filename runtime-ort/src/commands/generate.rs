@@ -2,8 +2,9 @@
 
 mod printer;
 
+use super::text::{self, LONGEST};
 use crate::args::GenerateArgs;
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, bail};
 use moh_runtime::generate::{GenerateOptions, Generated, GenerationConfig, LanguageModel, Prompts, Sampling};
 use printer::Printer;
 use std::io::{BufRead, IsTerminal, Read, Write};
@@ -12,19 +13,16 @@ use std::path::Path;
 use std::time::Duration;
 use tokenizers::Tokenizer;
 
-/// More than any model takes: a bound for input that does not end.
-const LONGEST_PROMPT: u64 = 16 << 20;
-
 pub(crate) fn run(args: &GenerateArgs) -> Result<()> {
     let model = LanguageModel::new(super::load(&args.model, &args.runtime)?)?;
     let folder = model.model().path().parent().unwrap_or(Path::new("")).to_owned();
-    let tokenizer = load_tokenizer(&folder.join("tokenizer.json"))?;
+    let tokenizer = text::load_tokenizer(&folder, model.vocabulary())?;
     let config = GenerationConfig::from_folder(&folder)?;
     let mut session = Session { args, model, tokenizer, config };
     if args.interactive {
         return session.interact();
     }
-    session.continue_all(&prompt_texts(&args.prompt)?)
+    session.continue_all(&text::prompts(&args.prompt)?)
 }
 
 struct Session<'a> {
@@ -43,9 +41,7 @@ impl Session<'_> {
                 write("> ")?;
             }
             let mut line = Vec::new();
-            if stdin.lock().take(LONGEST_PROMPT).read_until(b'\n', &mut line).context("cannot read standard input")?
-                == 0
-            {
+            if stdin.lock().take(LONGEST).read_until(b'\n', &mut line).context("cannot read standard input")? == 0 {
                 return Ok(());
             }
             let line = String::from_utf8(line).context("standard input: expected text in UTF-8")?;
@@ -63,8 +59,10 @@ impl Session<'_> {
     /// Continues the prompts as one batch: one as its text comes, several one after the other at the end.
     fn continue_all(&mut self, texts: &[String]) -> Result<()> {
         let args = self.args;
-        let prompts =
-            texts.iter().map(|text| encode(&self.tokenizer, text, &self.config)).collect::<Result<Vec<Vec<u32>>>>()?;
+        let prompts = texts
+            .iter()
+            .map(|text| text::encode(&self.tokenizer, text, &self.config))
+            .collect::<Result<Vec<Vec<u32>>>>()?;
         let max_tokens = room(&prompts, args, &self.config)?;
         let ids: Vec<Vec<i64>> = prompts.iter().map(|ids| ids.iter().map(|&id| i64::from(id)).collect()).collect();
         let stop = if args.ignore_eos { &[][..] } else { &self.config.end };
@@ -86,39 +84,10 @@ impl Session<'_> {
             output.add(row, &printer.finish()?)?;
         }
         output.finish(args.ids)?;
-        if !args.runtime.quiet {
+        if !args.runtime.quiet() {
             report(&generated, prompts.iter().map(Vec::len).sum(), self.model.model().runtime_name());
         }
         Ok(())
-    }
-}
-
-fn load_tokenizer(path: &Path) -> Result<Tokenizer> {
-    let text =
-        std::fs::read(path).with_context(|| format!("{}: the model's tokenizer must be beside it", path.display()))?;
-    Tokenizer::from_bytes(text).map_err(|e| anyhow!("{}: not a tokenizer: {e}", path.display()))
-}
-
-fn prompt_texts(arguments: &[String]) -> Result<Vec<String>> {
-    let from_input = arguments.iter().filter(|argument| *argument == "-").count();
-    ensure!(from_input <= 1, "only one prompt can be read from standard input");
-    arguments.iter().map(|argument| if argument == "-" { read_prompt() } else { Ok(argument.clone()) }).collect()
-}
-
-fn read_prompt() -> Result<String> {
-    let mut text = Vec::new();
-    std::io::stdin().take(LONGEST_PROMPT + 1).read_to_end(&mut text).context("cannot read standard input")?;
-    ensure!(text.len() as u64 <= LONGEST_PROMPT, "standard input: expected a prompt of at most {LONGEST_PROMPT} bytes");
-    String::from_utf8(text).context("standard input: expected text in UTF-8")
-}
-
-fn encode(tokenizer: &Tokenizer, text: &str, config: &GenerationConfig) -> Result<Vec<u32>> {
-    let encoding = tokenizer.encode(text, true).map_err(|e| anyhow!("cannot tokenize the prompt: {e}"))?;
-    let begin = config.begin.and_then(|id| u32::try_from(id).ok());
-    match (encoding.get_ids(), begin) {
-        ([], Some(begin)) => Ok(vec![begin]),
-        ([], None) => bail!("the prompt is empty, and the model has no token that begins a text"),
-        (ids, _) => Ok(ids.to_vec()),
     }
 }
 
@@ -130,7 +99,7 @@ fn room(prompts: &[Vec<u32>], args: &GenerateArgs, config: &GenerationConfig) ->
     match longest.checked_sub(prompt) {
         None | Some(0) => bail!("the prompt has {prompt} tokens, the model's longest sequence is {longest}"),
         Some(room) if room < wanted => {
-            if !args.runtime.quiet {
+            if !args.runtime.quiet() {
                 eprintln!("note: at most {room} tokens, because the model's longest sequence is {longest}");
             }
             Ok(room)

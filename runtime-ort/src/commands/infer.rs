@@ -23,7 +23,7 @@ pub(crate) fn run(args: &InferArgs) -> Result<()> {
         tensors.push((info.name.clone(), value.to_tensor()?));
     }
     write_tensors(&args.output, &tensors, args.force)?;
-    if !args.runtime.quiet {
+    if !args.runtime.quiet() {
         for (name, tensor) in &tensors {
             eprintln!("{name} {} {:?}", tensor.element_type(), tensor.shape());
         }

@@ -42,7 +42,7 @@ pub(crate) fn run(args: &SampleArgs) -> Result<()> {
         let scale = args.scale.get();
         grid::grid(&drawn, columns, scale)?.write_png(path, args.force)?;
     }
-    if !args.runtime.quiet {
+    if !args.runtime.quiet() {
         let (images, steps) = (labels.len(), options.steps);
         eprintln!("runtime {}", model.model().runtime_name());
         eprintln!(
@@ -107,7 +107,7 @@ fn options(args: &SampleArgs, channels: usize) -> SampleOptions {
 /// One sample a label: (labels, channels, size, size).
 fn draw(args: &SampleArgs, model: &mut DiffusionModel, labels: &[i64], options: &SampleOptions) -> Result<Tensor> {
     let batches = labels.chunks(args.batch.get());
-    let mut progress = Progress::new(batches.len() * options.steps, args.runtime.quiet);
+    let mut progress = Progress::new(batches.len() * options.steps, args.runtime.quiet());
     let mut numbers = Vec::new();
     let mut first = 0;
     for (i, batch) in batches.enumerate() {

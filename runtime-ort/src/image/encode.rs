@@ -12,10 +12,23 @@ impl Picture {
     /// # Errors
     /// [`Error::Write`], where `overwrite` is false also for a file that exists.
     pub fn write_png(&self, path: &Path, overwrite: bool) -> Result<()> {
-        let bytes = self
-            .encode_png()
-            .map_err(|e| Error::Write { path: path.to_owned(), source: std::io::Error::other(e.to_string()) })?;
-        files::write_whole(path, &bytes, overwrite)
+        files::write_whole(path, &self.png_for(path)?, overwrite)
+    }
+
+    /// The bytes of a PNG file.
+    ///
+    /// # Errors
+    /// [`Error::Write`] for a picture that is too large for one.
+    pub fn png(&self) -> Result<Vec<u8>> {
+        self.png_for(Path::new("PNG"))
+    }
+
+    fn png_for(&self, path: &Path) -> Result<Vec<u8>> {
+        let failed = |e: png::EncodingError| Error::Write {
+            path: path.to_owned(),
+            source: std::io::Error::other(e.to_string()),
+        };
+        self.encode_png().map_err(failed)
     }
 
     fn encode_png(&self) -> std::result::Result<Vec<u8>, png::EncodingError> {

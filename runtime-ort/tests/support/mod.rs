@@ -57,6 +57,23 @@ pub(crate) const VOCABULARY: i64 = 11;
 /// A language model whose next token is `(sum of tokens + 3 * sum of positions) % 11` over what the mask lets it see, all of
 /// it read back from the cache.
 pub(crate) fn counter() -> (TempDir, PathBuf) {
+    write(&counter_graph())
+}
+
+/// [`counter`] with a layer of three heads, of which a token does not use the one of its number.
+pub(crate) fn counter_with_gates() -> (TempDir, PathBuf) {
+    let mut graph = counter_graph();
+    graph.floats("heads", &[0.0, 1.0, 2.0]);
+    graph.node("Unsqueeze", &["key_f", "two"], "key_column", &[]);
+    graph.node("Sub", &["key_column", "heads"], "gates.layers.0.attn", &[]);
+    graph.output("gates.layers.0.attn", DataType::Float, &["batch", "sequence", "3"]);
+    for (key, value) in [("moh.family", "moh-llama"), ("moh.num_shared_heads", "0"), ("moh.top_k", "2")] {
+        graph.metadata(key, value);
+    }
+    write(&graph)
+}
+
+fn counter_graph() -> Graph {
     let mut graph = Graph::new();
     graph.input("input_ids", DataType::Int64, &["batch", "sequence"]);
     graph.input("attention_mask", DataType::Int64, &["batch", "total"]);
@@ -102,7 +119,7 @@ pub(crate) fn counter() -> (TempDir, PathBuf) {
     for name in ["key", "value"] {
         graph.output(&format!("present.0.{name}"), DataType::Float, &["batch", "1", "present", "1"]);
     }
-    write(&graph)
+    graph
 }
 
 /// What [`counter`] continues one prompt with.

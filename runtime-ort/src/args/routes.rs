@@ -1,0 +1,30 @@
+//! What routing is shown of.
+
+use super::RuntimeArgs;
+use std::path::PathBuf;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct RoutesArgs {
+    /// The .onnx file, exported with --output-gates, or the folder that holds model.onnx.
+    pub(crate) model: PathBuf,
+    /// A PNG or JPEG file for a classifier, a text (`-`: standard input) for a language model, a class for a diffusion model.
+    #[arg(allow_hyphen_values = true)]
+    pub(crate) input: String,
+    /// The SVG file to write [default: a table on standard output].
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+    /// Overwrite the output file.
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// How far a diffusion model has come: 999 is noise, 0 the image.
+    #[arg(long, value_name = "T", default_value = "500")]
+    pub(crate) timestep: usize,
+    /// The noise that a diffusion model begins with.
+    #[arg(long, default_value = "0")]
+    pub(crate) seed: u64,
+    #[command(flatten)]
+    pub(crate) runtime: RuntimeArgs,
+}

@@ -1,0 +1,73 @@
+//! Which runtime, and its libraries.
+
+use clap::ValueEnum;
+use moh_runtime::{Options, RuntimeChoice};
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct RuntimeArgs {
+    /// Which runtime runs the model.
+    #[arg(long, value_enum, default_value_t = RuntimeArg::Auto)]
+    runtime: RuntimeArg,
+    /// Threads to use [default: the runtime's choice].
+    #[arg(long, value_name = "N")]
+    threads: Option<NonZeroUsize>,
+    /// Do not load the ai.moh kernels: onnxruntime runs the bodies that the model carries.
+    #[arg(long, conflicts_with = "ops_library")]
+    no_custom_ops: bool,
+    #[command(flatten)]
+    library: LibraryArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct LibraryArgs {
+    /// The onnxruntime library [default: $ORT_DYLIB_PATH, or one that is found].
+    #[arg(long, value_name = "FILE")]
+    ort_library: Option<PathBuf>,
+    /// The library of the ai.moh kernels [default: $MOH_OPS_LIBRARY, or the one beside this program].
+    #[arg(long, value_name = "FILE")]
+    ops_library: Option<PathBuf>,
+    /// Print errors only.
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum RuntimeArg {
+    /// onnxruntime if its library is found, else tract.
+    Auto,
+    /// onnxruntime.
+    Ort,
+    /// tract, which is built in.
+    Tract,
+}
+
+impl RuntimeArgs {
+    /// The library's options.
+    pub(crate) fn options(&self) -> Options {
+        Options {
+            runtime: match self.runtime {
+                RuntimeArg::Auto => RuntimeChoice::Auto,
+                RuntimeArg::Ort => RuntimeChoice::Ort,
+                RuntimeArg::Tract => RuntimeChoice::Tract,
+            },
+            threads: self.threads.map(NonZeroUsize::get),
+            without_custom_ops: self.no_custom_ops,
+            ..self.library.options()
+        }
+    }
+
+    /// Whether errors only are to be printed.
+    pub(crate) fn quiet(&self) -> bool {
+        self.library.quiet
+    }
+}
+
+impl LibraryArgs {
+    /// The library's options as far as they are about libraries.
+    pub(crate) fn options(&self) -> Options {
+        let (ort_library, ops_library) = (self.ort_library.clone(), self.ops_library.clone());
+        Options { ort_library, ops_library, ..Options::default() }
+    }
+}

@@ -1,0 +1,14 @@
+//! Measuring: inputs made up from what a model takes, how long runs take, and where the time goes.
+
+mod bench;
+mod part;
+mod profile;
+mod timings;
+mod trace;
+mod workload;
+
+pub use bench::{Effort, bench};
+pub use part::{Kernel, Part};
+pub use profile::{NodeTime, Profile, Profiled, profile};
+pub use timings::Timings;
+pub use workload::{Phase, SEQUENCE, Sizes, Workload};
