@@ -48,8 +48,8 @@ template <class T, int ROWS> MOH_DEVICE void attention(const AttentionParams& p)
         load<T>(reinterpret_cast<float*>(query), key_pitch, ROWS, p.head_dim, [&](int row) {
             return row < work.z ? static_cast<const T*>(p.query) + block_of(__ldg(entries + row)) * p.head_dim : nullptr;
         });
-        const T* key = static_cast<const T*>(p.key) + batch * p.key_batch + kv_head * p.key_head;
-        const T* value = static_cast<const T*>(p.value) + batch * p.value_batch + kv_head * p.value_head;
+        const T* key = static_cast<const T*>(p.key) + batch * p.key_strides[0] + kv_head * p.key_strides[1];
+        const T* value = static_cast<const T*>(p.value) + batch * p.value_strides[0] + kv_head * p.value_strides[1];
 
         int entry = row < work.z ? __ldg(entries + row) : 0, token = entry / group;
         int limit = row >= work.z ? 0 : p.is_causal ? max(0, min(work.w, token + 1 + p.kv_len - p.q_len)) : work.w;
@@ -65,7 +65,7 @@ template <class T, int ROWS> MOH_DEVICE void attention(const AttentionParams& p)
         for (int first = 0; first < work.w; first += keys_of_block) {
             __syncthreads();
             load<T>(reinterpret_cast<float*>(block), key_pitch, keys_of_block, p.head_dim,
-                    [&](int j) { return first + j < work.w ? key + (first + j) * p.key_token : nullptr; });
+                    [&](int j) { return first + j < work.w ? key + (first + j) * p.key_strides[2] : nullptr; });
             __syncthreads();
             float score[per_thread] = {};
             const float4* own = query + row * key_pitch;
@@ -104,7 +104,7 @@ template <class T, int ROWS> MOH_DEVICE void attention(const AttentionParams& p)
             }
             __syncthreads();
             load<T>(reinterpret_cast<float*>(block), value_pitch, keys_of_block, p.value_dim,
-                    [&](int j) { return first + j < work.w ? value + (first + j) * p.value_token : nullptr; });
+                    [&](int j) { return first + j < work.w ? value + (first + j) * p.value_strides[2] : nullptr; });
             __syncthreads();
 #pragma unroll
             for (int c = 0; c < chunks; c++) {

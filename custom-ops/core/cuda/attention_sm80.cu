@@ -4,7 +4,7 @@
 // arrive two deep by cp.async, and own 16 or 32 rows each. Widths and strides are multiples of 8 elements, and tensors are
 // aligned to 16 bytes; attention_simt.cu takes the rest.
 
-// moh: spill-limit 64
+// moh: spill-limit 80
 
 #include "device.cuh"
 #include "mma_attention.cuh"
@@ -24,33 +24,28 @@ template <int D, bool BIAS> struct Instance {
     static constexpr int stage_bytes = 2 * keys * row_bytes; // keys, then values
 };
 
-MOH_DEVICE const int32_t* entries_of(const AttentionParams& p, const int4& work) {
-    return p.entries + int64_t(work.x) * p.q_len * (p.num_heads / p.kv_num_heads) + work.y;
-}
-
-// The number of an entry's (token, head) in the query, the gates and the output.
-MOH_DEVICE int64_t block_of(const AttentionParams& p, int list, int entry) {
-    int group = p.num_heads / p.kv_num_heads;
-    int64_t token = int64_t(list / p.kv_num_heads) * p.q_len + entry / group;
-    return token * p.num_heads + list % p.kv_num_heads * group + entry % group;
-}
+// What is known of a tile's rows, in front of the query in shared memory: registers are scarce, and divisions slow.
+template <int ROWS> struct TileRows {
+    int32_t next, padding[7];
+    int32_t block[ROWS]; // number of the row's (token, head) in the query, the gates and the output
+    int32_t limit[ROWS]; // keys that it sees
+    float gate[ROWS];
+};
 
 // Gates and writes the warp's rows, through its query's place in shared memory, so that whole rows are written at once.
-template <class T, class I, int D, class Warp>
-MOH_DEVICE void write(const AttentionParams& p, int4 work, const Warp& state, unsigned char* staging, int first_row) {
+template <class T, class I, int D, class Warp, class Table>
+MOH_DEVICE void write(const AttentionParams& p, const Table& table, const Warp& state, unsigned char* staging, int first_row,
+                      int rows) {
     constexpr int units = HeadLayout<D>::value_tiles;
-    const int32_t* entries = entries_of(p, work) + first_row;
-    int lane = threadIdx.x % 32, rows = work.z - first_row;
-    if (rows <= 0) return;
+    int lane = threadIdx.x % 32;
 #pragma unroll
     for (int m = 0; m < I::m_tiles; m++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             int row = m * 16 + h * 8 + lane / 4;
-            float gate = row < rows ? __ldg(p.gates + block_of(p, work.x, __ldg(entries + row))) : 0.0f;
             // No key was seen: exactly 0, whatever the values hold.
             bool dead = state.sum[m][h] == 0.0f;
-            float factor = gate / state.sum[m][h];
+            float factor = __fdividef(table.gate[first_row + row], state.sum[m][h]);
 #pragma unroll
             for (int n = 0; n < units; n++) {
                 float lo = dead ? 0.0f : state.out[m][n][2 * h] * factor;
@@ -59,10 +54,11 @@ MOH_DEVICE void write(const AttentionParams& p, int4 work, const Warp& state, un
             }
         }
     __syncwarp();
+#pragma unroll 4
     for (int i = lane; i < I::m_tiles * 16 * units; i += 32) {
         int row = i / units, unit = i % units;
-        if (row >= rows || unit * 8 >= p.value_dim) continue;
-        int64_t to = block_of(p, work.x, __ldg(entries + row)) * p.value_dim + unit * 8;
+        if (first_row + row >= rows || unit * 8 >= p.value_dim) continue;
+        int64_t to = int64_t(table.block[first_row + row]) * p.value_dim + unit * 8;
         *reinterpret_cast<uint4*>(static_cast<uint16_t*>(p.output) + to) =
             *reinterpret_cast<const uint4*>(staging + row * I::row_bytes + unit * 16);
     }
@@ -70,86 +66,78 @@ MOH_DEVICE void write(const AttentionParams& p, int4 work, const Warp& state, un
 
 template <class T, int D, bool BIAS> MOH_DEVICE void attention(const AttentionParams& p) {
     using I = Instance<D, BIAS>;
-    using Warp = WarpAttention<T, D, I::m_tiles, I::keys>;
+    using Table = TileRows<I::rows>;
     constexpr int warp_rows = 16 * I::m_tiles;
-    // What is needed again after the main loop waits in shared memory: registers are scarce.
-    int4* shared_work = reinterpret_cast<int4*>(shared_memory());
-    int* next_tile = reinterpret_cast<int*>(shared_memory() + 16);
-    unsigned char* shared_query = shared_memory() + 32;
+    Table& table = *reinterpret_cast<Table*>(shared_memory());
+    unsigned char* shared_query = shared_memory() + sizeof(Table);
     unsigned char* stages = shared_query + I::rows * I::row_bytes;
-    int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-    const uint16_t* query = static_cast<const uint16_t*>(p.query);
-    unsigned char* warp_query = shared_query + warp * warp_rows * I::row_bytes;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int first_row = warp * warp_rows;
+    unsigned char* warp_query = shared_query + first_row * I::row_bytes;
 
     int tiles = p.tile_count[0];
     for (int tile = blockIdx.x; tile < tiles;) {
-        // Everybody has read the last tile's number and is done with its shared memory.
+        // Everybody is done with the last tile's shared memory.
         __syncthreads();
         int4 work = __ldg(reinterpret_cast<const int4*>(p.tiles) + tile);
-        if (thread == 0) {
-            *shared_work = work;
-            *next_tile = gridDim.x + atomicAdd(p.next, 1);
-        }
         int rows = work.z, keys = work.w;
-        int group = p.num_heads / p.kv_num_heads, batch = work.x / p.kv_num_heads, kv_head = work.x % p.kv_num_heads;
-        const int32_t* entries = entries_of(p, work);
+        int batch = work.x / p.kv_num_heads, kv_head = work.x % p.kv_num_heads;
 
-        const uint16_t* key = static_cast<const uint16_t*>(p.key) + batch * p.key_batch + kv_head * p.key_head;
-        const uint16_t* value = static_cast<const uint16_t*>(p.value) + batch * p.value_batch + kv_head * p.value_head;
+        const uint16_t* key = static_cast<const uint16_t*>(p.key) + batch * p.key_strides[0] + kv_head * p.key_strides[1];
+        const uint16_t* value = static_cast<const uint16_t*>(p.value) + batch * p.value_strides[0] + kv_head * p.value_strides[1];
         auto load = [&](int block) {
             int thread = opaque(threadIdx.x);
             unsigned char* stage = stages + block % 2 * I::stage_bytes;
-            load_rows<D, I::keys, threads>(stage, key, p.key_token, block * I::keys, keys, p.head_dim, thread);
-            load_rows<D, I::keys, threads>(stage + I::stage_bytes / 2, value, p.value_token, block * I::keys, keys,
+            load_rows<D, I::keys, threads>(stage, key, p.key_strides[2], block * I::keys, keys, p.head_dim, thread);
+            load_rows<D, I::keys, threads>(stage + I::stage_bytes / 2, value, p.value_strides[2], block * I::keys, keys,
                                            p.value_dim, thread);
             cp_async_commit();
         };
+        load(0); // without keys, zeros
 
+        if (threadIdx.x == 0) table.next = gridDim.x + atomicAdd(p.next, 1);
+        if (threadIdx.x < I::rows) {
+            int row = threadIdx.x, group = p.num_heads / p.kv_num_heads, block = 0, limit = 0;
+            if (row < rows) {
+                int entry = __ldg(p.entries + int64_t(work.x) * p.q_len * group + work.y + row), token = entry / group;
+                block = (batch * p.q_len + token) * p.num_heads + kv_head * group + entry % group;
+                limit = p.is_causal ? max(0, min(keys, token + 1 + p.kv_len - p.q_len)) : keys;
+            }
+            table.block[row] = block;
+            table.limit[row] = limit;
+            cp_async_4(&table.gate[row], p.gates + block, row < rows);
+        }
+        __syncthreads();
+        int thread = opaque(threadIdx.x);
         constexpr int units = HeadLayout<D>::units;
 #pragma unroll
         for (int i = 0; i < I::rows * units / threads; i++) {
             int index = i * threads + thread, row = index / units, unit = index % units;
-            bool valid = row < rows && unit * 8 < p.head_dim;
-            const uint16_t* from = valid ? query + block_of(p, work.x, __ldg(entries + row)) * p.head_dim + unit * 8 : query;
-            cp_async_16(shared_query + row * I::row_bytes + unit * 16, from, valid);
+            const uint16_t* from = static_cast<const uint16_t*>(p.query) + int64_t(table.block[row]) * p.head_dim + unit * 8;
+            cp_async_16(shared_query + row * I::row_bytes + unit * 16, from, row < rows && unit * 8 < p.head_dim);
         }
-        int blocks = (keys + I::keys - 1) / I::keys;
-        load(0); // without keys these are zeros, and the group that carries the query
+        cp_async_commit();
 
-        Warp state;
+        WarpAttention<T, D, I::m_tiles, I::keys> state;
         state.clear();
         BiasRows bias{};
         bias.stride = p.bias_strides[3];
-        int first_row = warp * warp_rows;
-        bool busy = first_row < rows; // the warp has rows at all
-        int fewest = keys, most = 0;  // keys that the warp's first and last rows see
 #pragma unroll
         for (int m = 0; m < I::m_tiles; m++)
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 int row = first_row + m * 16 + h * 8 + lane / 4;
-                int entry = row < rows ? __ldg(entries + row) : 0, token = entry / group;
-                int sees = p.is_causal ? max(0, min(keys, token + 1 + p.kv_len - p.q_len)) : keys;
-                state.limit[m][h] = row < rows ? sees : 0;
+                state.limit[m][h] = table.limit[row];
                 if constexpr (BIAS) {
-                    bool reads = row < rows && p.bias != nullptr;
-                    int head = kv_head * group + entry % group;
+                    int head = table.block[row] % p.num_heads, token = table.block[row] / p.num_heads - batch * p.q_len;
                     int64_t offset = batch * p.bias_strides[0] + head * p.bias_strides[1] + token * p.bias_strides[2];
-                    bias.row[m][h] = reads ? static_cast<const uint16_t*>(p.bias) + offset : nullptr;
+                    if (row < rows && p.bias != nullptr) bias.row[m][h] = static_cast<const uint16_t*>(p.bias) + offset;
                 }
             }
-        if (p.is_causal && busy) {
-            auto sees = [&](int row) {
-                int token = __ldg(entries + row) / group;
-                return max(0, min(keys, token + 1 + p.kv_len - p.q_len));
-            };
-            fewest = sees(first_row);
-            most = sees(min(rows, first_row + warp_rows) - 1);
-        } else if (busy) {
-            most = keys;
-        }
-
+        // Keys that the warp's first and last rows see; a warp without rows has nothing to do but to load.
+        int fewest = table.limit[first_row], most = first_row < rows ? table.limit[min(rows, first_row + warp_rows) - 1] : 0;
         float scale = p.scale * log2_e;
+        int blocks = (keys + I::keys - 1) / I::keys;
 #pragma unroll 1
         for (int block = 0; block < blocks; block++) {
             cp_async_wait<0>();
@@ -165,8 +153,8 @@ template <class T, int D, bool BIAS> MOH_DEVICE void attention(const AttentionPa
         cp_async_wait<0>();
         __syncthreads();
         state.finish();
-        tile = *next_tile;
-        write<T, I, D>(p, *shared_work, state, warp_query, first_row);
+        if (first_row < rows) write<T, I, D>(p, table, state, warp_query, first_row, rows);
+        tile = table.next;
     }
     int64_t all_blocks = int64_t(p.batch) * p.q_len * p.num_heads;
     write_zeros(p.output, p.gates, all_blocks, p.value_dim * 2, blockIdx.x * warps + warp, int64_t(gridDim.x) * warps);
@@ -174,7 +162,7 @@ template <class T, int D, bool BIAS> MOH_DEVICE void attention(const AttentionPa
 
 } // namespace
 
-// Grid: any number of blocks, best as many as run at once; shared memory: 32 + rows * row_bytes + 2 * stage_bytes of the instance.
+// Grid: any number of blocks, best as many as run at once; shared memory: TileRows, rows * row_bytes, 2 * stage_bytes.
 #define INSTANCE(type, width)                                                                                          \
     MOH_KERNEL(moh_attention_sm80_##type##_d##width, AttentionParams, 128, width <= 128 ? 2 : 1) {                     \
         attention<type, width, false>(p);                                                                              \

@@ -115,15 +115,15 @@ template <class T, int D, int M_TILES> MOH_DEVICE void decode(const AttentionPar
     cp_async_commit();
 
     int start = blockIdx.y * p.keys_per_split, end = min(p.kv_len, start + p.keys_per_split);
-    const uint16_t* key = static_cast<const uint16_t*>(p.key) + rows.batch * p.key_batch + rows.kv_head * p.key_head;
-    const uint16_t* value = static_cast<const uint16_t*>(p.value) + rows.batch * p.value_batch + rows.kv_head * p.value_head;
+    const uint16_t* key = static_cast<const uint16_t*>(p.key) + rows.batch * p.key_strides[0] + rows.kv_head * p.key_strides[1];
+    const uint16_t* value = static_cast<const uint16_t*>(p.value) + rows.batch * p.value_strides[0] + rows.kv_head * p.value_strides[1];
     // This warp's block number n begins at this key.
     auto first_key = [&](int n) { return start + (n * warps + warp) * I::keys; };
     auto load = [&](int n) {
         if (first_key(n) < end) {
             unsigned char* stage = stages + n % I::stages * I::stage_bytes;
-            load_rows<D, I::keys, 32>(stage, key, p.key_token, first_key(n), end, p.head_dim, lane);
-            load_rows<D, I::keys, 32>(stage + I::stage_bytes / 2, value, p.value_token, first_key(n), end, p.value_dim, lane);
+            load_rows<D, I::keys, 32>(stage, key, p.key_strides[2], first_key(n), end, p.head_dim, lane);
+            load_rows<D, I::keys, 32>(stage + I::stage_bytes / 2, value, p.value_strides[2], first_key(n), end, p.value_dim, lane);
         }
         cp_async_commit(); // also of nothing, so that groups can be counted
     };
@@ -203,8 +203,8 @@ template <class T, int COLUMNS, int KEYS> MOH_DEVICE void decode_simt(const Atte
     int count = rows.count();
     if (count == 0) return;
     int start = blockIdx.y * p.keys_per_split, end = min(p.kv_len, start + p.keys_per_split);
-    const T* key = static_cast<const T*>(p.key) + rows.batch * p.key_batch + rows.kv_head * p.key_head;
-    const T* value = static_cast<const T*>(p.value) + rows.batch * p.value_batch + rows.kv_head * p.value_head;
+    const T* key = static_cast<const T*>(p.key) + rows.batch * p.key_strides[0] + rows.kv_head * p.key_strides[1];
+    const T* value = static_cast<const T*>(p.value) + rows.batch * p.value_strides[0] + rows.kv_head * p.value_strides[1];
     int row_count = rows.total, pitch = p.value_dim;
     float* maxima = reinterpret_cast<float*>(shared_memory());
     float* sums = maxima + warps * row_count;
@@ -230,7 +230,7 @@ template <class T, int COLUMNS, int KEYS> MOH_DEVICE void decode_simt(const Atte
             float score[KEYS];
 #pragma unroll
             for (int j = 0; j < KEYS; j++) {
-                const T* from = key + min(first + j, limit - 1) * p.key_token;
+                const T* from = key + min(first + j, limit - 1) * p.key_strides[2];
                 score[j] = 0.0f;
 #pragma unroll
                 for (int c = 0; c < COLUMNS; c++)
@@ -256,7 +256,7 @@ template <class T, int COLUMNS, int KEYS> MOH_DEVICE void decode_simt(const Atte
 #pragma unroll
             for (int j = 0; j < KEYS; j++) {
                 if (first + j >= limit) continue;
-                const T* from = value + (first + j) * p.value_token;
+                const T* from = value + (first + j) * p.value_strides[2];
                 float weight = exp2_approx(score[j] - base);
                 sum += weight;
 #pragma unroll

@@ -34,7 +34,7 @@ struct PlanParams {
 // attention_sm80.cu, attention_simt.cu and decode.cu. Strides are in elements of T.
 struct AttentionParams {
     const void* query;        // (batch, q_len, num_heads * head_dim)
-    const void* key;          // element d of key j of KV head n: b * kv_batch + n * key_head + j * key_token + d
+    const void* key;          // (batch, kv_len, kv_num_heads * head_dim) or (batch, kv_num_heads, kv_len, head_dim), as the strides say
     const void* value;
     const float* gates;       // (batch, q_len, num_heads)
     const void* bias;         // or null; element b * bias_strides[0] + h * [1] + i * [2] + j * [3]
@@ -46,8 +46,8 @@ struct AttentionParams {
     int32_t* next;
     float* partial;           // decode.cu: [splits][batch * kv_num_heads][rows][value_dim] sums of a split, divided by its weight
     float* partial_lse;       // decode.cu: [splits][batch * kv_num_heads][rows] logarithm (base 2) of a split's weight
-    int64_t key_batch, key_head, key_token;
-    int64_t value_batch, value_head, value_token;
+    int64_t key_strides[3];   // from batch to batch, from KV head to KV head, from token to token
+    int64_t value_strides[3];
     int64_t bias_strides[4];
     int32_t batch, q_len, kv_len;
     int32_t num_heads, kv_num_heads;

@@ -108,7 +108,8 @@ pub unsafe fn plan(request: &Request, stream: &Stream<'_>, workspace: &dyn Works
         lists_per_block,
         lists_per_section: int(lists_per_section)?,
     };
-    int(entries.max(max_tiles).max(lists))?;
+    // Kernels number (token, head) blocks and tiles in 32 bits.
+    int((lists * entries).max(max_tiles))?;
     let kernel = |name| Kernel { module: modules::PLAN, name };
     let blocks = lists_per_batch.div_ceil(lists_per_block as usize) as u32;
     // SAFETY: the workspace blocks are of the sizes that `params.h` states; the gates are as promised.

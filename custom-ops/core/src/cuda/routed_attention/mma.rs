@@ -11,9 +11,6 @@ use std::ffi::CString;
 pub(super) const MAX_WIDTH: usize = 256;
 const WIDTHS: [usize; 6] = [32, 64, 72, 96, 128, MAX_WIDTH];
 const THREADS: u32 = 128;
-/// In front of the query in shared memory.
-const HEADER_BYTES: usize = 32;
-
 /// Bytes from row to row in shared memory: `HeadLayout<D>::row_bytes`.
 pub(super) fn row_bytes(width: usize) -> usize {
     width.div_ceil(16) * 32 + 16
@@ -68,7 +65,7 @@ pub(super) unsafe fn launch(attention: &Attention<'_>) -> Result<(), Error> {
         true if width > 96 => 16,
         _ => 32,
     };
-    let shared = HEADER_BYTES + (rows + 2 * 2 * keys) * row_bytes(width);
+    let shared = 32 + 12 * rows + (rows + 2 * 2 * keys) * row_bytes(width);
     // SAFETY: as promised to this function.
     let (plan, params) = unsafe { attention.plan(rows) }?;
     let suffix = if biased { "_bias" } else { "" };
