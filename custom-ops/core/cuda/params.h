@@ -88,3 +88,42 @@ struct AttentionSm90Params {
     int32_t resident;         // tiles may have more rows than the warpgroups take at once: a tile's keys and values stay in the ring
     float scale_log2;         // scale * log2(e) > 0
 };
+
+// linear.cu and combine.cu. Strides are in elements of T; those of consecutive elements are 1.
+struct LinearParams {
+    const void* x;          // element k of the block of head h of token t: t * x_row + h * x_head + k
+    const void* weight;     // output n, input k of head h: h * weight_head + n * weight_row + k, in layout 1 + k * weight_row + n
+    const void* bias;       // or null; element n of head h: h * bias_head + n
+    const float* gates;     // (tokens, heads)
+    void* output;           // element n of the block of head h of token t: t * output_row + h * output_head + n
+    const int32_t* counts;  // projection: the plan of one batch entry of all tokens
+    const int32_t* entries;
+    int64_t x_row, weight_row, output_row;
+    int64_t x_head, weight_head, output_head, bias_head;
+    int32_t tokens, heads;
+    int32_t depth;          // input elements of a head
+    int32_t columns;        // output elements of a head
+    int32_t activation;     // projection: 0 to 4 as RoutedMLP's, 4 with weights and biases of 2 * columns; -1: none
+    int32_t dense_percent;  // projection: all heads are computed where at least so many of 100 are on; above 100: never
+    int32_t only;           // projection: 1: nothing is done in the dense case; 2: nothing is done in the other one; 0: always
+    int32_t write_zeros;    // projection: to the blocks of the heads that are off
+    int32_t scale_by_gates; // combine: heads are multiplied by their gates, the bias is one a head, and every head is computed alone
+};
+
+// aggregated.cu. T (batch, tokens or pooled, heads * dim) where nothing else is said.
+struct AggregatedParams {
+    const void* query;
+    const void* key;
+    const void* value;
+    const void* pooled_key;
+    const void* pooled_value;
+    const float* gates;           // (batch, tokens, heads)
+    const void* query_embedding;  // (heads, dim)
+    const float* query_scale;     // (tokens, heads)
+    const void* local_bias;       // (heads, window^2)
+    const void* pooled_bias;      // (heads, tokens, pooled)
+    const void* learnable_tokens; // (heads, dim, window^2)
+    const void* learnable_bias;   // (heads, window^2)
+    void* output;
+    int32_t batch, height, width, window, pooled, heads, dim;
+};

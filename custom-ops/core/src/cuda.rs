@@ -3,11 +3,14 @@
 //! Kernels are in `cuda/*.cu`; each becomes a [`Module`] of [`modules`], loaded at its first use in a context. Everything
 //! here is asynchronous: a call puts its launches on the host's [`Stream`] and returns.
 
+mod aggregated_attention;
 pub mod driver;
 pub mod module;
 pub mod params;
 pub mod plan;
 mod routed_attention;
+mod routed_linear;
+mod routed_mlp;
 pub mod stream;
 pub mod workspace;
 
@@ -18,7 +21,10 @@ pub use stream::{Properties, Stream};
 pub use workspace::{Arena, Workspace};
 
 use crate::error::Error;
-use crate::schema::{Attributes, OPERATORS, Operator, ROUTED_ATTENTION};
+use crate::schema::{
+    Attributes, OPERATORS, Operator, ROUTED_AGGREGATED_ATTENTION, ROUTED_ATTENTION, ROUTED_COMBINE, ROUTED_MLP,
+    ROUTED_PROJECTION,
+};
 use crate::shape;
 use crate::tensor::DType;
 
@@ -58,6 +64,13 @@ pub struct Call<'c> {
     pub workspace: &'c dyn Workspace,
 }
 
+impl Call<'_> {
+    /// An input's memory; null where it is absent.
+    fn input(&self, i: usize) -> RawPtr {
+        self.inputs.get(i).copied().flatten().map_or(0, |tensor| tensor.ptr)
+    }
+}
+
 /// Puts an operator's kernels on the stream. They write every element of the output, which starts out undefined.
 ///
 /// # Safety
@@ -65,7 +78,13 @@ pub struct Call<'c> {
 type Launch = unsafe fn(&Call<'_>) -> Result<(), Error>;
 
 /// The operators that have CUDA kernels.
-static LAUNCHERS: &[(&Operator, Launch)] = &[(&ROUTED_ATTENTION, routed_attention::launch)];
+static LAUNCHERS: &[(&Operator, Launch)] = &[
+    (&ROUTED_ATTENTION, routed_attention::launch),
+    (&ROUTED_PROJECTION, routed_linear::project),
+    (&ROUTED_COMBINE, routed_linear::combine),
+    (&ROUTED_MLP, routed_mlp::launch),
+    (&ROUTED_AGGREGATED_ATTENTION, aggregated_attention::launch),
+];
 
 /// Whether an operator has CUDA kernels.
 pub fn supports(operator: &Operator) -> bool {

@@ -2,185 +2,21 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
+#[path = "support/aggregated.rs"]
+mod aggregated;
 #[path = "support/call.rs"]
 mod call;
 #[path = "support/data.rs"]
 mod data;
 
-use call::Call;
-use data::{Accounts, Random, kernels_of};
-use moh_kernels::schema::{ROUTED_AGGREGATED_ATTENTION as OPERATOR, Value};
-use moh_kernels::{Attributes, DType, Error, Threads};
+use aggregated::{Case, GATES, Gates, KEY, PLAIN, POOLED_KEY, POOLED_VALUE, QUERY, VALUE};
+use data::{Accounts, kernels_of};
+use moh_kernels::schema::ROUTED_AGGREGATED_ATTENTION as OPERATOR;
+use moh_kernels::{DType, Error, Threads};
 use proptest::prelude::*;
 use std::sync::atomic::Ordering;
 
-/// Which heads the tokens use.
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Gates {
-    /// None, with zeros of both signs.
-    Off,
-    /// All, with weights of both signs.
-    On,
-    /// Each with this probability.
-    Random(f64),
-    /// The first so many tokens, every head.
-    First(usize),
-    /// This token, every head.
-    Only(usize),
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Case {
-    batch: usize,
-    grid: [usize; 2],
-    window: usize,
-    pooled: usize,
-    heads: usize,
-    dim: usize,
-    dtype: DType,
-    gates: Gates,
-    seed: u64,
-}
-
-const PLAIN: Case = Case {
-    batch: 1,
-    grid: [7, 6],
-    window: 3,
-    pooled: 9,
-    heads: 2,
-    dim: 8,
-    dtype: DType::F32,
-    gates: Gates::Random(0.6),
-    seed: 1,
-};
-
-/// Positions of the inputs.
-const QUERY: usize = 0;
-const KEY: usize = 1;
-const VALUE: usize = 2;
-const POOLED_KEY: usize = 3;
-const POOLED_VALUE: usize = 4;
-const GATES: usize = 5;
-const SCALE: usize = 7;
-
 impl Case {
-    fn tokens(&self) -> usize {
-        self.grid[0] * self.grid[1]
-    }
-
-    fn len(&self) -> usize {
-        self.batch * self.tokens() * self.heads * self.dim
-    }
-
-    /// The tokens of the window around `token`, as the definition counts them.
-    fn window(&self, token: usize) -> Vec<usize> {
-        let ([height, width], reach) = (self.grid, self.window / 2);
-        let (y, x) = (token / width, token % width);
-        let near = |a: usize, b: usize| a.abs_diff(b) <= reach;
-        (0..height * width).filter(|t| near(t / width, y) && near(t % width, x)).collect()
-    }
-
-    fn draw_gates(&self) -> Vec<f32> {
-        let mut random = Random(self.seed ^ 0x6a7e);
-        let on = |token: usize, random: &mut Random| match self.gates {
-            Gates::Off => false,
-            Gates::On => true,
-            Gates::Random(p) => random.unit() < p,
-            Gates::First(n) => token < n,
-            Gates::Only(n) => token == n,
-        };
-        let gate = |i: usize| {
-            let sign = if random.bits() & 1 == 0 { 1.0 } else { -1.0 };
-            sign * if on(i / self.heads % self.tokens(), &mut random) { 0.1 + random.unit() as f32 } else { 0.0 }
-        };
-        (0..self.batch * self.tokens() * self.heads).map(gate).collect()
-    }
-
-    fn shapes(&self) -> Vec<Vec<usize>> {
-        let (tokens, cells) = (self.tokens(), self.window * self.window);
-        let rows = |len: usize| vec![self.batch, len, self.heads * self.dim];
-        let (heads, dim) = (self.heads, self.dim);
-        vec![
-            rows(tokens),
-            rows(tokens),
-            rows(tokens),
-            rows(self.pooled),
-            rows(self.pooled),
-            vec![self.batch, tokens, heads],
-            vec![heads, dim],
-            vec![tokens, heads],
-            vec![heads, cells],
-            vec![heads, tokens, self.pooled],
-            vec![heads, dim, cells],
-            vec![heads, cells],
-        ]
-    }
-
-    /// Random numbers; NaN in every query, key and value that no selected head needs.
-    fn numbers(&self) -> Vec<Vec<f32>> {
-        let mut random = Random(self.seed);
-        let mut numbers: Vec<Vec<f32>> =
-            self.shapes().iter().map(|shape| (0..shape.iter().product()).map(|_| random.signed()).collect()).collect();
-        numbers[GATES] = self.draw_gates();
-        for scale in &mut numbers[SCALE] {
-            *scale = 3.0 + 3.0 * *scale;
-        }
-        // Small, as trained ones are: these are not divided by a sum.
-        for learnable in [10, 11] {
-            numbers[learnable].iter_mut().for_each(|x| *x *= 0.3);
-        }
-        let windows: Vec<Vec<usize>> = (0..self.tokens()).map(|token| self.window(token)).collect();
-        for batch in 0..self.batch {
-            for head in 0..self.heads {
-                let block = |len: usize, token: usize| (batch * len + token) * self.heads + head;
-                let used: Vec<bool> =
-                    (0..self.tokens()).map(|token| numbers[GATES][block(self.tokens(), token)] != 0.0).collect();
-                let mut poison = |input: usize, len: usize, token: usize, value: f32| {
-                    let start = block(len, token) * self.dim;
-                    numbers[input][start..start + self.dim].fill(value);
-                };
-                for token in 0..self.tokens() {
-                    if !used[token] {
-                        poison(QUERY, self.tokens(), token, f32::NAN);
-                    }
-                    if !windows[token].iter().any(|&token| used[token]) {
-                        poison(KEY, self.tokens(), token, f32::INFINITY);
-                        poison(VALUE, self.tokens(), token, f32::NAN);
-                    }
-                }
-                if !used.contains(&true) {
-                    for token in 0..self.pooled {
-                        poison(POOLED_KEY, self.pooled, token, f32::NAN);
-                        poison(POOLED_VALUE, self.pooled, token, f32::NEG_INFINITY);
-                    }
-                }
-            }
-        }
-        numbers
-    }
-
-    fn call_with(&self, numbers: &[Vec<f32>]) -> Call {
-        let value = |name: &str| match name {
-            "num_heads" => self.heads,
-            "height" => self.grid[0],
-            "width" => self.grid[1],
-            _ => self.window,
-        };
-        let attributes = Attributes::read(&OPERATOR, |def| Some(Value::Int(value(def.name) as i64))).unwrap();
-        let mut call = Call { attributes, dtype: self.dtype, inputs: Vec::new() };
-        for (i, (shape, numbers)) in self.shapes().iter().zip(numbers).enumerate() {
-            match i {
-                GATES | SCALE => call.gates(shape, numbers),
-                _ => call.input(shape, numbers),
-            }
-        }
-        call
-    }
-
-    fn call(&self) -> Call {
-        self.call_with(&self.numbers())
-    }
-
     fn check_with(&self, numbers: &[Vec<f32>], threads: &[usize]) -> Vec<moh_kernels::cpu::Work> {
         self.call_with(numbers).check(threads, |i| numbers[GATES][i / self.dim] == 0.0)
     }

@@ -2,7 +2,7 @@
 #![cfg(feature = "cuda")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
-use moh_kernels::cuda::params::{AttentionParams, PlanParams};
+use moh_kernels::cuda::params::{AggregatedParams, AttentionParams, LinearParams, PlanParams};
 use std::mem::offset_of;
 use std::process::Command;
 
@@ -25,6 +25,14 @@ fn layouts() -> Vec<Layout> {
             query, key, value, gates, bias, output, counts, entries, tiles, tile_count, next, partial, partial_lse,
             key_strides, value_strides, bias_strides, batch, q_len, kv_len, num_heads, kv_num_heads, head_dim, value_dim,
             is_causal, splits, keys_per_split, scale,
+        }
+        LinearParams {
+            x, weight, bias, gates, output, counts, entries, x_row, weight_row, output_row, x_head, weight_head, output_head,
+            bias_head, tokens, heads, depth, columns, activation, dense_percent, only, write_zeros, scale_by_gates,
+        }
+        AggregatedParams {
+            query, key, value, pooled_key, pooled_value, gates, query_embedding, query_scale, local_bias, pooled_bias,
+            learnable_tokens, learnable_bias, output, batch, height, width, window, pooled, heads, dim,
         }
     }
 }

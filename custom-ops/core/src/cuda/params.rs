@@ -73,3 +73,64 @@ pub struct AttentionParams {
 }
 // SAFETY: as above.
 unsafe impl Params for AttentionParams {}
+
+/// `LinearParams`: of `linear.cu` and `combine.cu`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct LinearParams {
+    pub x: RawPtr,
+    pub weight: RawPtr,
+    pub bias: RawPtr,
+    pub gates: RawPtr,
+    pub output: RawPtr,
+    pub counts: RawPtr,
+    pub entries: RawPtr,
+    pub x_row: i64,
+    pub weight_row: i64,
+    pub output_row: i64,
+    pub x_head: i64,
+    pub weight_head: i64,
+    pub output_head: i64,
+    pub bias_head: i64,
+    pub tokens: i32,
+    pub heads: i32,
+    pub depth: i32,
+    pub columns: i32,
+    pub activation: i32,
+    pub dense_percent: i32,
+    pub only: i32,
+    pub write_zeros: i32,
+    pub scale_by_gates: i32,
+}
+// SAFETY: as above.
+unsafe impl Params for LinearParams {}
+
+/// `AggregatedParams`: of `aggregated.cu`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct AggregatedParams {
+    pub query: RawPtr,
+    pub key: RawPtr,
+    pub value: RawPtr,
+    pub pooled_key: RawPtr,
+    pub pooled_value: RawPtr,
+    pub gates: RawPtr,
+    pub query_embedding: RawPtr,
+    pub query_scale: RawPtr,
+    pub local_bias: RawPtr,
+    pub pooled_bias: RawPtr,
+    pub learnable_tokens: RawPtr,
+    pub learnable_bias: RawPtr,
+    pub output: RawPtr,
+    pub batch: i32,
+    pub height: i32,
+    pub width: i32,
+    pub window: i32,
+    pub pooled: i32,
+    pub heads: i32,
+    pub dim: i32,
+}
+// SAFETY: as above.
+unsafe impl Params for AggregatedParams {}

@@ -81,8 +81,6 @@ pub unsafe fn plan(request: &Request, stream: &Stream<'_>, workspace: &dyn Works
         lists,
         max_tiles,
     };
-    // Long lists have a block each; short ones share one, whose reads then share cache lines.
-    let lists_per_block = [8, 4, 2, 1].into_iter().find(|n| entries <= 8192 / *n as usize).unwrap_or(1);
     let lists_per_section = match causal {
         Some(keys) => {
             let fit = (stream.properties().l2_bytes as usize / 2 / keys.list_bytes.max(1)).max(1);
@@ -105,20 +103,84 @@ pub unsafe fn plan(request: &Request, stream: &Stream<'_>, workspace: &dyn Works
         tile_rows: int(tile_rows)?,
         kv_len: int(causal.map_or(kv_len, |keys| keys.kv_len))?,
         is_causal: i32::from(causal.is_some()),
-        lists_per_block,
+        lists_per_block: lists_per_block(entries),
         lists_per_section: int(lists_per_section)?,
     };
     // Kernels number (token, head) blocks and tiles in 32 bits.
     int((lists * entries).max(max_tiles))?;
-    let kernel = |name| Kernel { module: modules::PLAN, name };
-    let blocks = lists_per_batch.div_ceil(lists_per_block as usize) as u32;
     // SAFETY: the workspace blocks are of the sizes that `params.h` states; the gates are as promised.
     unsafe {
-        stream.launch(kernel(c"moh_plan_lists"), [batch as u32, blocks, 1], THREADS, 32 * 4, &params)?;
+        launch_lists(&params, stream)?;
         let shared = 32 * 4 + if causal.is_some() { SECTIONS * BUCKETS * 4 } else { 0 };
-        stream.launch(kernel(c"moh_plan_tiles"), [1, 1, 1], THREADS, shared as u32, &params)?;
+        let kernel = Kernel { module: modules::PLAN, name: c"moh_plan_tiles" };
+        stream.launch(kernel, [1, 1, 1], THREADS, shared as u32, &params)?;
     }
     Ok(plan)
+}
+
+/// The lists alone, in device memory: one a head.
+#[derive(Debug, Clone, Copy)]
+pub struct Lists {
+    /// int32 \[heads\]: tokens of a list.
+    pub counts: RawPtr,
+    /// int32 \[heads\]\[tokens\]: ascending.
+    pub entries: RawPtr,
+}
+
+/// Puts the making of lists on the stream, one of every head's tokens: one launch.
+///
+/// # Safety
+/// The gates are (tokens, heads) float32 until the launch has run.
+///
+/// # Errors
+/// As [`plan`].
+pub unsafe fn lists(
+    gates: RawPtr,
+    tokens: usize,
+    heads: usize,
+    stream: &Stream<'_>,
+    workspace: &dyn Workspace,
+) -> Result<Lists, Error> {
+    int(heads * tokens)?;
+    let lists = Lists {
+        counts: workspace.allocate(heads.max(1) * 4)?,
+        entries: workspace.allocate((heads * tokens).max(1) * 4)?,
+    };
+    let params = PlanParams {
+        gates,
+        counts: lists.counts,
+        entries: lists.entries,
+        tiles: 0,
+        tile_count: 0,
+        next: 0,
+        offsets: 0,
+        batch: 1,
+        q_len: int(tokens)?,
+        lists_per_batch: int(heads)?,
+        group: 1,
+        tile_rows: 1,
+        kv_len: 0,
+        is_causal: 0,
+        lists_per_block: lists_per_block(tokens),
+        lists_per_section: 1,
+    };
+    // SAFETY: the workspace blocks are of the sizes that `params.h` states; the gates are as promised.
+    unsafe { launch_lists(&params, stream)? };
+    Ok(lists)
+}
+
+/// Long lists have a block each; short ones share one, whose reads then share cache lines.
+fn lists_per_block(entries: usize) -> i32 {
+    [8, 4, 2, 1].into_iter().find(|n| entries <= 8192 / *n as usize).unwrap_or(1)
+}
+
+/// # Safety
+/// As [`Stream::launch`].
+unsafe fn launch_lists(params: &PlanParams, stream: &Stream<'_>) -> Result<(), Error> {
+    let blocks = params.lists_per_batch.unsigned_abs().div_ceil(params.lists_per_block.unsigned_abs());
+    let kernel = Kernel { module: modules::PLAN, name: c"moh_plan_lists" };
+    // SAFETY: as the caller promises.
+    unsafe { stream.launch(kernel, [params.batch.unsigned_abs(), blocks, 1], THREADS, 32 * 4, params) }
 }
 
 /// A size as kernels take it.

@@ -23,7 +23,8 @@ impl Call {
         self.inputs.push((shape.to_vec(), Buffer::new(DType::F32, numbers)));
     }
 
-    fn tensors(&self) -> Vec<Option<Tensor<'_>>> {
+    /// The inputs.
+    pub(crate) fn tensors(&self) -> Vec<Option<Tensor<'_>>> {
         self.inputs.iter().map(|(shape, buffer)| Some(Tensor { shape, data: buffer.data() })).collect()
     }
 

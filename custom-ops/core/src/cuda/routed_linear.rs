@@ -1,0 +1,282 @@
+//! RoutedProjection and RoutedCombine on CUDA: `cuda/linear.cu` and `cuda/combine.cu`.
+
+use super::params::LinearParams;
+use super::plan::{self, int};
+use super::{Call, Kernel, Stream, Workspace, modules};
+use crate::error::Error;
+use crate::shape::routed_linear::Problem;
+use crate::tensor::DType;
+use std::ffi::CString;
+
+/// See [`super::Launch`].
+pub(super) unsafe fn project(call: &Call<'_>) -> Result<(), Error> {
+    let p = problem(call)?;
+    let (depth, columns) = (p.width as i64, p.block as i64);
+    // SAFETY: the validated tensors of the call.
+    unsafe {
+        let params = LinearParams {
+            x_row: depth,
+            x_head: 0,
+            weight_row: if p.per_head { columns } else { depth },
+            weight_head: columns * depth,
+            output_row: columns * p.num_heads as i64,
+            output_head: columns,
+            bias_head: columns,
+            depth: int(p.width)?,
+            columns: int(p.block)?,
+            write_zeros: 1,
+            ..params(call, &p)?
+        };
+        int(p.num_heads * p.block)?;
+        projection(&Product { params, dtype: call.dtype, per_head: p.per_head }, call.stream, call.workspace)
+    }
+}
+
+/// See [`super::Launch`].
+pub(super) unsafe fn combine(call: &Call<'_>) -> Result<(), Error> {
+    let p = problem(call)?;
+    let (depth, columns) = (p.block as i64, p.width as i64);
+    let inner = depth * p.num_heads as i64;
+    // SAFETY: the validated tensors of the call.
+    unsafe {
+        let params = LinearParams {
+            x_row: inner,
+            x_head: depth,
+            weight_row: if p.per_head { columns } else { inner },
+            weight_head: if p.per_head { depth * columns } else { depth },
+            output_row: columns,
+            depth: int(p.block)?,
+            columns: int(p.width)?,
+            ..params(call, &p)?
+        };
+        int(p.num_heads * p.block)?;
+        combination(&Product { params, dtype: call.dtype, per_head: p.per_head }, call.stream)
+    }
+}
+
+fn problem(call: &Call<'_>) -> Result<Problem, Error> {
+    let shapes: Vec<Option<&[usize]>> = call.inputs.iter().map(|input| input.map(|input| input.shape)).collect();
+    Problem::new(call.attributes, &shapes)
+}
+
+/// The call's tensors; strides and widths are still to be filled in.
+fn params(call: &Call<'_>, p: &Problem) -> Result<LinearParams, Error> {
+    Ok(LinearParams {
+        x: call.input(0),
+        weight: call.input(1),
+        gates: call.input(2),
+        bias: call.input(3),
+        output: call.output.ptr,
+        tokens: int(p.tokens)?,
+        heads: int(p.num_heads)?,
+        ..LinearParams::NONE
+    })
+}
+
+/// Products of rows with the matrices of their heads.
+pub(super) struct Product {
+    /// All but the plan and what the choice of a kernel decides.
+    pub(super) params: LinearParams,
+    /// T.
+    pub(super) dtype: DType,
+    /// Layout 1 of the weight.
+    pub(super) per_head: bool,
+}
+
+impl Product {
+    /// Whether all chunks of 16 bytes are aligned.
+    fn is_aligned(&self) -> bool {
+        let p = &self.params;
+        let size = self.size() as i64;
+        let (depth, columns) = (i64::from(p.depth), i64::from(p.columns));
+        let strides = [p.x_row, p.x_head, p.weight_row, p.weight_head, p.output_row, p.output_head, depth, columns];
+        [p.x, p.weight, p.output].iter().all(|ptr| ptr.is_multiple_of(16)) && strides.iter().all(|n| n * size % 16 == 0)
+    }
+
+    fn size(&self) -> usize {
+        if self.dtype == DType::F32 { 4 } else { 2 }
+    }
+
+    /// A kernel's name: `moh_<operation>_<type>_<layout>_<variant>`.
+    fn name(&self, operation: &str, variant: &str) -> CString {
+        let dtype = match self.dtype {
+            DType::F32 => "float",
+            DType::F16 => "f16",
+            DType::BF16 => "bf16",
+        };
+        let layout = u8::from(self.per_head);
+        CString::new(format!("moh_{operation}_{dtype}_{layout}_{variant}")).unwrap_or_default()
+    }
+}
+
+/// Rows and columns of the output that a block of threads takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Tile {
+    rows: usize,
+    columns: usize,
+}
+
+impl Tile {
+    /// Bytes of shared memory for the stages of copies, as `cuda/tile.cuh` has them: 3 of 128 bytes a row of either operand.
+    fn stage_bytes(self) -> usize {
+        3 * (self.rows + self.columns) * 128
+    }
+}
+
+/// Puts a projection on the stream.
+///
+/// # Safety
+/// The parameters describe device memory that stays as it is until the kernels have run.
+pub(super) unsafe fn projection(
+    product: &Product,
+    stream: &Stream<'_>,
+    workspace: &dyn Workspace,
+) -> Result<(), Error> {
+    let p = &product.params;
+    let (tokens, heads, columns) = (p.tokens as usize, p.heads as usize, p.columns as usize);
+    // SAFETY: (tokens, heads) gates, as the caller promises.
+    let lists = unsafe { plan::lists(p.gates, tokens, heads, stream, workspace)? };
+    let params = LinearParams { counts: lists.counts, entries: lists.entries, dense_percent: NEVER, ..*p };
+    let shared = stream.properties().shared_bytes as usize;
+    if !product.is_aligned() || product.dtype == DType::F32 {
+        let (tile, variant) = match product.is_aligned() {
+            true => (Tile { rows: 128, columns: 64 }, "128x64"),
+            false => (Tile { rows: 64, columns: 64 }, "any"),
+        };
+        // SAFETY: as above; dense tiles need aligned tensors.
+        return unsafe { launch_projection(product, tile, variant, &params, stream) };
+    }
+
+    let pairs = if p.activation == 4 { 2 } else { 1 };
+    // The share of a tile's columns that are used; narrow tiles reread x more often, and take a third more time.
+    let used = |width: usize, columns: usize| 100 * columns / (columns.div_ceil(width / pairs) * width / pairs);
+    let (narrow, wide) = (used(64, columns) * 3 / 4, used(128, columns));
+    let width = if wide >= narrow { 128 } else { 64 };
+    let tall = |width: usize, tiles: usize| {
+        width == 128 && shared >= 150 << 10 && tiles >= stream.properties().multiprocessors as usize
+    };
+    let gathered = Tile { rows: if tall(width, tokens / 2048 * heads) { 256 } else { 128 }, columns: width };
+    let dense_tiles = tokens.div_ceil(256) * (heads * columns).div_ceil(128);
+    let dense = Tile { rows: if tall(128, dense_tiles) { 256 } else { 128 }, columns: 128 };
+    // Where more heads than this share are on, computing all of them takes less time.
+    let dense_percent = if p.write_zeros != 0 { wide.max(narrow).min(95) as i32 } else { NEVER };
+    let params = LinearParams { dense_percent, ..params };
+    let named = |tile: Tile| format!("{}x{}", tile.rows, tile.columns);
+    // SAFETY: as above.
+    unsafe {
+        if gathered == dense || dense_percent == NEVER {
+            return launch_projection(product, gathered, &named(gathered), &params, stream);
+        }
+        launch_projection(product, gathered, &named(gathered), &LinearParams { only: 1, ..params }, stream)?;
+        launch_projection(product, dense, &named(dense), &LinearParams { only: 2, ..params }, stream)
+    }
+}
+
+/// More than all: heads that are off are never computed.
+const NEVER: i32 = 101;
+
+unsafe fn launch_projection(
+    product: &Product,
+    tile: Tile,
+    variant: &str,
+    params: &LinearParams,
+    stream: &Stream<'_>,
+) -> Result<(), Error> {
+    let p = &product.params;
+    let properties = stream.properties();
+    let shared = tile.stage_bytes() + tile.rows * 4;
+    let (tokens, heads, columns) = (p.tokens as usize, p.heads as usize, p.columns as usize);
+    let width = if p.activation == 4 { tile.columns / 2 } else { tile.columns };
+    let tiles = tokens.div_ceil(tile.rows) * (heads * columns.div_ceil(width) + 1);
+    // Blocks stay and take tiles in turn: as many as run at the same time, by shared memory and by registers.
+    let resident = (properties.shared_bytes as usize / shared).clamp(1, if tile.rows == 256 { 1 } else { 2 });
+    let blocks = tiles.min(properties.multiprocessors as usize * resident);
+    let name = product.name("projection", variant);
+    let kernel = Kernel { module: modules::LINEAR, name: &name };
+    // SAFETY: as the caller promises.
+    unsafe { stream.launch(kernel, [blocks as u32, 1, 1], tile.rows as u32, shared as u32, params) }
+}
+
+/// Puts a combination on the stream.
+///
+/// # Safety
+/// The parameters describe device memory that stays as it is until the kernels have run.
+pub(super) unsafe fn combination(product: &Product, stream: &Stream<'_>) -> Result<(), Error> {
+    let p = &product.params;
+    let (tokens, heads, columns) = (p.tokens as usize, p.heads as usize, p.columns as usize);
+    let properties = stream.properties();
+    let aligned = product.is_aligned();
+    let fits = |rows: usize| {
+        let tiles = tokens.div_ceil(rows) * columns.div_ceil(ROUTED_COLUMNS);
+        let shared = routed_bytes(rows).max(dense_bytes(product, Tile { rows, columns: 128 }, aligned));
+        shared <= properties.shared_bytes as usize && (rows < 256 || tiles >= properties.multiprocessors as usize)
+    };
+    let half = product.dtype != DType::F32;
+    let (rows, variant) = match () {
+        () if !aligned => (64, "any"),
+        () if half && tokens > 128 && fits(256) => (256, "256"),
+        () if half && tokens > 64 && fits(128) => (128, "128"),
+        () => (64, "64"),
+    };
+    let launch = |operation: &str, width: usize, threads: usize, shared: usize| {
+        let name = product.name(operation, variant);
+        let kernel = Kernel { module: modules::COMBINE, name: &name };
+        let grid = [columns.div_ceil(width) as u32, tokens.div_ceil(rows) as u32, 1];
+        // SAFETY: as the caller promises.
+        unsafe { stream.launch(kernel, grid, threads as u32, shared as u32, p) }
+    };
+    launch("combine_routed", ROUTED_COLUMNS, 256, routed_bytes(rows))?;
+    if p.scale_by_gates != 0 {
+        return Ok(());
+    }
+    let dense = Tile { rows, columns: if half && aligned { 128 } else { 64 } };
+    int(heads)?;
+    launch("combine_dense", dense.columns, rows, dense_bytes(product, dense, aligned))
+}
+
+const ROUTED_COLUMNS: usize = 128;
+
+/// Shared memory of `combine_routed`: stages, sums, and the rows of 32 heads as bits, numbers and lists.
+fn routed_bytes(rows: usize) -> usize {
+    let stages = if rows == 64 { 3 } else { 4 };
+    stages * (16 << 10) + rows * (ROUTED_COLUMNS + 8) * 4 + 32 * (rows / 32 * 4 + 4 + rows)
+}
+
+/// Shared memory of `combine_dense`: stages, steps, 8 integers, the heads' rows as bits, and the head of each inner element or chunk.
+fn dense_bytes(product: &Product, tile: Tile, aligned: bool) -> usize {
+    let p = &product.params;
+    let depth = 128 / product.size();
+    let steps = (p.heads as usize * p.depth as usize).div_ceil(depth);
+    let granules = if aligned { 8 } else { depth };
+    let bits = (p.heads as usize).next_multiple_of(32) * (tile.rows / 32) * 4;
+    tile.stage_bytes() + steps * 4 + 32 + bits + steps * granules * 2
+}
+
+impl LinearParams {
+    /// Nothing, to be filled in.
+    pub(super) const NONE: LinearParams = LinearParams {
+        x: 0,
+        weight: 0,
+        bias: 0,
+        gates: 0,
+        output: 0,
+        counts: 0,
+        entries: 0,
+        x_row: 0,
+        weight_row: 0,
+        output_row: 0,
+        x_head: 0,
+        weight_head: 0,
+        output_head: 0,
+        bias_head: 0,
+        tokens: 0,
+        heads: 0,
+        depth: 0,
+        columns: 0,
+        activation: -1,
+        dense_percent: NEVER,
+        only: 0,
+        write_zeros: 0,
+        scale_by_gates: 0,
+    };
+}

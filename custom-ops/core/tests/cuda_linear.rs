@@ -1,0 +1,197 @@
+//! RoutedProjection's and RoutedCombine's CUDA kernels, on a GPU or on the emulator of one, against the f64 reference.
+#![cfg(feature = "cuda")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+#[allow(dead_code)]
+#[path = "support/call.rs"]
+mod call;
+#[allow(dead_code)]
+#[path = "support/data.rs"]
+mod data;
+#[allow(dead_code)]
+#[path = "support/device.rs"]
+mod device;
+#[allow(dead_code)]
+#[path = "support/linear.rs"]
+mod linear;
+
+use device::Device;
+use linear::{Case, Gates, PROJECTION, each};
+use moh_kernels::DType;
+use moh_kernels::schema::ROUTED_PROJECTION;
+
+const HALVES: [DType; 2] = [DType::F16, DType::BF16];
+
+impl Case {
+    fn check(&self, device: &Device) {
+        println!("{self:?}");
+        let gates = self.draw_gates();
+        let exact = |i: usize| match self.is_projection() {
+            true => gates[i / self.block] == 0.0,
+            false => !self.bias && gates[i / self.width * self.heads..][..self.heads].iter().all(|&gate| gate == 0.0),
+        };
+        let call = self.call();
+        device.check(&call.attributes, &call.tensors(), exact);
+    }
+}
+
+/// Runs `test` with the device, where there is one.
+fn on_device(test: impl Fn(&Device)) {
+    if let Some(device) = Device::get() {
+        test(device);
+    }
+}
+
+#[test]
+fn numbers_of_rows() {
+    on_device(|device| {
+        for q_len in [1, 15, 16, 17, 63, 65, 128, 129, 257] {
+            for dtype in DType::ALL {
+                for case in each(Case { q_len, dtype, heads: 2, block: 8, width: 24, bias: true, ..PROJECTION }) {
+                    case.check(device);
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn widths() {
+    on_device(|device| {
+        for dtype in DType::ALL {
+            for (block, width) in [
+                (64, 128),
+                (72, 64),
+                (128, 72),
+                (16, 200),
+                (200, 16),
+                (1, 1),
+                (9, 7),
+                (33, 70),
+                (130, 5),
+                (5, 130),
+                (24, 33),
+            ] {
+                for case in each(Case { q_len: 21, heads: 3, block, width, dtype, bias: true, seed: 2, ..PROJECTION }) {
+                    case.check(device);
+                }
+            }
+        }
+    });
+}
+
+/// Few heads, most of them, none, all: each of the kernels' ways.
+#[test]
+fn shares_of_heads() {
+    on_device(|device| {
+        for dtype in DType::ALL {
+            let some = [0.03, 0.3, 0.6, 0.9].map(Gates::Random);
+            for gates in [Gates::Off, Gates::On, Gates::Shared(2, 0.1), Gates::First(3)].into_iter().chain(some) {
+                for (bias, q_len) in [(true, 140), (false, 70)] {
+                    let case =
+                        Case { q_len, heads: 6, block: 40, width: 48, gates, dtype, bias, seed: 3, ..PROJECTION };
+                    for case in each(case) {
+                        case.check(device);
+                        Case { block: 13, width: 11, ..case }.check(device);
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// More heads than are listed at a time, of which tokens use few.
+#[test]
+fn many_experts() {
+    on_device(|device| {
+        for dtype in DType::ALL {
+            for heads in [33, 70] {
+                let gates = Gates::Random(0.08);
+                for case in each(Case { q_len: 67, heads, block: 32, width: 40, gates, dtype, seed: 4, ..PROJECTION }) {
+                    case.check(device);
+                }
+            }
+        }
+    });
+}
+
+/// Tiles of every size that the kernels have.
+#[test]
+fn large_tiles() {
+    on_device(|device| {
+        for dtype in HALVES {
+            for (q_len, block, width, p) in [(300, 128, 64, 0.5), (600, 64, 136, 0.3), (520, 64, 136, 0.95)] {
+                let gates = Gates::Shared(1, p);
+                for case in each(Case { q_len, heads: 3, block, width, gates, dtype, bias: true, ..PROJECTION }) {
+                    case.check(device);
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn batches() {
+    on_device(|device| {
+        for (batch, q_len) in [(0, 3), (3, 0), (3, 33)] {
+            for case in each(Case { batch, q_len, block: 32, dtype: DType::F16, bias: true, ..PROJECTION }) {
+                case.check(device);
+            }
+        }
+    });
+}
+
+/// What is used must not be skipped, and what is not used must not be seen: a NaN in a weight reaches the tokens that use its head,
+/// a NaN in x its token.
+#[test]
+fn a_nan_reaches_exactly_what_uses_it() {
+    on_device(|device| {
+        for q_len in [4, 40] {
+            for p in [0.2, 0.9] {
+                for block in [16, 20] {
+                    let case = Case { q_len, heads: 4, block, width: 24, gates: Gates::Shared(1, p), ..PROJECTION };
+                    for case in each(case) {
+                        for input in [0, 1] {
+                            for poison in [f32::NAN, f32::INFINITY] {
+                                let mut call = case.call();
+                                let data::Buffer::F32(numbers) = &mut call.inputs[input].1 else { panic!("not f32") };
+                                *numbers.iter_mut().rev().find(|x| x.is_finite()).expect("something is used") = poison;
+                                let finite = |x: &[f64]| x.iter().map(|x| x.is_finite()).collect::<Vec<_>>();
+                                let expected = call.expected();
+                                assert!(expected.iter().any(|x| !x.is_finite()), "the case must poison something");
+                                let found = device.run(&call.attributes, &call.tensors()).unwrap();
+                                assert_eq!(finite(&found), finite(&expected), "{case:?} input {input} {poison}");
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// Results on a GPU at sizes that fill it; the emulator would take hours.
+#[test]
+fn sizes_of_models() {
+    on_device(|device| {
+        if device.emulated {
+            return println!("SKIPPED: too large for the emulator");
+        }
+        for dtype in DType::ALL {
+            for (q_len, heads, block, width, p) in [
+                (1024, 16, 64, 1024, 0.75),
+                (1000, 16, 72, 1152, 0.9),
+                (2048, 32, 64, 2048, 0.5),
+                (1, 32, 128, 4096, 0.75),
+                (700, 64, 128, 1024, 0.125),
+            ] {
+                for case in each(Case { q_len, heads, block, width, gates: Gates::Random(p), dtype, ..PROJECTION }) {
+                    // Layout 0 of many experts is no model's.
+                    if p > 0.2 || case.per_head || *case.operator == ROUTED_PROJECTION {
+                        case.check(device);
+                    }
+                }
+            }
+        }
+    });
+}
