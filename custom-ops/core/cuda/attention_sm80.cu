@@ -86,10 +86,10 @@ template <class T, int D, bool BIAS> MOH_DEVICE void attention(const AttentionPa
         const uint16_t* key = static_cast<const uint16_t*>(p.key) + batch * p.key_strides[0] + kv_head * p.key_strides[1];
         const uint16_t* value = static_cast<const uint16_t*>(p.value) + batch * p.value_strides[0] + kv_head * p.value_strides[1];
         auto load = [&](int block) {
-            int thread = opaque(threadIdx.x);
+            unsigned thread = opaque(threadIdx.x);
             unsigned char* stage = stages + block % 2 * I::stage_bytes;
-            load_rows<D, I::keys, threads>(stage, key, p.key_strides[2], block * I::keys, keys, p.head_dim, thread);
-            load_rows<D, I::keys, threads>(stage + I::stage_bytes / 2, value, p.value_strides[2], block * I::keys, keys,
+            load_rows<D, I::keys, threads>(stage, key, int(p.key_strides[2]), block * I::keys, keys, p.head_dim, thread);
+            load_rows<D, I::keys, threads>(stage + I::stage_bytes / 2, value, int(p.value_strides[2]), block * I::keys, keys,
                                            p.value_dim, thread);
             cp_async_commit();
         };
@@ -108,13 +108,13 @@ template <class T, int D, bool BIAS> MOH_DEVICE void attention(const AttentionPa
             cp_async_4(&table.gate[row], p.gates + block, row < rows);
         }
         __syncthreads();
-        int thread = opaque(threadIdx.x);
-        constexpr int units = HeadLayout<D>::units;
+        unsigned thread = opaque(threadIdx.x);
+        constexpr unsigned units = HeadLayout<D>::units;
 #pragma unroll
-        for (int i = 0; i < I::rows * units / threads; i++) {
-            int index = i * threads + thread, row = index / units, unit = index % units;
+        for (unsigned i = 0; i < I::rows * units / threads; i++) {
+            unsigned index = i * threads + thread, row = index / units, unit = index % units;
             const uint16_t* from = static_cast<const uint16_t*>(p.query) + int64_t(table.block[row]) * p.head_dim + unit * 8;
-            cp_async_16(shared_query + row * I::row_bytes + unit * 16, from, row < rows && unit * 8 < p.head_dim);
+            cp_async_16(shared_query + row * I::row_bytes + unit * 16, from, int(row) < rows && int(unit * 8) < p.head_dim);
         }
         cp_async_commit();
 

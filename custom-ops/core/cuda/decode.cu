@@ -122,8 +122,8 @@ template <class T, int D, int M_TILES> MOH_DEVICE void decode(const AttentionPar
     auto load = [&](int n) {
         if (first_key(n) < end) {
             unsigned char* stage = stages + n % I::stages * I::stage_bytes;
-            load_rows<D, I::keys, 32>(stage, key, p.key_strides[2], first_key(n), end, p.head_dim, lane);
-            load_rows<D, I::keys, 32>(stage + I::stage_bytes / 2, value, p.value_strides[2], first_key(n), end, p.value_dim, lane);
+            load_rows<D, I::keys, 32>(stage, key, int(p.key_strides[2]), first_key(n), end, p.head_dim, lane);
+            load_rows<D, I::keys, 32>(stage + I::stage_bytes / 2, value, int(p.value_strides[2]), first_key(n), end, p.value_dim, lane);
         }
         cp_async_commit(); // also of nothing, so that groups can be counted
     };

@@ -18,17 +18,29 @@ template <int D> struct HeadLayout {
 // Starts the copies of rows first .. first + ROWS of a key or value matrix; units beyond `width` elements and rows from `rows` on
 // become zeros. `base` is row 0, `stride` in elements.
 template <int D, int ROWS, int THREADS>
-MOH_DEVICE void load_rows(unsigned char* shared, const uint16_t* base, int64_t stride, int first, int rows, int width, int thread) {
-    constexpr int units = HeadLayout<D>::units;
-    const uint16_t* start = base + first * stride;
+MOH_DEVICE void load_rows(unsigned char* shared, const uint16_t* base, int stride, int first, int rows, int width, unsigned thread) {
+    constexpr unsigned units = HeadLayout<D>::units, row_bytes = HeadLayout<D>::row_bytes;
+    if constexpr (THREADS % units == 0) {
+        // The same column in every round: addresses grow by constants.
+        constexpr int step = THREADS / units;
+        unsigned row = thread / units, unit = thread % units;
+        int left = int(unit * 8) < width ? rows - first - int(row) : 0;
+        const uint16_t* from = base + int64_t(first + int(row)) * stride + unit * 8;
+        unsigned char* to = shared + row * row_bytes + unit * 16;
 #pragma unroll
-    for (int i = 0; i < (ROWS * units + THREADS - 1) / THREADS; i++) {
-        int index = i * THREADS + thread, row = index / units, unit = index % units;
-        if (ROWS * units % THREADS != 0 && row >= ROWS) break;
-        bool valid = first + row < rows && unit * 8 < width;
-        // An address that is never read must still be a valid one.
-        const uint16_t* from = valid ? start + row * int(stride) + unit * 8 : base;
-        cp_async_16(shared + row * HeadLayout<D>::row_bytes + unit * 16, from, valid);
+        for (int i = 0; i < ROWS / step; i++) {
+            cp_async_16(to + i * step * row_bytes, from, i * step < left);
+            from += int64_t(stride) * step;
+        }
+    } else {
+        const uint16_t* start = base + int64_t(first) * stride;
+#pragma unroll
+        for (unsigned i = 0; i < (ROWS * units + THREADS - 1) / THREADS; i++) {
+            unsigned index = i * THREADS + thread, row = index / units, unit = index % units;
+            if (ROWS * units % THREADS != 0 && row >= ROWS) break;
+            bool valid = int(row) < rows - first && int(unit * 8) < width;
+            cp_async_16(shared + row * row_bytes + unit * 16, start + int64_t(int(row)) * stride + unit * 8, valid);
+        }
     }
 }
 

@@ -30,6 +30,12 @@ struct Copy {
     const void* global;
     unsigned bytes;
     bool valid;
+    void run() const {
+        if (valid)
+            memcpy(shared, global, bytes);
+        else
+            memset(shared, 0, bytes);
+    }
 };
 
 struct Fiber {
@@ -67,6 +73,7 @@ struct Machine {
     Barrier barriers[16];
     unsigned threads = 0, current = 0;
     bool running = false;
+    bool reversed = false; // threads and blocks run from the last to the first, and copies arrive at once
     unsigned char* shared_end = nullptr; // followed by a page that cannot be touched
     unsigned char* shared = nullptr;
     size_t shared_bytes = 0;
@@ -221,7 +228,8 @@ void run_block() {
     memset(start, poison, size_t(machine.shared_end - start));
     for (unsigned live = machine.threads; live > 0;) {
         bool progress = false;
-        for (unsigned i = 0; i < machine.threads; i++) {
+        for (unsigned n = 0; n < machine.threads; n++) {
+            unsigned i = machine.reversed ? machine.threads - 1 - n : n;
             Fiber& fiber = machine.fibers[i];
             if (fiber.done || (fiber.word && *fiber.word == fiber.old)) continue;
             machine.current = i;
@@ -331,18 +339,17 @@ void* shared_pointer(uint32_t address, size_t bytes) {
 
 void copy_async(void* shared, const void* global, unsigned bytes, bool valid) {
     shared_pointer(shared_address(shared), bytes);
-    self().copies.back().push_back({shared, global, bytes, valid});
+    Copy copy{shared, global, bytes, valid};
+    if (machine.reversed)
+        copy.run();
+    else
+        self().copies.back().push_back(copy);
 }
 void copy_commit() { self().copies.emplace_back(); }
 void copy_wait(unsigned pending) {
     auto& copies = self().copies;
     while (copies.size() > size_t(pending) + 1) {
-        for (const Copy& copy : copies.front()) {
-            if (copy.valid)
-                memcpy(copy.shared, copy.global, copy.bytes);
-            else
-                memset(copy.shared, 0, copy.bytes);
-        }
+        for (const Copy& copy : copies.front()) copy.run();
         copies.erase(copies.begin());
     }
 }
@@ -351,6 +358,7 @@ void launch(const Kernel& kernel, Index grid, unsigned threads, size_t shared_by
     std::lock_guard<std::mutex> lock(one_launch);
     initialise();
     machine.kernel = &kernel;
+    machine.reversed = kernel.launches++ % 2 == 1;
     if (threads == 0 || threads > kernel.max_threads) fail("%u threads, at most %u", threads, kernel.max_threads);
     if (shared_bytes > shared_limit) fail("%zu bytes of shared memory", shared_bytes);
     std::vector<unsigned char> copy(static_cast<const unsigned char*>(params),
@@ -370,6 +378,7 @@ void launch(const Kernel& kernel, Index grid, unsigned threads, size_t shared_by
         for (unsigned y = 0; y < grid.y; y++)
             for (unsigned x = 0; x < grid.x; x++) {
                 blockIdx = {x, y, z};
+                if (machine.reversed) blockIdx = {grid.x - 1 - x, grid.y - 1 - y, grid.z - 1 - z};
                 run_block();
             }
     machine.kernel = nullptr;

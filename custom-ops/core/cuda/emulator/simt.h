@@ -1,8 +1,10 @@
 // A block of threads on a CPU: every thread is a fiber, all on one thread of the operating system, blocks one after the other.
 //
 // Collective operations (barriers, shuffles, matrix instructions) are calls that the last arriving thread carries out. What hardware
-// leaves undefined is made to show: shared memory starts as NaN, asynchronous copies arrive only when they are waited for, memory
-// beyond an allocation does not exist, and a block that cannot go on ends the process with a message.
+// leaves undefined is made to show: shared memory starts as NaN, memory beyond an allocation does not exist, and a block that cannot go
+// on ends the process with a message. Threads and blocks run in order and asynchronous copies arrive when they are waited for, the
+// latest moment; at every second launch of a kernel the order is the opposite and copies arrive at once, the earliest moment.
+// Tests run every call twice: what lacks a barrier gives two results.
 #pragma once
 
 #include <math.h>
@@ -53,6 +55,7 @@ struct Kernel {
     unsigned max_threads;
     void (*body)(const void* params);
     Kernel* next;
+    mutable unsigned launches = 0; // the second, fourth, ... runs in the opposite order
     Kernel(const char* name, size_t params_size, unsigned max_threads, void (*body)(const void*));
 };
 const Kernel* find(const char* name);

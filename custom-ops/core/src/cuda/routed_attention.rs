@@ -71,6 +71,8 @@ fn params(call: &Call<'_>, problem: &Problem) -> Result<AttentionParams, Error> 
         };
         [batch as i64, head as i64, token as i64]
     };
+    // Kernels take the distance of tokens in 32 bits.
+    int(strides(p.head_dim)[2].max(strides(p.value_dim)[2]) as usize)?;
     let none: RawPtr = 0;
     Ok(AttentionParams {
         query: ptr(0),
