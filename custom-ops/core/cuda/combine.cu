@@ -374,13 +374,13 @@ template <class T, int layout, int tokens, int stages, bool aligned> struct Rout
     MOH_KERNEL(moh_combine_dense_##name, LinearParams, rows, 1) { Dense<Tile<type, layout, rows, columns>, aligned>::run(p); }
 #define MOH_ROUTED(name, type, layout, tokens, stages, aligned)                                                        \
     MOH_KERNEL(moh_combine_routed_##name, LinearParams, 256, 1) { Routed<type, layout, tokens, stages, aligned>::run(p); }
-#define MOH_COMBINE(type, layout, columns)                                                                             \
-    MOH_DENSE(type##_##layout##_64, type, layout, 64, columns, true)                                                   \
+#define MOH_COMBINE(type, layout)                                                                                      \
+    MOH_DENSE(type##_##layout##_64, type, layout, 64, 64, true)                                                        \
     MOH_ROUTED(type##_##layout##_64, type, layout, 64, 3, true)                                                        \
     MOH_DENSE(type##_##layout##_any, type, layout, 64, 64, false)                                                      \
     MOH_ROUTED(type##_##layout##_any, type, layout, 64, 3, false)
 #define MOH_COMBINE_LARGE(type, layout)                                                                                \
-    MOH_COMBINE(type, layout, 128)                                                                                     \
+    MOH_COMBINE(type, layout)                                                                                          \
     MOH_DENSE(type##_##layout##_128, type, layout, 128, 128, true)                                                     \
     MOH_ROUTED(type##_##layout##_128, type, layout, 128, 4, true)                                                      \
     MOH_DENSE(type##_##layout##_256, type, layout, 256, 128, true)                                                     \
@@ -389,5 +389,5 @@ MOH_COMBINE_LARGE(f16, 0)
 MOH_COMBINE_LARGE(f16, 1)
 MOH_COMBINE_LARGE(bf16, 0)
 MOH_COMBINE_LARGE(bf16, 1)
-MOH_COMBINE(float, 0, 64)
-MOH_COMBINE(float, 1, 64)
+MOH_COMBINE(float, 0)
+MOH_COMBINE(float, 1)

@@ -229,7 +229,7 @@ pub(super) unsafe fn combination(product: &Product, stream: &Stream<'_>) -> Resu
     if p.scale_by_gates != 0 {
         return Ok(());
     }
-    let dense = Tile { rows, columns: if half && aligned { 128 } else { 64 } };
+    let dense = Tile { rows, columns: if rows == 64 { 64 } else { 128 } };
     int(heads)?;
     launch("combine_dense", dense.columns, rows, dense_bytes(product, dense, aligned))
 }
