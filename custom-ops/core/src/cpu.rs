@@ -45,7 +45,10 @@ pub const ISA_VARIABLE: &str = "MOH_CPU_ISA";
 /// A kernel for every instruction set, best first.
 macro_rules! kernels {
     ($($operator:ident: $module:ident::$run:ident,)*) => {
-        &[$(
+        &[
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            Kernel { operator: &ROUTED_ATTENTION, isa: "amx", supported: amx, run: routed_attention::run_amx },
+            $(
             #[cfg(target_arch = "x86_64")]
             kernel::<isa::avx512::Avx512>(&$operator, "avx512", $module::$run::<isa::avx512::Avx512>),
             #[cfg(target_arch = "x86_64")]
@@ -65,6 +68,11 @@ pub static KERNELS: &[Kernel] = kernels! {
     ROUTED_MLP: routed_mlp::run,
     ROUTED_AGGREGATED_ATTENTION: aggregated_attention::run,
 };
+
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+fn amx() -> bool {
+    isa::avx512::Avx512::detect().is_some() && isa::amx::Amx::detect().is_some()
+}
 
 const fn kernel<I: Isa>(operator: &'static Operator, isa: &'static str, run: Run) -> Kernel {
     Kernel { operator, isa, supported: || I::detect().is_some(), run }
@@ -120,6 +128,8 @@ pub fn run(
 ) -> Result<Work, Error> {
     let forced = forced();
     let kernel = select(attributes.operator(), forced)
+        // Where there is nothing for a matrix unit, the vectors beside it are meant.
+        .or_else(|| forced.filter(|&isa| isa == "amx").and_then(|_| select(attributes.operator(), Some("avx512"))))
         .ok_or_else(|| no_kernel(attributes.operator(), forced.unwrap_or("none").to_owned()))?;
     kernel.run(attributes, inputs, output, host)
 }

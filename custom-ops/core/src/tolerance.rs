@@ -42,6 +42,10 @@ pub fn cuda_relative(dtype: DType) -> f64 {
     }
 }
 
+/// Further error of an attention kernel on a matrix unit in bf16, in units of the largest value times the gate: there each
+/// weight of the softmax is rounded to 2^-9 of it before it multiplies the values, and the weights sum to 1.
+pub const MATRIX_UNIT_BF16: f64 = 0.001_953_125;
+
 /// Largest error of a model's outputs in `dtype`, its gates given, in units of the largest output (or of 1).
 ///
 /// f32: the timestep effect above, and sums of some thousand terms in another order. f16 and bf16: weights and activations are

@@ -92,13 +92,19 @@ proptest! {
     }
 }
 
+/// The types that have tiles of their own.
+const TILED: [DType; 2] = [DType::F32, DType::BF16];
+
 #[test]
 fn every_edge_of_the_tiles() {
     for rows in [1, 2, 3, 4, 5, 8, 9, 15, 16, 17, 31, 33, 47, 48, 49, 95, 97, 145] {
         for kv_len in [1, 7, 8, 9, 127, 128, 129, 131, 256, 263] {
             for is_causal in [false, true] {
-                let case = Case { q_len: rows, kv_len, is_causal, head_dim: 9, value_dim: 11, ..Case::default() };
-                case.call().check_kernels(2..=2);
+                for dtype in TILED {
+                    let case =
+                        Case { q_len: rows, kv_len, is_causal, dtype, head_dim: 9, value_dim: 11, ..Case::default() };
+                    case.call().check_kernels(2..=2);
+                }
             }
         }
     }
@@ -108,9 +114,11 @@ fn every_edge_of_the_tiles() {
 fn every_width_of_a_head() {
     for dim in (1..=80).chain([96, 127, 128, 192, 256, 384, 511, 512]) {
         for (q_len, other) in [(2, 16), (20, 5)] {
-            let case = Case { q_len, kv_len: 19, head_dim: dim, value_dim: other, ..Case::default() };
-            case.call().check_kernels(1..=1);
-            Case { head_dim: other, value_dim: dim, ..case }.call().check_kernels(1..=1);
+            for dtype in TILED {
+                let case = Case { q_len, kv_len: 19, head_dim: dim, value_dim: other, dtype, ..Case::default() };
+                case.call().check_kernels(1..=1);
+                Case { head_dim: other, value_dim: dim, ..case }.call().check_kernels(1..=1);
+            }
         }
     }
 }
@@ -133,7 +141,9 @@ fn long_rows_use_many_blocks_and_chunks() {
     let case = Case { q_len: 1300, kv_len: 1000, head_dim: 96, value_dim: 128, seed: 7, ..Case::default() };
     for is_causal in [false, true] {
         for kv_num_heads in [1, 2] {
-            check_all(Case { is_causal, kv_num_heads, gates: Gates::Random(0.7), ..case });
+            for dtype in TILED {
+                check_all(Case { is_causal, kv_num_heads, gates: Gates::Random(0.7), dtype, ..case });
+            }
         }
     }
 }
@@ -154,8 +164,10 @@ fn empty_axes_give_zeros_or_nothing() {
 /// Large scores: the running maximum must keep every weight in range, whatever the order.
 #[test]
 fn scores_of_any_size_do_not_overflow() {
-    for (q_len, sign) in [(1, 1.0), (1, -1.0), (40, 1.0), (40, -1.0)] {
-        let mut call = Case { q_len, kv_len: 300, ..Case::default() }.call();
+    for ((q_len, sign), dtype) in
+        [(1, 1.0), (1, -1.0), (40, 1.0), (40, -1.0)].into_iter().flat_map(|case| TILED.map(|dtype| (case, dtype)))
+    {
+        let mut call = Case { q_len, kv_len: 300, dtype, ..Case::default() }.call();
         for (j, key) in call.key.chunks_exact_mut(8).enumerate() {
             key.fill(sign * j as f32);
         }
@@ -169,16 +181,19 @@ fn a_nan_or_infinity_reaches_exactly_the_rows_that_see_it() {
     for poison in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         for (q_len, kv_len) in [(60, 60), (60, 100), (100, 60), (3, 40)] {
             for in_key in [false, true] {
-                let case = Case { q_len, kv_len, is_causal: true, gates: Gates::Random(0.8), ..Case::default() };
-                let mut call = case.call();
-                let target = if in_key { &mut call.key } else { &mut call.value };
-                target[(kv_len - 20) * 8 + 3] = poison;
-                let classes = |x: &[f64]| x.iter().map(|x| x.classify()).collect::<Vec<_>>();
-                let expected = call.expected();
-                assert!(expected.iter().any(|x| !x.is_finite()), "the case must poison something");
-                for kernel in kernels() {
-                    let (found, _) = call.run(kernel, &Threads::new(2)).unwrap();
-                    assert_eq!(classes(&found), classes(&expected), "{kernel:?} {case:?} {poison}");
+                for dtype in TILED {
+                    let case =
+                        Case { q_len, kv_len, is_causal: true, gates: Gates::Random(0.8), dtype, ..Case::default() };
+                    let mut call = case.call();
+                    let target = if in_key { &mut call.key } else { &mut call.value };
+                    target[(kv_len - 20) * 8 + 3] = poison;
+                    let classes = |x: &[f64]| x.iter().map(|x| x.classify()).collect::<Vec<_>>();
+                    let expected = call.expected();
+                    assert!(expected.iter().any(|x| !x.is_finite()), "the case must poison something");
+                    for kernel in kernels() {
+                        let (found, _) = call.run(kernel, &Threads::new(2)).unwrap();
+                        assert_eq!(classes(&found), classes(&expected), "{kernel:?} {case:?} {poison}");
+                    }
                 }
             }
         }
@@ -188,12 +203,14 @@ fn a_nan_or_infinity_reaches_exactly_the_rows_that_see_it() {
 #[test]
 fn a_nan_in_a_used_head_stays_one() {
     for q_len in [1, 30] {
-        let mut call = Case { q_len, kv_len: 50, kv_num_heads: 2, ..Case::default() }.call();
-        call.query[0] = f32::NAN;
-        for kernel in kernels() {
-            let (found, _) = call.run(kernel, &Threads::new(1)).unwrap();
-            assert!(found[..8].iter().all(|x| x.is_nan()), "{kernel:?}");
-            assert!(found[8..].iter().all(|x| x.is_finite()), "{kernel:?}");
+        for dtype in TILED {
+            let mut call = Case { q_len, kv_len: 50, kv_num_heads: 2, dtype, ..Case::default() }.call();
+            call.query[0] = f32::NAN;
+            for kernel in kernels() {
+                let (found, _) = call.run(kernel, &Threads::new(1)).unwrap();
+                assert!(found[..8].iter().all(|x| x.is_nan()), "{kernel:?}");
+                assert!(found[8..].iter().all(|x| x.is_finite()), "{kernel:?}");
+            }
         }
     }
 }
@@ -248,12 +265,14 @@ fn work_of_whole_vectors_is_exact() {
 
 #[test]
 fn results_do_not_depend_on_the_number_of_threads() {
-    let case = Case { q_len: 300, kv_len: 300, kv_num_heads: 2, is_causal: true, ..Case::default() };
-    let call = Case { gates: Gates::Random(0.5), ..case }.call();
-    for kernel in kernels() {
-        let one = call.run(kernel, &Threads::new(1)).unwrap().0;
-        for threads in [2, 3, 16] {
-            assert_eq!(one, call.run(kernel, &Threads::new(threads)).unwrap().0, "{kernel:?}, {threads} threads");
+    for dtype in TILED {
+        let case = Case { q_len: 300, kv_len: 300, kv_num_heads: 2, is_causal: true, dtype, ..Case::default() };
+        let call = Case { gates: Gates::Random(0.5), ..case }.call();
+        for kernel in kernels() {
+            let one = call.run(kernel, &Threads::new(1)).unwrap().0;
+            for threads in [2, 3, 16] {
+                assert_eq!(one, call.run(kernel, &Threads::new(threads)).unwrap().0, "{kernel:?}, {threads} threads");
+            }
         }
     }
 }

@@ -2,6 +2,11 @@
 //!
 //! An [`Isa`] value is a token: it exists only where the processor has the features, so its methods may use them.
 
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+pub(crate) mod amx;
+#[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+#[path = "isa/no_amx.rs"]
+pub(crate) mod amx;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -109,6 +114,22 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
         }
     }
 
+    /// Rounds both to bf16, ties away from zero: each lane holds the bits of `a`'s below those of `b`'s.
+    #[inline(always)]
+    fn pair(self, a: Self::V, b: Self::V) -> Self::V {
+        let (mut low, mut high) = ([0.0f32; MAX_LANES], [0.0f32; MAX_LANES]);
+        // SAFETY: the arrays hold MAX_LANES floats.
+        unsafe {
+            self.store(low.as_mut_ptr(), a);
+            self.store(high.as_mut_ptr(), b);
+            for (low, high) in low.iter_mut().zip(&high) {
+                let rounded = |x: f32| x.to_bits().wrapping_add(0x8000);
+                *low = f32::from_bits(rounded(*low) >> 16 | rounded(*high) & 0xffff_0000);
+            }
+            self.load(low.as_ptr())
+        }
+    }
+
     /// Exchanges rows and columns of the first `LANES` vectors.
     fn transpose(self, rows: &mut [Self::V; MAX_LANES]);
 
@@ -125,6 +146,30 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
         }
         rows[0]
     }
+}
+
+/// Rows of a matrix unit's tile, and numbers of f32 in its row.
+pub(crate) const TILE: usize = 16;
+
+/// Two factors of bf16 and their product of f32, for a matrix unit. Strides and steps are in bytes.
+#[derive(Debug, Clone, Copy)]
+#[cfg_attr(not(all(target_arch = "x86_64", target_os = "linux")), allow(dead_code))]
+pub(crate) struct TileProduct {
+    /// Rows of pairs of bf16 along the inner index; the second 16 rows, or the first again.
+    pub(crate) a: [*const f32; 2],
+    pub(crate) a_stride: usize,
+    /// Rows of pairs: row p holds inner indices 2p and 2p + 1 of 32 columns.
+    pub(crate) b: *const f32,
+    pub(crate) b_stride: usize,
+    /// From 32 inner indices of `b` to the next.
+    pub(crate) b_step: usize,
+    /// Blocks of 32 inner indices.
+    pub(crate) steps: usize,
+    /// 16 rows of 32 columns for each of `a`.
+    pub(crate) c: [*mut f32; 2],
+    pub(crate) c_stride: usize,
+    /// Whether the product is added to what is there.
+    pub(crate) add: bool,
 }
 
 /// The most lanes of any [`Isa`].

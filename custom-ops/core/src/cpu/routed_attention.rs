@@ -5,6 +5,9 @@
 //! decoding, read the keys and values in place, each once (`rows`, `row_step`).
 
 mod call;
+mod matrix;
+mod matrix_pack;
+mod matrix_softmax;
 pub(super) mod pack;
 mod plan;
 pub(super) mod product;
@@ -15,15 +18,18 @@ mod tiles;
 
 use super::Work;
 use super::isa::Isa;
+use super::isa::amx::Amx;
 use crate::error::Error;
 use crate::host::{Host, Scratch};
 use crate::schema::{Attributes, ROUTED_ATTENTION};
 use crate::shape::routed_attention::Problem;
-use crate::tensor::{Data, DataMut, Element, Tensor};
+use crate::tensor::{DType, Data, DataMut, Element, Tensor};
 use call::{Call, Head, Output};
+use matrix::MatrixMemory;
 use plan::{Item, Plan, Selection, share};
 use row_step::ROWS;
 use rows::RowMemory;
+use std::f32::consts::LOG2_E;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -35,6 +41,27 @@ pub(super) fn run<I: Isa>(
     inputs: &[Option<Tensor<'_>>],
     output: DataMut<'_>,
     host: &dyn Host,
+) -> Result<Work, Error> {
+    dispatch::<I>(attributes, inputs, output, host, None)
+}
+
+/// The same with AMX for bfloat16.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+pub(super) fn run_amx(
+    attributes: &Attributes,
+    inputs: &[Option<Tensor<'_>>],
+    output: DataMut<'_>,
+    host: &dyn Host,
+) -> Result<Work, Error> {
+    dispatch::<super::isa::avx512::Avx512>(attributes, inputs, output, host, Amx::detect())
+}
+
+fn dispatch<I: Isa>(
+    attributes: &Attributes,
+    inputs: &[Option<Tensor<'_>>],
+    output: DataMut<'_>,
+    host: &dyn Host,
+    amx: Option<Amx>,
 ) -> Result<Work, Error> {
     let shapes: Vec<Option<&[usize]>> = inputs.iter().map(|t| t.map(|t| t.shape)).collect();
     let problem = Problem::new(attributes, &shapes)?;
@@ -62,7 +89,7 @@ pub(super) fn run<I: Isa>(
             };
             let output = Output($output.as_mut_ptr());
             let (problem, group_size) = (&problem, problem.group_size() as u32);
-            execute(&Call { isa, problem, group_size, query, key, value, gates, bias, output }, host)
+            execute(&Call { isa, problem, group_size, query, key, value, gates, bias, output }, host, amx)
         }};
     }
     match output {
@@ -77,10 +104,11 @@ struct Partial(*mut f32);
 // SAFETY: every part of every slot belongs to one item, and every item to one worker.
 unsafe impl Sync for Partial {}
 
-fn execute<I: Isa, T: Element>(call: &Call<'_, I, T>, host: &dyn Host) -> Result<Work, Error> {
+fn execute<I: Isa, T: Element>(call: &Call<'_, I, T>, host: &dyn Host, amx: Option<Amx>) -> Result<Work, Error> {
     let p = call.problem;
     let selection = Selection::new(p, call.gates)?;
-    let tiling = Tiling::new::<I>(p);
+    let amx = amx.filter(|_| T::DTYPE == DType::BF16 && (p.scale * LOG2_E).is_finite());
+    let tiling = if amx.is_some() { matrix::tiling(p) } else { Tiling::new::<I>(p) };
     let workers = host.parallelism().max(1);
     let plan = Plan::new(p, &selection, tiling.width, tiling.chunk, workers);
     let tiling = Tiling { chunk: plan.chunk, ..tiling };
@@ -88,7 +116,7 @@ fn execute<I: Isa, T: Element>(call: &Call<'_, I, T>, host: &dyn Host) -> Result
     let mut partial = Scratch::new::<f32>(host, plan.slots.saturating_mul(plan.parts).saturating_mul(part_len))?;
     let partial_base = Partial(partial.as_mut_slice::<f32>().as_mut_ptr());
 
-    let worker = Worker { call, host, selection: &selection, tiling, partial: &partial_base, part_len };
+    let worker = Worker { call, host, amx, selection: &selection, tiling, partial: &partial_base, part_len };
     let (next, macs, failure) = (AtomicUsize::new(0), AtomicU64::new(0), Mutex::new(None));
     let take = || plan.items.get(next.fetch_add(1, Ordering::Relaxed)).copied();
     host.parallel_for(workers.min(plan.items.len()), &|_| match worker.drain(take) {
@@ -118,6 +146,8 @@ fn execute<I: Isa, T: Element>(call: &Call<'_, I, T>, host: &dyn Host) -> Result
 struct Worker<'a, I, T> {
     call: &'a Call<'a, I, T>,
     host: &'a dyn Host,
+    /// For tiles of bfloat16.
+    amx: Option<Amx>,
     selection: &'a Selection,
     tiling: Tiling,
     partial: &'a Partial,
@@ -129,6 +159,7 @@ struct Worker<'a, I, T> {
 struct Workspace<'h> {
     rows: Option<RowMemory<'h>>,
     tiles: Option<TileMemory<'h>>,
+    matrix: Option<MatrixMemory<'h>>,
 }
 
 impl<I: Isa, T: Element> Worker<'_, I, T> {
@@ -149,6 +180,10 @@ impl<I: Isa, T: Element> Worker<'_, I, T> {
             Item::Zero { .. } => Ok(0),
             Item::Tiles { .. } => {
                 let spare = make(&mut memory.rows, || RowMemory::new(p, self.host))?;
+                if let Some(amx) = self.amx {
+                    let matrix = make(&mut memory.matrix, || MatrixMemory::new(p, self.tiling.chunk, self.host))?;
+                    return Ok(matrix::attend(amx, self.call, self.head(item), self.rows(item), matrix, spare));
+                }
                 let tiles = make(&mut memory.tiles, || TileMemory::new(p, self.tiling, self.host))?;
                 Ok(tiles::attend(self.call, self.head(item), self.rows(item), tiles, spare))
             }

@@ -3,13 +3,13 @@
 use crate::data::{Buffer, Random, kernels_of};
 use moh_kernels::cpu::{Kernel, Work};
 use moh_kernels::schema::{ROUTED_ATTENTION, Value};
-use moh_kernels::{Attributes, DType, Data, DataMut, Error, Host, Tensor, Threads};
+use moh_kernels::{Attributes, DType, Data, DataMut, Error, Host, Tensor, Threads, tolerance};
 
 /// How far an output may be from the reference, whose inputs are already rounded to the type.
 ///
 /// Scores and sums are float32 in every type: with values below 1 and scores of a few units, 24 bits of mantissa leave
 /// less than 1e-5. The output's own rounding comes on top: half a unit in the last of 11 or 8 bits.
-pub(crate) fn tolerance(dtype: DType, expected: f64) -> f64 {
+pub(crate) fn allowed(dtype: DType, expected: f64) -> f64 {
     let rounding = match dtype {
         DType::F32 => 0.0,
         DType::F16 => 2f64.powi(-11),
@@ -270,9 +270,12 @@ impl Call {
         let case = self.case;
         let (found, work) = self.run(kernel, host).unwrap_or_else(|error| panic!("{kernel:?} {case:?}: {error}"));
         assert_eq!(found.len(), expected.len(), "{kernel:?} {case:?}");
+        let unit = if kernel.isa == "amx" && case.dtype == DType::BF16 { tolerance::MATRIX_UNIT_BF16 } else { 0.0 };
+        let largest = f64::from(self.value.iter().fold(0f32, |largest, x| largest.max(x.abs())));
         for (i, (&found, &expected)) in found.iter().zip(expected).enumerate() {
-            let close = (found - expected).abs() <= tolerance(case.dtype, expected);
             let (block, d) = (i / case.value_dim, i % case.value_dim);
+            let weights = unit * largest * f64::from(self.gates[block].abs());
+            let close = (found - expected).abs() <= allowed(case.dtype, expected) + weights;
             let (token, head) = (block / case.num_heads(), block % case.num_heads());
             assert!(
                 close || (found.is_nan() && expected.is_nan()),

@@ -153,6 +153,19 @@ impl Isa for Avx512 {
     }
 
     #[inline(always)]
+    fn pair(self, a: __m512, b: __m512) -> __m512 {
+        simd!({
+            let half = _mm512_set1_epi32(0x8000);
+            let low = _mm512_srli_epi32::<16>(_mm512_add_epi32(_mm512_castps_si512(a), half));
+            let high = _mm512_add_epi32(_mm512_castps_si512(b), half);
+            // high & mask | low
+            const SELECT: i32 = 0xea;
+            let mask = _mm512_set1_epi32(0xffff_0000_u32 as i32);
+            _mm512_castsi512_ps(_mm512_ternarylogic_epi32::<SELECT>(high, mask, low))
+        })
+    }
+
+    #[inline(always)]
     fn transpose(self, rows: &mut [__m512; MAX_LANES]) {
         // b[q][c] holds, in its 128-bit lane l, column 4l + c of rows 4q .. 4q + 4.
         let mut b = [[self.splat(0.0); 4]; 4];

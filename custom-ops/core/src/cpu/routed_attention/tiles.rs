@@ -96,7 +96,12 @@ pub(super) fn attend<I: Isa, T: Element>(
 
 /// A row gives weight 0 to the keys of its tile that it must not see, but 0 times a NaN or an infinity is NaN. Rows that
 /// came out as NaN are computed again on what they see alone.
-fn repair<I: Isa, T: Element>(call: &Call<'_, I, T>, head: Head, rows: &[u32], memory: &mut RowMemory<'_>) -> u64 {
+pub(super) fn repair<I: Isa, T: Element>(
+    call: &Call<'_, I, T>,
+    head: Head,
+    rows: &[u32],
+    memory: &mut RowMemory<'_>,
+) -> u64 {
     let mut macs = 0;
     for &row in rows {
         let output = call.output(head, row);
@@ -247,7 +252,7 @@ impl<I: Isa, T: Element> Chunk<'_, '_, I, T> {
 }
 
 /// Prepares the scores with the rows' bias; false where there is none.
-fn fill_bias<I: Isa, T: Element>(
+pub(super) fn fill_bias<I: Isa, T: Element>(
     call: &Call<'_, I, T>,
     head: Head,
     rows: &[u32],
