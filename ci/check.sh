@@ -18,6 +18,13 @@ cargo fmt --all --check
 step "clippy"
 cargo clippy --release --locked --workspace --all-targets -- -D warnings
 
+step "clippy, CUDA"
+if ci/cuda-toolchain.sh; then
+    cargo clippy --release --locked -p moh-kernels -p moh-ops --features moh-kernels/cuda,moh-ops/cuda --all-targets -- -D warnings
+else
+    echo "note: no CUDA compiler: this is left out" >&2
+fi
+
 step "documentation"
 RUSTDOCFLAGS="-D warnings" cargo doc --release --locked --workspace --no-deps --quiet
 

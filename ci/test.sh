@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds everything, and runs all tests with onnxruntime and libmoh_ops.so in place: nothing is skipped.
 #
-# Needs Rust, python3 and pip. onnxruntime is fetched from PyPI into target/onnxruntime once.
+# Needs Rust, python3 and pip. onnxruntime is fetched from PyPI into target/onnxruntime once, and nvcc into target/cuda: the CUDA
+# kernels are compiled and run on an emulator. Where nvcc cannot be had or there is no g++, they are left out, with a note.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -27,6 +28,18 @@ echo "$ORT_DYLIB_PATH"
 
 step "tests"
 cargo test --release --locked --workspace --no-fail-fast
+
+step "CUDA kernels"
+if ci/cuda-toolchain.sh; then
+    features=(-p moh-kernels -p moh-ops --features moh-kernels/cuda,moh-ops/cuda)
+    MOH_CUDA_DRIVER=$(ci/cuda-emulator.sh) cargo test --release --locked "${features[@]}" --no-fail-fast --lib --test 'cuda*'
+    cargo build --release --locked "${features[@]}"
+    ci/cuda-report.sh --check target/release/libmoh_ops.so
+    # What follows runs with this library, on a machine that need not have a GPU.
+    export MOH_OPS_LIBRARY=$PWD/target/release/libmoh_ops.so
+else
+    echo "note: no CUDA compiler: the CUDA kernels are not compiled" >&2
+fi
 
 # Operator set 20 and IR 9 load in the oldest version too.
 step "onnxruntime, old and new"
