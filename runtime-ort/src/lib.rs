@@ -41,6 +41,6 @@ pub use error::{Error, Result};
 pub use files::{read_tensors, write_tensors, write_text};
 pub use info::{Dim, TensorInfo};
 pub use model::{MODEL_FILE, Model};
-pub use options::{Notice, Options, RuntimeChoice};
+pub use options::{DeviceChoice, Notice, Options, RuntimeChoice};
 pub use tensor::{Data, Element, ElementType, Tensor, TensorData};
 pub use value::Value;

@@ -15,11 +15,25 @@ pub enum RuntimeChoice {
     Tract,
 }
 
+/// Where onnxruntime runs the model; tract always runs it on the CPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DeviceChoice {
+    /// The CPU.
+    #[default]
+    Cpu,
+    /// The first CUDA GPU, or an error.
+    Cuda,
+    /// The first CUDA GPU where onnxruntime has the provider for it, else the CPU.
+    Auto,
+}
+
 /// How to load and run a model.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
     /// The runtime.
     pub runtime: RuntimeChoice,
+    /// The device.
+    pub device: DeviceChoice,
     /// Threads of one run; `None`: the runtime decides (onnxruntime) or one a processor (tract).
     pub threads: Option<usize>,
     /// Leave the ai.moh kernels out: onnxruntime then runs the bodies that the model carries. tract has no such bodies.
@@ -42,6 +56,11 @@ pub enum Notice {
         /// What was tried.
         reason: String,
     },
+    /// onnxruntime has a CUDA provider that could not be used: the model runs on the CPU.
+    NoCuda {
+        /// What the provider said.
+        reason: String,
+    },
     /// The library of the ai.moh operators was not found or not usable: their bodies run, which compute every head.
     NoCustomOps {
         /// What was tried.
@@ -55,6 +74,7 @@ impl fmt::Display for Notice {
             Notice::TractFallback { reason } => {
                 write!(f, "running in tract, because no usable onnxruntime library was found: {reason}")
             }
+            Notice::NoCuda { reason } => write!(f, "running on the CPU, because the CUDA provider failed: {reason}"),
             Notice::NoCustomOps { reason } => write!(
                 f,
                 "running without the ai.moh kernels, correct but slower: {reason}; name the library in MOH_OPS_LIBRARY"

@@ -2,8 +2,9 @@
 
 use crate::error::{Error, Result};
 use crate::tensor::{Data, Element, ElementType, Tensor};
-use ort::value::{DynValue, PrimitiveTensorElementType, TensorElementType, ValueType};
-use std::sync::Arc;
+use ort::memory::AllocationDevice;
+use ort::value::{DynTensor, DynValue, PrimitiveTensorElementType, TensorElementType, ValueType};
+use std::sync::{Arc, OnceLock};
 use tract_onnx::prelude::{Datum, DatumType, TValue, Tensor as TractTensor};
 
 /// An input or output of a model. Cheap to clone; an output stays where its runtime put it, and goes back in without a copy.
@@ -17,8 +18,30 @@ pub struct Value {
 #[derive(Debug, Clone)]
 pub(crate) enum Repr {
     Host(Arc<Tensor>),
-    Ort(Arc<DynValue>),
+    Ort(Arc<OrtValue>),
     Tract(TValue),
+}
+
+/// A value of onnxruntime, perhaps on a GPU.
+#[derive(Debug)]
+pub(crate) struct OrtValue {
+    pub(crate) value: DynTensor,
+    /// A copy in ordinary memory, made when somebody looks.
+    host: OnceLock<DynTensor>,
+}
+
+impl OrtValue {
+    /// The value where it can be read.
+    fn on_host(&self) -> ort::Result<&DynTensor> {
+        if self.value.memory_info().is_cpu_accessible() {
+            return Ok(&self.value);
+        }
+        if let Some(host) = self.host.get() {
+            return Ok(host);
+        }
+        let copy = self.value.to(AllocationDevice::CPU, 0)?;
+        Ok(self.host.get_or_init(|| copy))
+    }
 }
 
 impl From<Tensor> for Value {
@@ -85,7 +108,8 @@ impl Value {
         };
         let element_type = from_ort_type(*ty).ok_or_else(|| unknown(name, ty.to_string()))?;
         let shape = shape.iter().map(|&d| usize::try_from(d).unwrap_or(0)).collect();
-        Ok(Value { shape, element_type, repr: Repr::Ort(Arc::new(value)) })
+        let value = value.downcast().map_err(|e| unknown(name, e.message().to_owned()))?;
+        Ok(Value { shape, element_type, repr: Repr::Ort(Arc::new(OrtValue { value, host: OnceLock::new() })) })
     }
 
     pub(crate) fn from_tract(name: &str, value: TValue) -> Result<Value> {
@@ -104,7 +128,8 @@ pub(crate) fn unknown(tensor: &str, found: String) -> Error {
     Error::ElementType { tensor: tensor.to_owned(), expected: format!("one of {}", expected.join(", ")), found }
 }
 
-fn ort_data(value: &DynValue, ty: ElementType) -> Result<Data<'_>> {
+fn ort_data(value: &OrtValue, ty: ElementType) -> Result<Data<'_>> {
+    let value = value.on_host().map_err(|e| mismatch(ty, e.message()))?;
     Ok(match ty {
         ElementType::F32 => Data::F32(ort_slice(value)?),
         ElementType::F16 => Data::F16(ort_slice(value)?),
@@ -117,7 +142,7 @@ fn ort_data(value: &DynValue, ty: ElementType) -> Result<Data<'_>> {
     })
 }
 
-fn ort_slice<T: Element + PrimitiveTensorElementType>(value: &DynValue) -> Result<&[T]> {
+fn ort_slice<T: Element + PrimitiveTensorElementType>(value: &DynTensor) -> Result<&[T]> {
     value.try_extract_tensor::<T>().map(|(_, data)| data).map_err(|e| mismatch(T::TYPE, e.message()))
 }
 

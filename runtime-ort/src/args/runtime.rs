@@ -1,7 +1,7 @@
-//! Which runtime, and its libraries.
+//! Which runtime, where, and its libraries.
 
 use clap::ValueEnum;
-use moh_runtime::{Options, RuntimeChoice};
+use moh_runtime::{DeviceChoice, Options, RuntimeChoice};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
@@ -28,6 +28,9 @@ pub(crate) struct LibraryArgs {
     /// The library of the ai.moh kernels [default: $MOH_OPS_LIBRARY, or the one beside this program].
     #[arg(long, value_name = "FILE")]
     ops_library: Option<PathBuf>,
+    /// Where onnxruntime runs the model.
+    #[arg(long, value_enum, default_value_t = DeviceArg::Auto)]
+    device: DeviceArg,
     /// Print errors only.
     #[arg(short, long)]
     pub(crate) quiet: bool,
@@ -41,6 +44,16 @@ enum RuntimeArg {
     Ort,
     /// tract, which is built in.
     Tract,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum DeviceArg {
+    /// A CUDA GPU if onnxruntime has the provider for it, else the CPU.
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// A CUDA GPU.
+    Cuda,
 }
 
 impl RuntimeArgs {
@@ -65,9 +78,14 @@ impl RuntimeArgs {
 }
 
 impl LibraryArgs {
-    /// The library's options as far as they are about libraries.
+    /// The library's options as far as they are about libraries and devices.
     pub(crate) fn options(&self) -> Options {
         let (ort_library, ops_library) = (self.ort_library.clone(), self.ops_library.clone());
-        Options { ort_library, ops_library, ..Options::default() }
+        let device = match self.device {
+            DeviceArg::Auto => DeviceChoice::Auto,
+            DeviceArg::Cpu => DeviceChoice::Cpu,
+            DeviceArg::Cuda => DeviceChoice::Cuda,
+        };
+        Options { device, ort_library, ops_library, ..Options::default() }
     }
 }

@@ -1,5 +1,7 @@
 //! A model in onnxruntime.
 
+mod device;
+
 use super::Loaded;
 use super::environment::environment;
 use crate::error::{Error, Result};
@@ -9,6 +11,7 @@ use crate::locate::{self, Search};
 use crate::options::{Notice, Options};
 use crate::tensor::{Data, Tensor};
 use crate::value::{Repr, Value, from_ort_type, unknown};
+use device::Binding;
 use moh_kernels::schema::DOMAIN;
 use ort::session::builder::SessionBuilder;
 use ort::session::{Session, SessionInputValue};
@@ -21,6 +24,8 @@ pub(crate) const NAME: &str = "onnxruntime";
 pub(crate) struct OrtModel {
     path: PathBuf,
     session: Session,
+    /// How to run on another device than the CPU.
+    binding: Option<Binding>,
 }
 
 impl OrtModel {
@@ -36,15 +41,20 @@ impl OrtModel {
             builder = builder.with_profiling(profile).map_err(|e| refused(e.into()))?;
         }
         let mut notices = Vec::new();
+        let on_cuda;
+        (builder, on_cuda) = device::choose(builder, options.device, &mut notices).map_err(refused)?;
         if !options.without_custom_ops && header.opset(DOMAIN).is_some() {
             builder = with_operators(builder, options.ops_library.as_deref(), &mut notices)?;
         }
         let session = builder.commit_from_file(path).map_err(refused)?;
 
-        let info = |outlets: &[Outlet]| outlets.iter().map(|outlet| tensor_info(path, outlet)).collect::<Result<_>>();
+        let info = |outlets: &[Outlet]| -> Result<Vec<TensorInfo>> {
+            outlets.iter().map(|outlet| tensor_info(path, outlet)).collect()
+        };
         let (inputs, outputs) = (info(session.inputs())?, info(session.outputs())?);
         let metadata = metadata(&session).map_err(refused)?;
-        Ok(Loaded { model: OrtModel { path: path.to_owned(), session }, inputs, outputs, metadata, notices })
+        let binding = on_cuda.then(|| Binding::cuda(&inputs, &outputs)).transpose().map_err(refused)?;
+        Ok(Loaded { model: OrtModel { path: path.to_owned(), session, binding }, inputs, outputs, metadata, notices })
     }
 
     /// Runs the model on values in the order of its inputs.
@@ -54,6 +64,10 @@ impl OrtModel {
         let copies = inputs.iter().map(host_copy).collect::<Result<Vec<Option<Tensor>>>>()?;
         let values = inputs.iter().zip(&copies).map(|(value, copy)| borrow(value, copy.as_ref()));
         let values = values.collect::<ort::Result<Vec<SessionInputValue<'_>>>>().map_err(failed)?;
+        if let Some(binding) = &self.binding {
+            let outputs = binding.run(&mut self.session, &values).map_err(failed)?;
+            return outputs.into_iter().map(|(name, value)| Value::from_ort(name, value)).collect();
+        }
         let outputs = self.session.run(values.as_slice()).map_err(failed)?;
         outputs.into_iter().map(|(name, value)| Value::from_ort(name, value)).collect()
     }
@@ -117,7 +131,7 @@ fn host_copy(value: &Value) -> Result<Option<Tensor>> {
 
 fn borrow<'v>(value: &'v Value, copy: Option<&'v Tensor>) -> ort::Result<SessionInputValue<'v>> {
     match (copy, value.repr()) {
-        (None, Repr::Ort(value)) => Ok(SessionInputValue::from(&**value)),
+        (None, Repr::Ort(value)) => Ok(SessionInputValue::from(&value.value)),
         (None, Repr::Host(tensor)) => view(tensor),
         (Some(tensor), _) => view(tensor),
         (None, Repr::Tract(_)) => Err(ort::Error::new("a value of another runtime was not copied")),
