@@ -2,12 +2,13 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
-use moh::{Runner, Table, Tensors, floats, gate_errors, golden, max_abs, read_tensors, ways};
+use moh::{Runner, Table, Tensors, floats, gate_errors, golden, max_abs, read_tensors, runtimes, ways};
 use moh_export::{Options, Part};
 use moh_kernels::tolerance;
 use moh_models::sample::{Rng, SampleData};
 use moh_models::{Config, Model};
-use moh_runtime::Tensor;
+use moh_runtime::translate::{BeamOptions, TranslationModel};
+use moh_runtime::{Dim, Tensor};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::path::Path;
@@ -232,4 +233,101 @@ fn translation_models() {
 #[test]
 fn translation_models_with_mixtures() {
     translation("mixtures of feed-forward experts", json!({"ffd_type": "moe", "gating": "noisy"}));
+}
+
+/// Sums of log-probabilities, by a decoder that gets the whole target each time, and nothing in its caches.
+struct Uncached {
+    decoder: moh_runtime::Model,
+    states: moh_runtime::Value,
+}
+
+impl Uncached {
+    /// Log-probabilities of what follows a target.
+    fn next(&mut self, target: &[i64]) -> Vec<f64> {
+        let source = self.states.shape()[1];
+        let empty = |info: &moh_runtime::TensorInfo| {
+            let [_, Dim::Fixed(heads), _, Dim::Fixed(width)] = info.dims[..] else { panic!("{info}") };
+            (info.name.clone(), Tensor::new(vec![1, heads, 0, width], Vec::<f32>::new()).unwrap().into())
+        };
+        let caches = self.decoder.inputs().iter().filter(|info| info.name.starts_with("past_key_values."));
+        let mut inputs: Vec<(String, moh_runtime::Value)> = caches.map(empty).collect();
+        inputs.push(("input_ids".to_owned(), Tensor::new([1, target.len()], target.to_vec()).unwrap().into()));
+        inputs.push(("encoder_hidden_states".to_owned(), self.states.clone()));
+        inputs
+            .push(("encoder_attention_mask".to_owned(), Tensor::new([1, source], vec![1i64; source]).unwrap().into()));
+        let logits = floats(&self.decoder.run(inputs).unwrap()[0].to_tensor().unwrap());
+        let last: Vec<f64> = logits[logits.len() - VOCABULARY..].iter().map(|&x| f64::from(x)).collect();
+        let sum = last.iter().map(|x| x.exp()).sum::<f64>().ln();
+        last.iter().map(|x| x - sum).collect()
+    }
+
+    /// The log-probability of a whole hypothesis.
+    fn sum(&mut self, tokens: &[i64]) -> f64 {
+        let target = [&[END][..], tokens].concat();
+        (1..target.len()).map(|n| self.next(&target[..n])[target[n] as usize]).sum()
+    }
+}
+
+const VOCABULARY: usize = 6;
+const END: i64 = 2;
+
+#[test]
+fn translations_are_those_of_an_exhaustive_search() {
+    let target = tempfile::tempdir().unwrap();
+    let checkpoint = target.path().join("checkpoint");
+    translation_model(&checkpoint, json!({ "vocab_size": VOCABULARY }));
+    for part in [Part::Encoder, Part::Decoder] {
+        let output = target.path().join(format!("{}.onnx", part.name()));
+        moh_export::export(&checkpoint, &output, &Options { part: Some(part), ..Options::default() }).unwrap();
+    }
+    for (runtime, options) in runtimes() {
+        let load = |name: &str| moh_runtime::Model::load(target.path().join(name), &options).unwrap();
+        let mut model = TranslationModel::new(load("encoder.onnx"), load("decoder.onnx")).unwrap();
+        assert_eq!(model.vocabulary(), Some(VOCABULARY));
+        for source in [[4i64, 3, 5, 3, 2], [5, 5, 0, 4, 2]] {
+            let tensor = |ids: Vec<i64>| moh_runtime::Value::from(Tensor::new([1, ids.len()], ids).unwrap());
+            let inputs = [("input_ids", tensor(source.to_vec())), ("attention_mask", tensor(vec![1; 5]))];
+            let states = load("encoder.onnx").run(inputs).unwrap().swap_remove(0);
+            let mut uncached = Uncached { decoder: load("decoder.onnx"), states };
+            let search = |beams: usize, max_tokens: usize| BeamOptions {
+                beams,
+                length_penalty: 0.6,
+                max_tokens,
+                start: END,
+                end: END,
+                padding: Some(1),
+            };
+            // Every hypothesis of at most three tokens.
+            let mut all: Vec<Vec<i64>> = vec![Vec::new()];
+            for _ in 0..3 {
+                let longer = |tokens: &Vec<i64>| match tokens.last() {
+                    Some(&END) => vec![tokens.clone()],
+                    _ => [0, 2, 3, 4, 5].map(|token| [&tokens[..], &[token]].concat()).to_vec(),
+                };
+                all = all.iter().flat_map(longer).collect();
+            }
+            let score = |sum: f64, tokens: &[i64]| sum / (tokens.len() as f64).powf(0.6);
+            let mut scored: Vec<(f64, Vec<i64>)> =
+                all.into_iter().map(|tokens| (score(uncached.sum(&tokens), &tokens), tokens)).collect();
+            scored.sort_by(|a, b| b.0.total_cmp(&a.0));
+            let found = model.translate(&source, &search(200, 3)).unwrap();
+            assert_eq!(found.len(), scored.len(), "{runtime}");
+            for (found, (expected, _)) in found.iter().zip(&scored) {
+                assert!((found.score - expected).abs() < 1e-3, "{runtime}: {found:?}, expected {expected}");
+            }
+            assert_eq!(found[0].tokens, scored[0].1, "{runtime}");
+            // Hypotheses that beams drop, take up again and reorder.
+            for found in model.translate(&source, &search(3, 12)).unwrap() {
+                let expected = score(uncached.sum(&found.tokens), &found.tokens);
+                assert!((found.score - expected).abs() < 1e-3, "{runtime}: {found:?}, expected {expected}");
+            }
+            let mut greedy = vec![END];
+            while greedy.len() < 10 && (greedy.len() == 1 || greedy.last() != Some(&END)) {
+                let next = uncached.next(&greedy);
+                let possible = (0..VOCABULARY).filter(|&token| token != 1);
+                greedy.push(possible.max_by(|&a, &b| next[a].total_cmp(&next[b])).unwrap() as i64);
+            }
+            assert_eq!(model.translate(&source, &search(1, 9)).unwrap()[0].tokens, greedy[1..], "{runtime}");
+        }
+    }
 }

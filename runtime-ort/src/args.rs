@@ -3,10 +3,12 @@
 mod measure;
 mod routes;
 mod runtime;
+mod translate;
 
 pub(crate) use measure::{BenchArgs, BenchRuntime, ProfileArgs};
 pub(crate) use routes::RoutesArgs;
 pub(crate) use runtime::{LibraryArgs, RuntimeArgs};
+pub(crate) use translate::TranslateArgs;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use std::num::NonZeroUsize;
@@ -26,6 +28,8 @@ pub(crate) enum Command {
     Infer(InferArgs),
     /// Continues prompts with a language model.
     Generate(GenerateArgs),
+    /// Translates with an encoder and a decoder.
+    Translate(TranslateArgs),
     /// Says what is in images.
     Classify(ClassifyArgs),
     /// Draws images of classes with a diffusion model.

@@ -8,6 +8,7 @@ pub(crate) mod profile;
 pub(crate) mod routes;
 pub(crate) mod sample;
 mod text;
+pub(crate) mod translate;
 
 use crate::args::RuntimeArgs;
 use moh_runtime::Model;

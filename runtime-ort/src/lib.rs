@@ -1,7 +1,7 @@
 //! Runs exported MoH and MoA models: in onnxruntime where its library is installed, else in tract, which is built in.
 //!
 //! [`Model`] loads an exported model and runs it on named [`Value`]s; [`generate::LanguageModel`] continues prompts with a
-//! key-value cache; [`classify::Classifier`] names what is in a picture,
+//! key-value cache; [`translate::TranslationModel`] translates; [`classify::Classifier`] names what is in a picture,
 //! [`diffusion::DiffusionModel`] draws one. The command line program is `moh-run`.
 //!
 //! ```no_run
@@ -35,6 +35,7 @@ mod random;
 pub mod routes;
 mod task;
 mod tensor;
+pub mod translate;
 mod value;
 
 pub use error::{Error, Result};

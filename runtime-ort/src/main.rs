@@ -13,6 +13,7 @@ fn main() -> ExitCode {
     let result = match Args::parse().command {
         Command::Infer(args) => commands::infer::run(&args),
         Command::Generate(args) => commands::generate::run(&args),
+        Command::Translate(args) => commands::translate::run(&args),
         Command::Classify(args) => commands::classify::run(&args),
         Command::Sample(args) => commands::sample::run(&args),
         Command::Profile(args) => commands::profile::run(&args),

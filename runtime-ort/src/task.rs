@@ -19,6 +19,7 @@ pub(crate) fn hint(model: &Model) -> String {
         "vit" => ": `moh-run classify` names what is in images with it",
         "dit" => ": `moh-run sample` draws images with it",
         "llama" | "llm" => ": `moh-run generate` continues texts with it",
+        "moa" => ": `moh-run translate` translates with an encoder and a decoder",
         _ => ": `moh-run infer` runs it on tensors",
     };
     format!("; the model is of the family {}{usage}", family.escape_debug())

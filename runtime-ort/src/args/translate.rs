@@ -1,0 +1,33 @@
+//! What is translated, and how.
+
+use super::RuntimeArgs;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct TranslateArgs {
+    /// The encoder and the decoder, as .onnx files or folders that hold model.onnx; or one folder that holds encoder.onnx and
+    /// decoder.onnx. tokenizer.json and config.json are beside the decoder.
+    #[arg(required = true, num_args = 1..=2)]
+    pub(crate) model: Vec<PathBuf>,
+    /// A text to translate [default: every line of standard input].
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub(crate) text: Vec<String>,
+    /// Hypotheses that are followed at a time; 1 is greedy.
+    #[arg(long, value_name = "N", default_value = "4")]
+    pub(crate) beams: NonZeroUsize,
+    /// Power of the length that hypotheses' log-probabilities are divided by.
+    #[arg(long, value_name = "P", default_value = "0.6", allow_negative_numbers = true)]
+    pub(crate) length_penalty: f64,
+    /// The most tokens of a translation.
+    #[arg(long, value_name = "N", default_value = "200")]
+    pub(crate) max_tokens: NonZeroUsize,
+    /// Texts are tokens' numbers, before and after; no tokenizer is needed.
+    #[arg(long)]
+    pub(crate) ids: bool,
+    /// Print all hypotheses and their scores as JSON, a line each text.
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) runtime: RuntimeArgs,
+}
