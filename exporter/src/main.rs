@@ -62,7 +62,7 @@ fn inspect(args: &InspectArgs) -> Result<()> {
             let shapes = checkpoint.names().filter_map(|name| checkpoint.get(name));
             (model, shapes.map(|weight| (weight.name().to_owned(), weight.shape().to_vec())).collect())
         }
-        (None, Some(name)) => planned(Preset::named(name)?.config()?)?,
+        (None, Some(name)) => planned(Preset::named(name)?.complete()?.0)?,
         (None, None) => anyhow::bail!("neither a checkpoint nor --preset"),
     };
     check_part(args.part.part(), &model)?;
@@ -80,16 +80,11 @@ fn is_config(path: &Path) -> bool {
 }
 
 fn random(args: &RandomArgs) -> Result<()> {
-    let (mut config, text) = match is_config(&args.model) {
+    let (config, text) = match is_config(&args.model) {
         true => (Config::read(&args.model)?, std::fs::read_to_string(&args.model)?),
-        false => {
-            let preset = Preset::named(&args.model.to_string_lossy())?;
-            (preset.config()?, preset.config.to_owned())
-        }
+        false => Preset::named(&args.model.to_string_lossy())?.complete()?,
     };
-    args.part.put(&mut config);
-    let (model, tensors) = Model::plan(&config, args.family.as_deref())?;
-    check_part(args.part.part(), &model)?;
+    let tensors = moh_export::random::plan(&config, args.family.as_deref(), args.part.part())?;
     let dtype = args.dtype.element_type();
     for path in moh_export::random::write(&args.output, &text, &tensors, dtype, args.seed, args.force)? {
         say(&format!("wrote {}", path.display()));

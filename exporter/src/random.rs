@@ -1,10 +1,13 @@
 //! Checkpoints of random weights in any size, written by streaming: to measure a model before it is trained.
 
+use crate::check_part;
 use crate::error::Error;
 use crate::graph::ElementType;
 use crate::write::NewFolders;
 use moh_models::families::Tensors;
+use moh_models::families::moa::Part;
 use moh_models::sample::Rng;
+use moh_models::{Config, Model};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufWriter, Write};
@@ -15,6 +18,34 @@ const CHUNK: usize = 1 << 18;
 
 /// Standard deviation of the weights, that of LLaMA's initialisation.
 const SPREAD: f32 = 0.02;
+
+/// Names of tensors that a model whose parts share all embeddings has under another name already.
+const SHARED: [&str; 2] = ["decoder.embed_tokens.weight", "decoder.output_projection.weight"];
+
+/// The tensors of the model that `config` describes: of a model in parts those of `part`, or of both.
+///
+/// # Errors
+/// Those of the configuration, or a part of a model that has none.
+pub fn plan(config: &Config, family: Option<&str>, part: Option<Part>) -> Result<Tensors, Error> {
+    let in_parts = config.has("encoder_layers") && config.has("decoder_layers") && !config.has("part");
+    let of = |part: Option<Part>| {
+        let mut config = config.clone();
+        if let Some(part) = part {
+            config.set("part", part.name().into());
+        }
+        let (model, tensors) = Model::plan(&config, family)?;
+        check_part(part, &model)?;
+        Ok::<Tensors, Error>(tensors)
+    };
+    if !in_parts || part.is_some() {
+        return of(part);
+    }
+    let mut tensors = of(Some(Part::Encoder))?;
+    let shared = config.bool_or("share_all_embeddings", false)?;
+    let rest = of(Some(Part::Decoder))?;
+    tensors.extend(rest.into_iter().filter(|(name, _)| !shared || !SHARED.contains(&name.as_str())));
+    Ok(tensors)
+}
 
 /// Writes `model.safetensors` with the tensors and `config.json` with the text `config` into `folder`, which is made.
 ///

@@ -5,6 +5,7 @@
 use moh_models::presets::{self, NAMES, PRESETS, Preset, Source};
 use moh_models::{Checkpoint, Error, Model};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
@@ -63,6 +64,8 @@ fn parameters_of_the_published_sizes() {
         ("moh-dit-xl-75", 676),
         ("moh-dit-xl-90", 676),
         ("moh-llama3-8b", 8030),
+        ("moh-llm-s", 186),
+        ("moh-llm-b", 881),
     ];
     for (name, millions) in sizes {
         let (_, tensors) = planned(Preset::named(name).unwrap());
@@ -72,12 +75,56 @@ fn parameters_of_the_published_sizes() {
     }
 }
 
+/// MoA's models for translation have 65 and 200 million parameters, of which each part counts the embeddings that they share.
+#[test]
+fn parameters_of_whole_translation_models() {
+    for (name, millions) in [("moa-base", 65), ("moa-big", 200)] {
+        let mut all = BTreeMap::new();
+        for part in ["encoder", "decoder"] {
+            let (mut config, text) = Preset::named(name).unwrap().complete().unwrap();
+            assert!(text.contains("\"vocab_size\": 37000"));
+            config.set("part", json!(part));
+            all.extend(Model::plan(&config, None).unwrap().1);
+        }
+        all.remove("decoder.embed_tokens.weight");
+        all.remove("decoder.output_projection.weight");
+        let found = all.values().map(|shape| shape.iter().product::<usize>()).sum::<usize>();
+        assert_eq!((found as f64 / 1e6).round() as i64, millions, "{name}: {found}");
+    }
+}
+
+/// Attention in MoA (arXiv 2210.05144) with K of E experts of width D, as the paper names its models, KxEyDz: what it costs does
+/// not depend on the number of experts, but for the router.
+#[test]
+fn multiply_accumulates_of_moa_attention() {
+    const CHANNELS: usize = 512;
+    for (k, e, d) in [(8, 8, 128), (8, 8, 256), (8, 16, 256), (8, 32, 256), (8, 64, 256), (16, 32, 256)] {
+        let (mut config, _) = Preset::named("moa-base").unwrap().complete().unwrap();
+        let keys = [("encoder_attention_heads", k), ("num_expert", e), ("head_dim", d)];
+        keys.into_iter().for_each(|(key, value)| config.set(key, json!(value)));
+        config.set("part", json!("encoder"));
+        let (model, tensors) = Model::plan(&config, None).unwrap();
+        for n in [64, 512] {
+            let count = model.count(&[("batch", 1), ("sequence", n)]).unwrap();
+            let found = count.below("encoder.layers.3.self_attn");
+            // Router; the experts' shared keys and values; queries and outputs; scores and their sums of values.
+            let cost =
+                |experts: usize| n * (CHANNELS * e + 2 * CHANNELS * d + experts * (2 * CHANNELS * d + 2 * n * d));
+            let name = format!("{k}K{e}E{d}D at {n} tokens");
+            assert_eq!((found.routed, found.dense), (cost(k) as u64, cost(e) as u64), "{name}");
+        }
+        let inside = tensors.iter().filter(|(name, _)| name.starts_with("encoder.layers.3.self_attn."));
+        let parameters: usize = inside.map(|(_, shape)| shape.iter().product::<usize>()).sum();
+        assert_eq!(parameters, 2 * CHANNELS * d * (e + 1) + CHANNELS * e, "{k}K{e}E{d}D");
+    }
+}
+
 #[test]
 fn active_heads_are_as_the_names_say() {
     for preset in PRESETS {
         let (model, _) = planned(preset);
         let share = match preset.name.rsplit('-').next().unwrap() {
-            "8b" => 0.75,
+            "8b" | "s" | "b" => 0.75,
             "base" => 1.0,
             "big" => 0.5,
             percent => percent.parse::<f64>().unwrap() / 100.0,

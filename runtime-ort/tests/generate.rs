@@ -99,6 +99,12 @@ fn wrong_use_is_explained() {
         generate(&["--prompt", "a", "--temperature=-1"]).contains("temperature: expected a positive number, found -1")
     );
     assert!(generate(&["--prompt", "a", "--top-p", "2"]).contains("top_p: expected 0 to 1, found 2"));
+    let tokenizer = folder.path().join("tokenizer.json");
+    let larger = std::fs::read_to_string(&tokenizer).unwrap().replace(r#""k": 10"#, r#""k": 99"#);
+    std::fs::write(&tokenizer, larger).unwrap();
+    let errors = generate(&["--prompt", "a"]);
+    let expected = "tokenizer.json: not the model's tokenizer: its token \"k\" is number 99, and the model knows 11";
+    assert!(errors.contains(expected), "{errors}");
     for usage in [
         &["--prompt", "a", "--interactive"][..],
         &["--prompt", "a", "--top-k", "0"],
