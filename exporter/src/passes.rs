@@ -1,7 +1,9 @@
 //! What happens to a recorded graph before it is encoded. A pass is one file and one line.
 
 mod bodies;
+mod fold;
 mod gates;
+mod gemm;
 mod inline;
 mod prune;
 
@@ -25,5 +27,7 @@ pub fn run(graph: &mut Graph, gates: Gates, style: AttentionStyle) {
         AttentionStyle::Routed => bodies::run(graph),
         AttentionStyle::Portable => inline::run(graph),
     }
+    gemm::run(graph);
+    fold::run(graph);
     prune::run(graph);
 }

@@ -235,6 +235,32 @@ impl Recorder {
         self.node("Shape", &[x], attributes, ElementType::I64, vec![Dim::Fixed(count)])
     }
 
+    /// The `k` largest of the last axis and their int64 indices.
+    fn top_k(&mut self, x: &Value, k: usize) -> (Value, Value) {
+        let count = self.ints(&[k as i64]);
+        let mut dims = x.dims.clone();
+        if let Some(last) = dims.last_mut() {
+            *last = Dim::Fixed(k);
+        }
+        let attributes =
+            vec![("axis", Attribute::Int(-1)), ("largest", Attribute::Int(1)), ("sorted", Attribute::Int(1))];
+        let values = self.node("TopK", &[x, &count], attributes, x.ty, dims.clone());
+        let indices = Value { name: format!("{}_indices", values.name), ty: ElementType::I64, dims };
+        if let Some(node) = self.graph.nodes.last_mut() {
+            node.outputs.push(indices.name.clone());
+        }
+        self.graph.values.insert(indices.name.clone(), indices.clone());
+        (values, indices)
+    }
+
+    /// `values` at the `indices` of the last axis of a tensor as large as `x`, 0 elsewhere.
+    fn scatter(&mut self, x: &Value, indices: &Value, values: &Value) -> Value {
+        let shape = self.shape_of(x, x.dims.len() as i64);
+        let zeros = self.constant_of_shape(&shape, x.ty, 0.0, x.dims.clone());
+        let axis = vec![("axis", Attribute::Int(-1))];
+        self.node("ScatterElements", &[&zeros, indices, values], axis, x.ty, x.dims.clone())
+    }
+
     fn constant_of_shape(&mut self, shape: &Value, ty: ElementType, value: f32, dims: Vec<Dim>) -> Value {
         self.node("ConstantOfShape", &[shape], vec![("value", Attribute::Scalar(ty, value))], ty, dims)
     }
@@ -349,25 +375,16 @@ impl Ops for Recorder {
     }
 
     fn top_k_mask(&mut self, x: &Value, k: usize) -> Result<Value> {
-        let count = self.ints(&[k as i64]);
-        let mut top_dims = x.dims.clone();
-        if let Some(last) = top_dims.last_mut() {
-            *last = Dim::Fixed(k);
-        }
-        let attributes =
-            vec![("axis", Attribute::Int(-1)), ("largest", Attribute::Int(1)), ("sorted", Attribute::Int(1))];
-        let values = self.node("TopK", &[x, &count], attributes, x.ty, top_dims.clone());
-        let indices = Value { name: format!("{}_indices", values.name), ty: ElementType::I64, dims: top_dims.clone() };
-        if let Some(node) = self.graph.nodes.last_mut() {
-            node.outputs.push(indices.name.clone());
-        }
-        self.graph.values.insert(indices.name.clone(), indices.clone());
-        let shape = self.shape_of(x, x.dims.len() as i64);
-        let zeros = self.constant_of_shape(&shape, x.ty, 0.0, x.dims.clone());
+        let (_, indices) = self.top_k(x, k);
         let shape = self.shape_of(&indices, x.dims.len() as i64);
-        let ones = self.constant_of_shape(&shape, x.ty, 1.0, top_dims);
-        let axis = vec![("axis", Attribute::Int(-1))];
-        Ok(self.node("ScatterElements", &[&zeros, &indices, &ones], axis, x.ty, x.dims.clone()))
+        let ones = self.constant_of_shape(&shape, x.ty, 1.0, indices.dims.clone());
+        Ok(self.scatter(x, &indices, &ones))
+    }
+
+    fn softmax_top_k(&mut self, x: &Value, k: usize) -> Result<Value> {
+        let (values, indices) = self.top_k(x, k);
+        let values = self.softmax(&values)?;
+        Ok(self.scatter(x, &indices, &values))
     }
 
     fn cumulative_sum(&mut self, x: &Value, axis: i64) -> Result<Value> {

@@ -178,6 +178,12 @@ impl Ops for Eager {
         Ok(Tensor::from_vec(mask, x.shape(), x.device())?.to_dtype(x.dtype())?)
     }
 
+    fn softmax_top_k(&mut self, x: &Tensor, k: usize) -> Result<Tensor> {
+        let exp = x.broadcast_sub(&x.max_keepdim(D::Minus1)?)?.exp()?;
+        let kept = (&exp * self.top_k_mask(&exp, k)?)?;
+        Ok(kept.broadcast_div(&kept.sum_keepdim(D::Minus1)?)?)
+    }
+
     fn cumulative_sum(&mut self, x: &Tensor, axis_: i64) -> Result<Tensor> {
         let axis = axis(x, axis_);
         let mut sums = Vec::with_capacity(x.dim(axis)?);

@@ -227,6 +227,8 @@ pub trait Ops {
     fn softmax(&mut self, x: &Self::Value) -> Result<Self::Value>;
     /// 1 at the `k` largest of the last axis (the lowest index first among equals), 0 elsewhere; exactly `k` ones.
     fn top_k_mask(&mut self, x: &Self::Value, k: usize) -> Result<Self::Value>;
+    /// exp(x) / sum(exp(x)) over the `k` largest of the last axis, those that [`Ops::top_k_mask`] takes; 0 elsewhere.
+    fn softmax_top_k(&mut self, x: &Self::Value, k: usize) -> Result<Self::Value>;
 
     /// Running sums along `axis`, each with its own element.
     fn cumulative_sum(&mut self, x: &Self::Value, axis: i64) -> Result<Self::Value>;

@@ -5,39 +5,29 @@ use crate::error::Error;
 pub use crate::heads::{HeadCounts, HeadSet};
 use crate::ops::{Binary, Linear, Ops, Reduce, Result, Type};
 
-/// The trained two-stage router of MoH (arXiv 2410.11842, equations 5 to 7), as the published code computes it.
+/// The trained two-stage router of MoH (arXiv 2410.11842, equations 5 to 7).
+///
+/// The published code selects from the softmax over all routed heads, and makes the selected probabilities sum to top_k: a
+/// softmax over the selected logits. (It bounds the divisor by 1.2e-7, which the largest of a softmax never falls below.)
 #[derive(Debug, Clone)]
 pub struct TwoStage {
     heads: HeadSet,
-    /// Scores of the routed heads, (routed, width). Present if `top_k > 0`.
-    routed: Option<Linear>,
-    /// Balance of the shared and the routed part, (2, width). Present if there are both.
-    balance: Option<Linear>,
-    /// Scores of the shared heads, (shared, width). Present if there are at least two.
-    shared: Option<Linear>,
+    /// Scores of the routed heads (present if `top_k > 0`), balance of the shared and the routed part (2 rows, present if there
+    /// are both), scores of the shared heads (present if there are at least two), one below the other; `None` without any.
+    scores: Option<Linear>,
 }
-
-/// f32 machine epsilon, by which the published code bounds the divisor of the renormalisation.
-const EPSILON: f32 = f32::EPSILON;
 
 impl TwoStage {
     /// Takes `wg`, `wg_0` and `wg_1` below `prefix` from the checkpoint, those that the head counts ask for. Their rows are the
     /// routed and the shared heads in ascending order.
     pub fn load(loader: &mut Loader<'_>, prefix: &str, width: usize, heads: HeadSet) -> TwoStage {
-        let counts = heads.counts();
-        let mut matrix = |present: bool, name: &str, rows: usize| {
-            present.then(|| Linear {
-                weight: loader.weight(&format!("{prefix}.{name}.weight"), &[rows, width]),
-                bias: None,
-            })
-        };
-        let shared = counts.num_shared_heads;
-        TwoStage {
-            routed: matrix(counts.top_k > 0, "wg", counts.num_routed_heads()),
-            balance: matrix(counts.top_k > 0 && shared > 0, "wg_0", 2),
-            shared: matrix(shared > 1, "wg_1", shared),
-            heads,
-        }
+        let parts = Parts::of(heads.counts());
+        let named = [("wg", parts.routed), ("wg_0", parts.balance), ("wg_1", parts.shared)];
+        let present = named.into_iter().filter(|(_, rows)| *rows > 0);
+        let matrices: Vec<Weight> =
+            present.map(|(name, rows)| loader.weight(&format!("{prefix}.{name}.weight"), &[rows, width])).collect();
+        let joined = (!matrices.is_empty()).then(|| Weight::stacked(format!("{prefix}.router.weight"), &matrices));
+        TwoStage { heads, scores: joined.map(|weight| Linear { weight, bias: None }) }
     }
 
     /// The heads.
@@ -48,56 +38,83 @@ impl TwoStage {
     /// The gates of the tokens `x`, (batch, q_len, width).
     pub fn forward<O: Ops>(&self, ops: &mut O, x: &O::Value) -> Result<O::Value> {
         let counts = self.heads.counts();
-        let x = &ops.cast(x, Type::F32)?;
-        let probabilities = |ops: &mut O, matrix: &Linear, factor: usize| {
-            let logits = ops.linear(x, matrix)?;
-            let p = ops.softmax(&logits)?;
-            let factor = ops.scalar(Type::F32, factor as f32)?;
-            ops.mul(&p, &factor)
-        };
-        let shared = match &self.shared {
-            Some(matrix) => Some(probabilities(ops, matrix, counts.num_shared_heads)?),
-            None if counts.num_shared_heads == 1 => Some(ops.filled(Type::F32, x, 1, 1.0)?),
-            None => None,
-        };
-        let routed = match &self.routed {
-            Some(matrix) => {
-                let logits = ops.linear(x, matrix)?;
-                Some(self.routed_gates(ops, &logits)?)
+        let gates = match &self.scores {
+            None => ops.filled(Type::F32, x, counts.num_heads, 1.0)?,
+            Some(scores) => {
+                let x = ops.cast(x, Type::F32)?;
+                let logits = ops.linear(&x, scores)?;
+                let (shared, routed) = gate_parts(ops, &logits, counts)?;
+                self.heads.place(ops, shared, routed)?
             }
-            None => None,
         };
-        let (shared, routed) = match (shared, routed) {
-            (Some(shared), Some(routed)) => {
-                let Some(balance) = &self.balance else { return Err(Error::Internal("a router without wg_0")) };
-                let w = probabilities(ops, balance, 2)?;
-                let (w_shared, w_routed) = (ops.slice(&w, -1, 0, 1)?, ops.slice(&w, -1, 1, 2)?);
-                (Some(ops.mul(&shared, &w_shared)?), Some(ops.mul(&routed, &w_routed)?))
-            }
-            one => one,
-        };
-        let gates = self.heads.place(ops, shared, routed)?;
         ops.gates(gates, counts.active())
     }
+}
 
-    /// The selected probabilities, renormalised to sum to `top_k`.
-    fn routed_gates<O: Ops>(&self, ops: &mut O, logits: &O::Value) -> Result<O::Value> {
-        let p = ops.softmax(logits)?;
-        let counts = self.heads.counts();
-        let kept = match counts.top_k < counts.num_routed_heads() {
-            true => {
-                let mask = ops.top_k_mask(&p, counts.top_k)?;
-                ops.mul(&p, &mask)?
-            }
-            false => p,
-        };
-        let sum = ops.reduce(Reduce::Sum, &kept, &[-1])?;
-        let epsilon = ops.scalar(Type::F32, EPSILON)?;
-        let sum = ops.binary(Binary::Max, &sum, &epsilon)?;
-        let top_k = ops.scalar(Type::F32, counts.top_k as f32)?;
-        let factor = ops.binary(Binary::Div, &top_k, &sum)?;
-        ops.mul(&kept, &factor)
+/// Rows of the parts of the scores, in this order.
+struct Parts {
+    routed: usize,
+    balance: usize,
+    shared: usize,
+}
+
+impl Parts {
+    fn of(counts: HeadCounts) -> Parts {
+        let (shared, routes) = (counts.num_shared_heads, counts.top_k > 0);
+        Parts {
+            routed: if routes { counts.num_routed_heads() } else { 0 },
+            balance: if routes && shared > 0 { 2 } else { 0 },
+            shared: if shared > 1 { shared } else { 0 },
+        }
     }
+
+    fn all(&self) -> usize {
+        self.routed + self.balance + self.shared
+    }
+}
+
+/// The gates of the shared and of the routed heads, from the scores of all parts.
+fn gate_parts<O: Ops>(
+    ops: &mut O,
+    logits: &O::Value,
+    counts: HeadCounts,
+) -> Result<(Option<O::Value>, Option<O::Value>)> {
+    let parts = Parts::of(counts);
+    let part = |ops: &mut O, start: usize, width: usize| match width {
+        0 => Ok(None),
+        _ if width == parts.all() => Ok(Some(logits.clone())),
+        _ => ops.slice(logits, -1, start, start + width).map(Some),
+    };
+    let routed = part(ops, 0, parts.routed)?;
+    let balance = part(ops, parts.routed, parts.balance)?;
+    let shared = part(ops, parts.routed + parts.balance, parts.shared)?;
+    let shared = shared.map(|logits| ops.softmax(&logits)).transpose()?;
+    let routed = match routed {
+        Some(logits) if counts.top_k < counts.num_routed_heads() => Some(ops.softmax_top_k(&logits, counts.top_k)?),
+        Some(logits) => Some(ops.softmax(&logits)?),
+        None => None,
+    };
+    // Each part sums to its number of active heads; two parts are weighed by twice their share of the balance.
+    let (of_shared, of_routed) = (counts.num_shared_heads as f32, counts.top_k as f32);
+    let Some(balance) = balance else {
+        let scaled = |ops: &mut O, gates: Option<O::Value>, factor: f32| {
+            let Some(gates) = gates else { return Ok(None) };
+            let factor = ops.scalar(Type::F32, factor)?;
+            ops.mul(&gates, &factor).map(Some)
+        };
+        return Ok((scaled(ops, shared, of_shared)?, scaled(ops, routed, of_routed)?));
+    };
+    let weights = ops.softmax(&balance)?;
+    let factors = ops.constant(Type::F32, &[2], &[2.0 * of_shared, 2.0 * of_routed])?;
+    let weights = ops.mul(&weights, &factors)?;
+    let (of_shared, of_routed) = (ops.slice(&weights, -1, 0, 1)?, ops.slice(&weights, -1, 1, 2)?);
+    let shared = match shared {
+        Some(shared) => ops.mul(&shared, &of_shared)?,
+        // A single shared head takes all of its part.
+        None => of_shared,
+    };
+    let routed = routed.map(|routed| ops.mul(&routed, &of_routed)).transpose()?;
+    Ok((Some(shared), routed))
 }
 
 /// The router of MoH-LLaMA, which has no weights: the routed heads with the largest query norms, gates 0 and 1.

@@ -177,6 +177,17 @@ impl Weight {
         Weight(Arc::new(Inner { name, shape, dtype: self.dtype(), data }))
     }
 
+    /// Matrices of one width, one below the other, copied as f32 under a new name.
+    pub(crate) fn stacked(name: String, parts: &[Weight]) -> Weight {
+        let rows = parts.iter().map(|part| part.shape()[0]).sum();
+        let shape = [rows, parts.first().map_or(0, |part| part.shape()[1])];
+        // What is only planned, or missing, may be of any size.
+        if parts.iter().any(|part| matches!(part.0.data, Data::Absent)) {
+            return Weight::absent(&name, &shape);
+        }
+        Weight::from_f32(name, shape, parts.iter().flat_map(Weight::to_f32).collect())
+    }
+
     /// The same elements in another shape.
     ///
     /// # Panics

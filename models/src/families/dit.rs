@@ -2,6 +2,7 @@
 //!
 //! Module and tensor names are those of the published code. Its `routed_head` is the number of *active* routed heads, top_k.
 
+use super::vit::to_tokens;
 use super::{Family, Inputs, Layer, Port, PortDim, Workload};
 use crate::checkpoint::{Checkpoint, Config, Loader, Weight};
 use crate::error::Error;
@@ -33,7 +34,8 @@ struct Block {
     router: Router,
     modulation: Linear,
     query: HeadLinear,
-    key_value: Linear,
+    key: Linear,
+    value: Linear,
     proj: HeadLinear,
     fc1: Linear,
     fc2: Linear,
@@ -117,7 +119,7 @@ impl Family for Dit {
             let (path, inner) = (format!("blocks.{i}"), counts.num_heads * head_dim);
             // Keys and values of every head are needed, queries only where the router wants them.
             let qkv = load_linear(l, &format!("{path}.attn.qkv"), 3 * inner, hidden_size, true);
-            let (query, key_value) = (qkv.rows(0..inner).over_heads(counts.num_heads), qkv.rows(inner..3 * inner));
+            let query = qkv.rows(0..inner).over_heads(counts.num_heads);
             Block {
                 head_dim,
                 router: match routed {
@@ -126,7 +128,8 @@ impl Family for Dit {
                 },
                 modulation: load_linear(l, &format!("{path}.adaLN_modulation.1"), 6 * hidden_size, hidden_size, true),
                 query,
-                key_value,
+                key: qkv.rows(inner..2 * inner),
+                value: qkv.rows(2 * inner..3 * inner),
                 proj: load_linear(l, &format!("{path}.attn.proj"), hidden_size, inner, true)
                     .over_heads(counts.num_heads),
                 fc1: load_linear(l, &format!("{path}.mlp.fc1"), mlp_size, hidden_size, true),
@@ -209,8 +212,7 @@ impl Family for Dit {
             let images = inputs.get("hidden_states")?;
             let conv = Conv { stride: self.patch_size, padding: 0, groups: 1 };
             let x = ops.conv2d(&images, &self.x_embedder.weight, self.x_embedder.bias.as_ref(), conv)?;
-            let x = ops.reshape(&x, &[0, width, grid * grid])?;
-            let x = ops.transpose(&x, &[0, 2, 1])?;
+            let x = to_tokens(ops, &x, width, grid)?;
             ops.tap(Tap::Output, &x)?;
             Ok(x)
         })?;
@@ -311,10 +313,8 @@ fn attention<O: Ops>(ops: &mut O, block: &Block, x: &O::Value) -> Result<O::Valu
     ops.tap(Tap::AttentionInput, x)?;
     let gates = block.router.forward(ops, x)?;
     let num_heads = block.router.heads().num_heads;
-    let inner = num_heads * block.head_dim;
     let q = ops.routed_projection(x, &block.query, &gates)?;
-    let kv = ops.linear(x, &block.key_value)?;
-    let (k, v) = (ops.slice(&kv, -1, 0, inner)?, ops.slice(&kv, -1, inner, 2 * inner)?);
+    let (k, v) = (ops.linear(x, &block.key)?, ops.linear(x, &block.value)?);
     let scale = (block.head_dim as f32).powf(-0.5);
     let attention = Attention { num_heads, kv_num_heads: num_heads, scale, is_causal: false };
     let x = ops.routed_attention(&q, &k, &v, &gates, None, attention)?;

@@ -341,8 +341,7 @@ impl Family for Vit {
             let (width, side) = (stage.shape.width as i64, stage.shape.side as i64);
             let mut x = ops.scoped(&format!("patch_embed{}", i + 1), |ops| {
                 let x = ops.conv2d(&image, &stage.patch_embed.weight, stage.patch_embed.bias.as_ref(), stage.patch)?;
-                let x = ops.reshape(&x, &[0, width, side * side])?;
-                let x = ops.transpose(&x, &[0, 2, 1])?;
+                let x = to_tokens(ops, &x, width, side)?;
                 tapped(ops, &stage.patch_norm, &x)
             })?;
             for (j, block) in stage.blocks.iter().enumerate() {
@@ -360,8 +359,15 @@ impl Family for Vit {
 }
 
 fn to_image<O: Ops>(ops: &mut O, x: &O::Value, channels: i64, side: i64) -> Result<O::Value> {
-    let x = ops.transpose(x, &[0, 2, 1])?;
-    ops.reshape(&x, &[0, channels, side, side])
+    let x = ops.reshape(x, &[0, side, side, channels])?;
+    ops.transpose(&x, &[0, 3, 1, 2])
+}
+
+/// The reverse of [`to_image`]. Both transpose images, not matrices: runtimes whose convolutions have layouts of their own
+/// convert from and to channels last in one step.
+pub(super) fn to_tokens<O: Ops>(ops: &mut O, x: &O::Value, channels: i64, side: i64) -> Result<O::Value> {
+    let x = ops.transpose(x, &[0, 2, 3, 1])?;
+    ops.reshape(&x, &[0, side * side, channels])
 }
 
 fn normed<O: Ops>(ops: &mut O, norm: &Norm, x: &O::Value) -> Result<O::Value> {
@@ -398,8 +404,7 @@ impl Mlp {
                 let u = to_image(ops, &u, hidden as i64, side)?;
                 let conv = Conv { stride: 1, padding: 1, groups: hidden };
                 let u = ops.conv2d(&u, &depthwise.weight, depthwise.bias.as_ref(), conv)?;
-                let u = ops.reshape(&u, &[0, hidden as i64, side * side])?;
-                let u = ops.transpose(&u, &[0, 2, 1])?;
+                let u = to_tokens(ops, &u, hidden as i64, side)?;
                 let u = ops.unary(Unary::Gelu, &u)?;
                 let v = ops.linear(x, gate)?;
                 let h = ops.mul(&u, &v)?;

@@ -13,7 +13,8 @@ pub(super) struct Module {
     pub(super) router: Router,
     pub(super) kind: Kind,
     query: HeadLinear,
-    key_value: Linear,
+    key: Linear,
+    value: Linear,
     proj: HeadLinear,
 }
 
@@ -45,7 +46,8 @@ pub(super) struct Raw {
     path: String,
     router: Router,
     query: HeadLinear,
-    key_value: Linear,
+    key: Linear,
+    value: Linear,
     proj: HeadLinear,
     temperature: Weight,
     query_embedding: Weight,
@@ -75,6 +77,7 @@ impl Raw {
                 (qkv.rows(0..width), qkv.rows(width..3 * width))
             }
         };
+        let (key, value) = (key_value.rows(0..width), key_value.rows(width..2 * width));
         let aggregation = shape.window.map(|window| {
             let cells = window * window;
             RawAggregation {
@@ -92,7 +95,8 @@ impl Raw {
             path: path.to_owned(),
             router,
             query: query.over_heads(heads),
-            key_value,
+            key,
+            value,
             proj: load_linear(l, &name("proj"), width, width, true).over_heads(heads),
             temperature: l.weight(&name("temperature"), &[heads, 1, 1]),
             query_embedding: l.weight(&name("query_embedding"), &[heads, 1, dim]).reshaped([heads, dim]),
@@ -151,8 +155,8 @@ impl Raw {
                 }
             }
         };
-        let Raw { router, query, key_value, proj, .. } = self;
-        Module { router, kind, query, key_value, proj }
+        let Raw { router, query, key, value, proj, .. } = self;
+        Module { router, kind, query, key, value, proj }
     }
 }
 
@@ -203,8 +207,7 @@ impl Module {
     }
 
     fn keys_and_values<O: Ops>(&self, ops: &mut O, x: &O::Value) -> Result<(O::Value, O::Value)> {
-        let (key_value, width) = (ops.linear(x, &self.key_value)?, self.width());
-        Ok((ops.slice(&key_value, -1, 0, width)?, ops.slice(&key_value, -1, width, 2 * width)?))
+        Ok((ops.linear(x, &self.key)?, ops.linear(x, &self.value)?))
     }
 
     fn full<O: Ops>(
