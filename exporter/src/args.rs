@@ -2,7 +2,7 @@
 
 use clap::builder::PossibleValuesParser;
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};
-use moh_export::{AttentionStyle, DEFAULT_OPSET, ElementType, Options, Part};
+use moh_export::{AttentionStyle, AttentionType, DEFAULT_OPSET, ElementType, Options, Part, Sizes};
 use moh_models::families;
 use moh_models::presets::{self, Source};
 use moh_models::{Checkpoint, Config};
@@ -107,6 +107,9 @@ pub(crate) struct RandomArgs {
     pub(crate) force: bool,
 }
 
+/// Larger sizes are mistakes.
+const MAX_SIZE: u64 = 1 << 24;
+
 /// Arguments of an export.
 #[derive(Debug, clap::Args)]
 struct ExportArgs {
@@ -134,6 +137,22 @@ struct ExportArgs {
     /// How routed attention is written: as an operator with its body, or as standard operators only.
     #[arg(long, value_enum, default_value = "routed")]
     attention: AttentionStyle,
+
+    /// What routed attention is computed in: bf16 is faster on CPUs that multiply it, and needs onnxruntime with libmoh_ops.
+    #[arg(long, value_enum, default_value = "model")]
+    attention_type: AttentionType,
+
+    /// The same batch size in every call.
+    #[arg(long, value_name = "N", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=MAX_SIZE))]
+    batch: Option<usize>,
+
+    /// The same number of new tokens in every call.
+    #[arg(long, value_name = "N", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=MAX_SIZE))]
+    sequence: Option<usize>,
+
+    /// The same number of cached tokens in every call.
+    #[arg(long, value_name = "N", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(0..=MAX_SIZE))]
+    past: Option<usize>,
 
     /// ONNX operator-set version, 20 to 24 (20 with --ir-version 9 loads in onnxruntime 1.17).
     #[arg(long, default_value_t = DEFAULT_OPSET, value_name = "N")]
@@ -225,6 +244,8 @@ impl Args {
     /// Checkpoint, output and how to export; `None` where the command line names another command.
     pub(crate) fn export(self) -> Option<Export> {
         let args = self.export;
+        let sizes = [("batch", args.batch), ("sequence", args.sequence), ("past", args.past)];
+        let sizes = sizes.into_iter().filter_map(|(name, size)| Some((name.to_owned(), size?)));
         let options = Options {
             family: args.family,
             config: args.source.config,
@@ -233,6 +254,8 @@ impl Args {
             part: args.part.part(),
             dtype: args.dtype.map(Dtype::element_type),
             attention: args.attention,
+            attention_type: args.attention_type,
+            sizes: Sizes::new(sizes),
             opset: args.opset,
             ir_version: args.ir_version,
             output_gates: args.output_gates,

@@ -62,6 +62,21 @@ pub enum Error {
         /// The family.
         family: String,
     },
+    /// A size of a dimension that the model does not have.
+    #[error("--{name}: the family {family} has no such dimension; it has {known}")]
+    Dimension {
+        /// The dimension.
+        name: String,
+        /// The family.
+        family: String,
+        /// The dimensions that it has.
+        known: String,
+    },
+    /// bfloat16 in standard operators, which no CPU runtime multiplies.
+    #[error(
+        "--attention-type bf16: only our kernels compute attention in bf16, and --attention portable leaves them out"
+    )]
+    AttentionType,
     /// An operator-set or IR version that exported models can't have.
     #[error("--{option}: expected {expected}, found {found}")]
     Version {

@@ -19,7 +19,8 @@ pub mod write;
 
 pub use error::Error;
 pub use graph::ElementType;
-pub use passes::AttentionStyle;
+pub use moh_models::families::Sizes;
+pub use passes::{AttentionStyle, AttentionType};
 pub use report::Report;
 
 use encode::{Plan, encode};
@@ -27,7 +28,6 @@ pub use moh_models::families::moa::Part;
 use moh_models::presets::{self, Source};
 use moh_models::{Checkpoint, Model, WeightType};
 use passes::Gates;
-use record::record;
 use std::path::{Path, PathBuf};
 use write::Staging;
 
@@ -48,6 +48,10 @@ pub struct Options {
     pub dtype: Option<ElementType>,
     /// How routed attention is written.
     pub attention: AttentionStyle,
+    /// What routed attention is computed in.
+    pub attention_type: AttentionType,
+    /// Dimensions that are the same in every call.
+    pub sizes: Sizes,
     /// ONNX operator-set version.
     pub opset: i64,
     /// ONNX IR version; `None`: the one that came with the operator set.
@@ -70,6 +74,8 @@ impl Default for Options {
             part: None,
             dtype: None,
             attention: AttentionStyle::Routed,
+            attention_type: AttentionType::Model,
+            sizes: Sizes::default(),
             opset: DEFAULT_OPSET,
             ir_version: None,
             output_gates: false,
@@ -153,6 +159,18 @@ pub fn check_part(part: Option<Part>, model: &Model) -> Result<(), Error> {
     }
 }
 
+/// Refuses to fix dimensions that the model does not have.
+fn check_sizes(sizes: &Sizes, model: &Model) -> Result<(), Error> {
+    let known = model.dimensions();
+    match sizes.names().find(|name| !known.contains(name)) {
+        None => Ok(()),
+        Some(name) => {
+            let known = known.into_iter().collect::<Vec<_>>().join(", ");
+            Err(Error::Dimension { name: name.to_owned(), family: model.family().to_owned(), known })
+        }
+    }
+}
+
 /// Exports the checkpoint at `path` (a file, an index or a folder) to `output`, whose folder is made.
 ///
 /// # Errors
@@ -167,12 +185,18 @@ pub fn export(path: &Path, output: &Path, options: &Options) -> Result<Report, E
     }
     let model = Model::load(&checkpoint, options.family.as_deref())?;
     check_part(options.part, &model)?;
+    check_sizes(&options.sizes, &model)?;
+    if options.attention_type == AttentionType::Bf16 && options.attention == AttentionStyle::Portable {
+        return Err(Error::AttentionType);
+    }
     check_output(output, &checkpoint, options)?;
     let target = output.parent().unwrap_or(Path::new(""));
     let sides = write::side_files(&checkpoint, target, options.force)?;
 
     let (dtype, note) = choose_dtype(&checkpoint, options);
-    let recorded = record(&model, record::Options { dtype, opset: options.opset, ir_version })?;
+    let recording = record::Options { dtype, opset: options.opset, ir_version };
+    let mut recorded = record::record_sized(&model, recording, &options.sizes)?;
+    passes::set_attention_type(&mut recorded, options.attention_type);
     let gates = if options.output_gates { Gates::Output } else { Gates::Hidden };
     let mut graph = recorded.clone();
     passes::run(&mut graph, gates, options.attention);
@@ -186,8 +210,7 @@ pub fn export(path: &Path, output: &Path, options: &Options) -> Result<Report, E
         side.write(&staging.path(name))?;
     }
     let verification = match options.verify.unwrap_or(model.parameters() <= VERIFY_PARAMETERS) {
-        true => verify::Subject { model: &model, recorded: &recorded, plan: &plan, dtype, style: options.attention }
-            .verify(&staging)?,
+        true => verify::Subject { model: &model, recorded: &recorded, plan: &plan, dtype, options }.verify(&staging)?,
         false => verify::Verification::Skipped("not asked for".to_owned()),
     };
     let names: Vec<String> = sides.iter().map(|(name, _)| (*name).to_owned()).collect();

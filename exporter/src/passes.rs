@@ -1,5 +1,6 @@
 //! What happens to a recorded graph before it is encoded. A pass is one file and one line.
 
+mod attention_type;
 mod bodies;
 mod fold;
 mod gates;
@@ -10,6 +11,8 @@ mod prune;
 pub use gates::Gates;
 
 use crate::graph::Graph;
+
+pub use attention_type::{AttentionType, set_attention_type};
 
 /// How the routed operators are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]

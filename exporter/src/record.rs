@@ -5,7 +5,7 @@ mod dims;
 use crate::encode::scalar_bytes;
 use crate::graph::{Attribute, Dim, ElementType, Graph, Initializer, Node, Source, Value};
 use moh_kernels::schema;
-use moh_models::families::{Inputs, Model, Port, PortDim};
+use moh_models::families::{Inputs, Model, Port, PortDim, Sizes};
 use moh_models::ops::{
     Aggregated, Aggregation, Attention, Binary, Conv, Experts, HeadLinear, Linear, Ops, Reduce, Result, Tap, Type,
     Unary,
@@ -29,7 +29,15 @@ pub struct Options {
 /// # Errors
 /// Those of the family's `forward`.
 pub fn record(model: &Model, options: Options) -> Result<Graph> {
-    let mut recorder = Recorder::new(options);
+    record_sized(model, options, &Sizes::default())
+}
+
+/// Records `model` with some of its dimensions fixed.
+///
+/// # Errors
+/// As [`record`].
+pub fn record_sized(model: &Model, options: Options, sizes: &Sizes) -> Result<Graph> {
+    let mut recorder = Recorder::new(options, sizes.clone());
     let inputs: Vec<Value> = model.inputs().iter().map(|port| recorder.port(port)).collect();
     let recorded = inputs.iter().map(|v| (v.name.clone(), v.clone()));
     let values = model.forward(&mut recorder, &Inputs::new(recorded))?;
@@ -77,6 +85,7 @@ fn identity(from: &str, to: &str) -> Node {
 
 struct Recorder {
     options: Options,
+    sizes: Sizes,
     graph: Graph,
     gate_outputs: Vec<Value>,
     path: Vec<String>,
@@ -86,7 +95,7 @@ struct Recorder {
 }
 
 impl Recorder {
-    fn new(options: Options) -> Recorder {
+    fn new(options: Options, sizes: Sizes) -> Recorder {
         let graph = Graph {
             name: String::new(),
             opset: options.opset,
@@ -101,6 +110,7 @@ impl Recorder {
         };
         Recorder {
             options,
+            sizes,
             graph,
             gate_outputs: Vec::new(),
             path: Vec::new(),
@@ -119,9 +129,10 @@ impl Recorder {
     }
 
     fn port(&mut self, port: &Port) -> Value {
+        let part = |name: &str| self.sizes.get(name).map_or(Dim::Named(name.to_owned()), Dim::Fixed);
         let dim = |dim: &PortDim| match dim {
             PortDim::Fixed(n) => Dim::Fixed(*n),
-            PortDim::Named(name) => Dim::Named((*name).to_owned()),
+            PortDim::Named(sum) => dims::sum(sum.split('+').map(part).collect::<Vec<_>>().iter()),
         };
         self.names.insert(port.name.clone());
         Value { name: port.name.clone(), ty: self.element_type(port.ty), dims: port.dims.iter().map(dim).collect() }

@@ -156,3 +156,32 @@ fn parts_of_an_encoder_decoder() {
     let said = text(&done.stderr);
     assert!(!done.status.success() && said.contains("--part") && said.contains("moh-llama"), "{said}");
 }
+
+#[test]
+fn sizes_that_are_the_same_in_every_call() {
+    let folder = copy("examples/checkpoints/shakespeare-moh-llama");
+    let done = export(folder.path(), &[".", "-o", "out/model.onnx", "--batch", "1", "--sequence", "5"]);
+    assert!(done.status.success() && text(&done.stdout).contains("max error"), "{}", text(&done.stderr));
+    let model = fs::read(folder.path().join("out/model.onnx")).unwrap();
+    let names = |name: &[u8]| model.windows(name.len()).any(|part| part == name);
+    assert!(names(b"past+5") && !names(b"past+sequence") && !names(b"batch"));
+
+    let other = export(folder.path(), &[".", "-o", "b/model.onnx", "--batch", "0"]);
+    assert!(!other.status.success() && text(&other.stderr).contains("--batch"), "{}", text(&other.stderr));
+    let image = copy("examples/checkpoints/digits-moh-dit");
+    let other = export(image.path(), &[".", "-o", "model.onnx", "--sequence", "5"]);
+    assert!(text(&other.stderr).contains("moh-dit has no such dimension; it has batch"), "{}", text(&other.stderr));
+}
+
+#[test]
+fn attention_in_bf16() {
+    let folder = copy("examples/checkpoints/shakespeare-moh-llama");
+    let arguments = [".", "-o", "out/model.onnx", "--attention-type", "bf16"];
+    let refused = export(folder.path(), &[&arguments[..], &["--attention", "portable"]].concat());
+    assert!(text(&refused.stderr).contains("--attention portable leaves them out"), "{}", text(&refused.stderr));
+    let done = export(folder.path(), &arguments);
+    // Where there is no onnxruntime, tract verifies; it has no bfloat16, and says so.
+    let said = text(&done.stdout) + &text(&done.stderr);
+    let verified = done.status.success() && said.contains("max error");
+    assert!(verified || said.contains("which tract does not have"), "{said}");
+}

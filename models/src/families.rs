@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::ops::{Ops, Result, Type};
 use crate::router::HeadCounts;
 use crate::sample::Sample;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A dimension of an input or output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,6 +61,31 @@ pub struct Workload {
     pub tokens: usize,
 }
 
+/// Sizes of named dimensions, `batch` or `past`, that are the same in every call; the others stay symbolic.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Sizes(BTreeMap<String, usize>);
+
+impl Sizes {
+    /// Pairs of a dimension's name and its size.
+    pub fn new(sizes: impl IntoIterator<Item = (String, usize)>) -> Sizes {
+        Sizes(sizes.into_iter().collect())
+    }
+
+    /// The size of dimension `name`, if it is fixed.
+    pub fn get(&self, name: &str) -> Option<usize> {
+        self.0.get(name).copied()
+    }
+
+    /// The names of the fixed dimensions.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().map(String::as_str)
+    }
+
+    fn or(&self, name: &str, default: usize) -> usize {
+        self.get(name).unwrap_or(default)
+    }
+}
+
 /// A model's input values by name.
 #[derive(Debug, Clone)]
 pub struct Inputs<V>(BTreeMap<String, V>);
@@ -95,8 +120,8 @@ pub trait Family: Sized {
     fn outputs(&self) -> Vec<Port>;
     /// The sizes to count multiply-accumulates at.
     fn workload(&self) -> Workload;
-    /// Calls to verify an export with, between them every kind of input: padding, a filled cache, a null class.
-    fn samples(&self) -> Vec<Vec<Sample>>;
+    /// Calls of these sizes to verify an export with, between them every kind of input: padding, a filled cache, a null class.
+    fn samples(&self, sizes: &Sizes) -> Vec<Vec<Sample>>;
     /// The model.
     fn forward<O: Ops>(&self, ops: &mut O, inputs: &Inputs<O::Value>) -> Result<Vec<O::Value>>;
 }
@@ -209,8 +234,15 @@ impl Model {
     }
 
     /// See [`Family::samples`].
-    pub fn samples(&self) -> Vec<Vec<Sample>> {
-        each!(&self.family, model => model.samples())
+    pub fn samples(&self, sizes: &Sizes) -> Vec<Vec<Sample>> {
+        each!(&self.family, model => model.samples(sizes))
+    }
+
+    /// Names of the dimensions that a caller chooses.
+    pub fn dimensions(&self) -> BTreeSet<&'static str> {
+        let named = |dim: PortDim| if let PortDim::Named(name) = dim { Some(name) } else { None };
+        let names = self.inputs().into_iter().flat_map(|port| port.dims).filter_map(named);
+        names.flat_map(|name| name.split('+')).collect()
     }
 
     /// See [`Family::forward`].

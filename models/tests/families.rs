@@ -4,7 +4,7 @@
 
 use candle_core::{DType, Device, Tensor};
 use moh_models::eager::Eager;
-use moh_models::families::{Inputs, Model, NAMES};
+use moh_models::families::{Inputs, Model, NAMES, Sizes};
 use moh_models::sample::{Rng, SampleData};
 use moh_models::{Checkpoint, Config};
 use serde_json::{Value, json};
@@ -48,7 +48,7 @@ fn checkpoint(folder: &Path, config: &Value) -> Checkpoint {
 
 fn run(model: &Model) -> (Vec<Vec<Tensor>>, Vec<BTreeMap<String, Tensor>>) {
     let mut eager = Eager::new().with_taps();
-    let samples = model.samples();
+    let samples = model.samples(&Sizes::default());
     let forward = |sample: &Vec<moh_models::sample::Sample>| {
         let inputs = sample.iter().map(|s| {
             let tensor = match &s.data {

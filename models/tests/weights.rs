@@ -9,7 +9,7 @@ mod write;
 use candle_core::{Device, Tensor};
 use half::{bf16, f16};
 use moh_models::eager::Eager;
-use moh_models::families::{Inputs, Model};
+use moh_models::families::{Inputs, Model, Sizes};
 use moh_models::sample::SampleData;
 use moh_models::{Checkpoint, Error, WeightType};
 use serde_json::Value;
@@ -80,7 +80,7 @@ fn outputs(model: &Model) -> Vec<Vec<f32>> {
         let output = model.forward(&mut Eager::new(), &Inputs::new(inputs)).unwrap().remove(0);
         output.flatten_all().unwrap().to_vec1().unwrap()
     };
-    model.samples().iter().map(run).collect()
+    model.samples(&Sizes::default()).iter().map(run).collect()
 }
 
 fn model(folder: &TempDir) -> Model {

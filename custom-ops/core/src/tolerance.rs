@@ -58,6 +58,10 @@ pub fn model_output(dtype: DType) -> f32 {
     }
 }
 
+/// The same, of a model whose attention alone is computed in bf16: queries, keys, values and the heads' outputs are rounded to 2^-9
+/// in every layer, the residual stream between the layers is not.
+pub const MODEL_BF16_ATTENTION: f32 = 5e-2;
+
 /// Relative distance between the last head kept and the first one dropped below which f32 arithmetic does not decide:
 /// the scores come from sums of hundreds of products, each rounded to 6e-8.
 pub const ROUTING_GAP_F32: f32 = 1e-5;

@@ -59,7 +59,7 @@ impl Layer {
         };
         let flat = self.x.dims.len() == 2;
         let (module, ty) = (name.strip_suffix("/MatMul").unwrap_or(name), self.x.ty);
-        let mut value = |graph: &mut Graph, name: String, last: usize| {
+        let value = |graph: &mut Graph, name: String, last: usize| {
             let dims = rows.iter().cloned().chain([Dim::Fixed(last)]).collect();
             graph.values.insert(name.clone(), Value { name: name.clone(), ty, dims });
             name

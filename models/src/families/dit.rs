@@ -3,7 +3,7 @@
 //! Module and tensor names are those of the published code. Its `routed_head` is the number of *active* routed heads, top_k.
 
 use super::vit::to_tokens;
-use super::{Family, Inputs, Layer, Port, PortDim, Workload};
+use super::{Family, Inputs, Layer, Port, PortDim, Sizes, Workload};
 use crate::checkpoint::{Checkpoint, Config, Loader, Weight};
 use crate::error::Error;
 use crate::ops::{Attention, Conv, HeadLinear, Linear, Ops, Result, Tap, Type, Unary};
@@ -195,10 +195,10 @@ impl Family for Dit {
         Workload { sizes: vec![("batch", 1)], tokens: self.tokens() }
     }
 
-    fn samples(&self) -> Vec<Vec<Sample>> {
-        let (rng, batch) = (&mut Rng::new(1), 3);
+    fn samples(&self, sizes: &Sizes) -> Vec<Vec<Sample>> {
+        let (rng, batch) = (&mut Rng::new(1), sizes.or("batch", 3));
         let images = rng.normals("hidden_states", &[batch, self.in_channels, self.input_size, self.input_size]);
-        let timestep = SampleData::F32(vec![0.0, 312.5, 981.0]);
+        let timestep = SampleData::F32([0.0, 312.5, 981.0].into_iter().cycle().take(batch).collect());
         let mut labels = rng.ids("class_labels", &[batch], self.num_labels);
         if let SampleData::I64(labels) = &mut labels.data {
             labels[batch - 1] = self.num_labels as i64 - 1;

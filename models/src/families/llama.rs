@@ -12,7 +12,7 @@
 
 mod rope;
 
-use super::{Family, Inputs, Layer, Port, PortDim, Workload};
+use super::{Family, Inputs, Layer, Port, PortDim, Sizes, Workload};
 use crate::checkpoint::{Checkpoint, Config, Loader, Weight};
 use crate::mixture::{ExpertCounts, Mixture};
 use crate::ops::{Activation, Attention, Binary, HeadLinear, Linear, Ops, Result, Tap, Type};
@@ -231,11 +231,15 @@ impl Family for Llama {
         Workload { sizes: vec![("batch", 1), ("sequence", tokens), ("past", 0), ("past+sequence", tokens)], tokens }
     }
 
-    fn samples(&self) -> Vec<Vec<Sample>> {
-        let rng = &mut Rng::new(2);
+    fn samples(&self, sizes: &Sizes) -> Vec<Vec<Sample>> {
+        let (rng, batch) = (&mut Rng::new(2), sizes.or("batch", 2));
         // A left-padded prompt, then one token and three tokens on a filled cache.
-        [(7, 0, 2), (1, 7, 2), (3, 4, 0)]
-            .map(|(sequence, past, padding)| self.sample(rng, sequence, past, padding))
+        let calls = [(7, 0, 2), (1, 7, 2), (3, 4, 0)];
+        calls
+            .map(|(sequence, past, padding)| (sizes.or("sequence", sequence), sizes.or("past", past), padding))
+            .map(|(sequence, past, padding)| {
+                self.sample(rng, [batch, sequence, past], padding.min(sequence + past - 1))
+            })
             .into()
     }
 
@@ -306,8 +310,8 @@ impl Llama {
     }
 
     /// A call with `past` cached tokens, of which the second row's first `padding` are padding.
-    fn sample(&self, rng: &mut Rng, sequence: usize, past: usize, padding: usize) -> Vec<Sample> {
-        let (batch, total) = (2, past + sequence);
+    fn sample(&self, rng: &mut Rng, [batch, sequence, past]: [usize; 3], padding: usize) -> Vec<Sample> {
+        let total = past + sequence;
         let padding_of = |row: usize| if row == 1 { padding } else { 0 };
         let integers = |name: &str, width: usize, value: &dyn Fn(usize, usize) -> usize| Sample {
             name: name.to_owned(),

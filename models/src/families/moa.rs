@@ -33,7 +33,7 @@ mod embedding;
 mod layers;
 mod ports;
 
-use super::{Family, Inputs, Layer, Port, Workload};
+use super::{Family, Inputs, Layer, Port, Sizes, Workload};
 use crate::checkpoint::{Checkpoint, Loader};
 use crate::ops::{Binary, Ops, Result, Type};
 use crate::router::HeadCounts;
@@ -113,8 +113,8 @@ impl Family for Moa {
         ports::workload(self)
     }
 
-    fn samples(&self) -> Vec<Vec<Sample>> {
-        ports::samples(self)
+    fn samples(&self, sizes: &Sizes) -> Vec<Vec<Sample>> {
+        ports::samples(self, sizes)
     }
 
     fn forward<O: Ops>(&self, ops: &mut O, inputs: &Inputs<O::Value>) -> Result<Vec<O::Value>> {

@@ -5,7 +5,7 @@
 mod attention;
 mod constants;
 
-use super::{Family, Inputs, Layer, Port, PortDim, Workload};
+use super::{Family, Inputs, Layer, Port, PortDim, Sizes, Workload};
 use crate::checkpoint::{Checkpoint, Config, Loader, Weight};
 use crate::mixture::{ExpertCounts, Mixture};
 use crate::ops::{Activation, Conv, Linear, Ops, Reduce, Result, Tap, Type, Unary};
@@ -329,8 +329,8 @@ impl Family for Vit {
         Workload { sizes: vec![("batch", 1)], tokens: self.stages[0].shape.side.pow(2) }
     }
 
-    fn samples(&self) -> Vec<Vec<Sample>> {
-        let shape = [2, self.channels, self.image_size, self.image_size];
+    fn samples(&self, sizes: &Sizes) -> Vec<Vec<Sample>> {
+        let shape = [sizes.or("batch", 2), self.channels, self.image_size, self.image_size];
         vec![vec![Rng::new(3).normals("pixel_values", &shape)]]
     }
 

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tract_onnx::pb::tensor_proto::DataType;
 use tract_onnx::pb::tensor_shape_proto::dimension;
-use tract_onnx::pb::{GraphProto, ModelProto, ValueInfoProto, type_proto};
+use tract_onnx::pb::{AttributeProto, GraphProto, ModelProto, ValueInfoProto, type_proto};
 use tract_onnx::prelude::*;
 use tract_onnx::tract_core::internal::{EvalContext, OpState};
 use tract_onnx::tract_core::ops::cast::cast;
@@ -106,6 +106,7 @@ fn prepare(path: &Path, threads: Option<usize>) -> TractResult<(ModelProto, Plan
     let proto = onnx.proto_model_for_path(path)?;
     if let Some(graph) = &proto.graph {
         check_outputs(graph)?;
+        check_types(graph)?;
     }
     let folder = match path.parent() {
         Some(folder) => folder.to_str().context("the model's folder is not valid UTF-8")?,
@@ -131,6 +132,15 @@ fn check_outputs(graph: &GraphProto) -> TractResult<()> {
         .collect();
     match graph.output.iter().find(|output| !computed.contains(output.name.as_str())) {
         Some(output) => bail!("nothing computes output {}", output.name),
+        None => Ok(()),
+    }
+}
+
+/// tract's own words for a conversion to bfloat16 do not say what is missing.
+fn check_types(graph: &GraphProto) -> TractResult<()> {
+    let narrows = |to: &AttributeProto| to.name == "to" && to.i == DataType::Bfloat16 as i64;
+    match graph.node.iter().find(|node| node.op_type == "Cast" && node.attribute.iter().any(narrows)) {
+        Some(node) => bail!("{} converts to bfloat16, which tract does not have; onnxruntime does", node.name),
         None => Ok(()),
     }
 }

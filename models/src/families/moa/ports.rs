@@ -2,7 +2,7 @@
 
 use super::Moa;
 use super::config::Part;
-use crate::families::{Port, PortDim, Workload};
+use crate::families::{Port, PortDim, Sizes, Workload};
 use crate::ops::Type;
 use crate::sample::{Rng, Sample, SampleData};
 
@@ -86,75 +86,80 @@ pub(super) fn workload(model: &Moa) -> Workload {
     Workload { sizes, tokens: n }
 }
 
-/// The lengths of a call: of the target and the source, what is cached and what is new.
+/// The sizes of a call: its rows, and of the target and the source, what is cached and what is new.
 struct Lengths {
+    rows: usize,
     past: usize,
     sequence: usize,
     source_past: usize,
     source: usize,
 }
 
-pub(super) fn samples(model: &Moa) -> Vec<Vec<Sample>> {
-    let rng = &mut Rng::new(4);
+pub(super) fn samples(model: &Moa, sizes: &Sizes) -> Vec<Vec<Sample>> {
+    let (rng, rows) = (&mut Rng::new(4), sizes.or("batch", 3));
     match model.settings.part {
         Part::Encoder => {
             let lengths = [7.min(longest(model)).max(1), 1];
-            lengths.map(|sequence| encoder_sample(model, rng, sequence)).into()
+            lengths.map(|length| encoder_sample(model, rng, rows, sizes.or("sequence", length))).into()
         }
         Part::Decoder => {
             // A target's beginning, its next token and some more tokens, with the source in the cache; another target on a
             // source of which a part is new, as nobody needs to call it.
             let calls = [(0, 4, 0, 6), (4, 1, 6, 0), (2, 3, 6, 0), (1, 2, 3, 4)];
-            let lengths =
-                calls.map(|(past, sequence, source_past, source)| Lengths { past, sequence, source_past, source });
+            let lengths = calls.map(|(past, sequence, source_past, source)| Lengths {
+                rows,
+                past: sizes.or("past", past),
+                sequence: sizes.or("sequence", sequence),
+                source_past: sizes.or("encoder_past", source_past),
+                source: sizes.or("encoder_sequence", source),
+            });
             let fits = |lengths: &&Lengths| lengths.past + lengths.sequence <= longest(model);
             lengths.iter().filter(fits).map(|lengths| decoder_sample(model, rng, lengths)).collect()
         }
     }
 }
 
-const ROWS: usize = 3;
-
-fn token_sample(model: &Moa, rng: &mut Rng, sequence: usize) -> Sample {
+fn token_sample(model: &Moa, rng: &mut Rng, rows: usize, sequence: usize) -> Sample {
     match &model.embedding {
-        Some(embedding) => rng.ids("input_ids", &[ROWS, sequence], embedding.vocab_size()),
-        None => rng.normals("inputs_embeds", &[ROWS, sequence, model.settings.width]),
+        Some(embedding) => rng.ids("input_ids", &[rows, sequence], embedding.vocab_size()),
+        None => rng.normals("inputs_embeds", &[rows, sequence, model.settings.width]),
     }
 }
 
-/// A mask of three rows: without padding, padded on the right, and padded on the left.
-fn mask_sample(name: &str, length: usize) -> Sample {
+/// A mask whose rows are without padding, padded on the right, and padded on the left.
+fn mask_sample(name: &str, rows: usize, length: usize) -> Sample {
     let kept = |row: usize, i: usize| match row {
         0 => true,
         1 => i < length.div_ceil(2),
         _ => i >= length / 3,
     };
-    let data = (0..ROWS).flat_map(|row| (0..length).map(move |i| i64::from(kept(row, i)))).collect();
-    Sample { name: name.to_owned(), shape: vec![ROWS, length], data: SampleData::I64(data) }
+    let data = (0..rows).flat_map(|row| (0..length).map(move |i| i64::from(kept(row, i)))).collect();
+    Sample { name: name.to_owned(), shape: vec![rows, length], data: SampleData::I64(data) }
 }
 
-fn encoder_sample(model: &Moa, rng: &mut Rng, sequence: usize) -> Vec<Sample> {
-    vec![token_sample(model, rng, sequence), mask_sample("attention_mask", sequence)]
+fn encoder_sample(model: &Moa, rng: &mut Rng, rows: usize, sequence: usize) -> Vec<Sample> {
+    vec![token_sample(model, rng, rows, sequence), mask_sample("attention_mask", rows, sequence)]
 }
 
 fn decoder_sample(model: &Moa, rng: &mut Rng, lengths: &Lengths) -> Vec<Sample> {
-    let Lengths { past, sequence, source_past, source } = *lengths;
-    let mut tokens = token_sample(model, rng, sequence);
+    let Lengths { rows, past, sequence, source_past, source } = *lengths;
+    let mut tokens = token_sample(model, rng, rows, sequence);
     if let (Some(embedding), SampleData::I64(ids)) = (&model.embedding, &mut tokens.data)
         && sequence > 1
+        && rows > 1
     {
         // The second row ends in padding.
         ids[2 * sequence - 1] = embedding.padding_idx as i64;
     }
     let mut samples = vec![
         tokens,
-        rng.normals("encoder_hidden_states", &[ROWS, source, model.settings.source_width]),
-        mask_sample("encoder_attention_mask", source_past + source),
+        rng.normals("encoder_hidden_states", &[rows, source, model.settings.source_width]),
+        mask_sample("encoder_attention_mask", rows, source_past + source),
     ];
     for layer in 0..model.settings.layers {
         for (of, length) in [("decoder", past), ("encoder", source_past)] {
             for kind in ["key", "value"] {
-                samples.push(rng.normals(&past_name(layer, of, kind), &[ROWS, 1, length, model.settings.head_dim]));
+                samples.push(rng.normals(&past_name(layer, of, kind), &[rows, 1, length, model.settings.head_dim]));
             }
         }
     }
