@@ -271,12 +271,13 @@ template <class C> struct Consumer {
             int head = max(row[r], 0) % p.num_heads, token = max(row[r], 0) / p.num_heads % p.q_len;
             const T* bias = static_cast<const T*>(p.bias) + batch * p.bias_strides[0] + head * p.bias_strides[1] +
                             token * p.bias_strides[2];
+            const int biased = p.bias ? limit[r] : 0; // without one the scores are only scaled
 #pragma unroll
             for (int i = 0; i < C::kKeys / 4; i++) {
                 int key = first_key + i / 2 * 8 + lane % 4 * 2 + i % 2;
                 float& score = scores[i / 2 * 4 + r * 2 + i % 2];
                 score *= p.scale_log2;
-                if (key < limit[r]) score += to_float(bias[key * p.bias_strides[3]]) * kLog2E;
+                if (key < biased) score += to_float(bias[key * p.bias_strides[3]]) * kLog2E;
             }
         }
     }

@@ -188,3 +188,25 @@ fn decoding_splits_long_caches() {
         }
     });
 }
+
+#[test]
+fn long_lists_in_tiles() {
+    on_device(|device| {
+        for (dtype, dim, q_len, kv_len) in [
+            (DType::F16, 64, 500, 256), // high tiles, keys and values stay in shared memory
+            (DType::BF16, 72, 300, 512),
+            (DType::F16, 64, 400, 800), // keys and values pass by
+            (DType::BF16, 128, 330, 460),
+            (DType::F16, 96, 260, 500),
+            (DType::BF16, 256, 200, 330),
+        ] {
+            let case = Case { dtype, q_len, kv_len, head_dim: dim, value_dim: dim, seed: 6, ..Case::default() };
+            for (is_causal, group_size) in [(false, 1), (true, 2)] {
+                let case = Case { is_causal, group_size, batch: 3 - group_size, ..case };
+                check(device, Case { gates: Gates::Random(0.8), cache_layout: is_causal, ..case });
+            }
+            let bias = Some(([false, true, false, true], Mask::Some));
+            check(device, Case { gates: Gates::Random(0.5), bias, ..case });
+        }
+    });
+}

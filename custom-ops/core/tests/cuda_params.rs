@@ -2,7 +2,7 @@
 #![cfg(feature = "cuda")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
-use moh_kernels::cuda::params::{AggregatedParams, AttentionParams, LinearParams, PlanParams};
+use moh_kernels::cuda::params::{AggregatedParams, AttentionParams, AttentionSm90Params, LinearParams, PlanParams};
 use std::mem::offset_of;
 use std::process::Command;
 
@@ -25,6 +25,10 @@ fn layouts() -> Vec<Layout> {
             query, key, value, gates, bias, output, counts, entries, tiles, tile_count, next, partial, partial_lse,
             key_strides, value_strides, bias_strides, batch, q_len, kv_len, num_heads, kv_num_heads, head_dim, value_dim,
             is_causal, splits, keys_per_split, scale,
+        }
+        AttentionSm90Params {
+            key_map, value_map, query, gates, bias, output, entries, tiles, tile_count, next, bias_strides, batch, q_len, kv_len,
+            num_heads, kv_num_heads, head_dim, value_dim, is_causal, cache_layout, resident, scale_log2,
         }
         LinearParams {
             x, weight, bias, gates, output, counts, entries, x_row, weight_row, output_row, x_head, weight_head, output_head,

@@ -134,3 +134,34 @@ pub struct AggregatedParams {
 }
 // SAFETY: as above.
 unsafe impl Params for AggregatedParams {}
+
+/// `AttentionSm90Params`: of `attention_sm90.cu`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct AttentionSm90Params {
+    pub key_map: TensorMap,
+    pub value_map: TensorMap,
+    pub query: RawPtr,
+    pub gates: RawPtr,
+    pub bias: RawPtr,
+    pub output: RawPtr,
+    pub entries: RawPtr,
+    pub tiles: RawPtr,
+    pub tile_count: RawPtr,
+    pub next: RawPtr,
+    pub bias_strides: [i64; 4],
+    pub batch: i32,
+    pub q_len: i32,
+    pub kv_len: i32,
+    pub num_heads: i32,
+    pub kv_num_heads: i32,
+    pub head_dim: i32,
+    pub value_dim: i32,
+    pub is_causal: i32,
+    pub cache_layout: i32,
+    pub resident: i32,
+    pub scale_log2: f32,
+}
+// SAFETY: as above.
+unsafe impl Params for AttentionSm90Params {}

@@ -1,6 +1,7 @@
 //! RoutedAttention: which kernel, and with what.
 
 mod decode;
+mod hopper;
 mod mma;
 mod simt;
 
@@ -28,6 +29,8 @@ pub(super) unsafe fn launch(call: &Call<'_>) -> Result<(), Error> {
     unsafe {
         if attention.is_decoding() {
             decode::launch(&attention)
+        } else if attention.fits_mma() && attention.fits_hopper() {
+            hopper::launch(&attention)
         } else if attention.fits_mma() {
             mma::launch(&attention)
         } else {
