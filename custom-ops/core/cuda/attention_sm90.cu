@@ -225,13 +225,16 @@ template <class C> struct Consumer {
     }
 
     MOH_DEVICE void wait_slot(const Position<C::kSlots>& at) const { mbarrier_wait(&shared.slot_full[at.slot], at.parity); }
-    // This warp is done with the slot.
+    // This warp is done with the slot; its lanes are together, as after a wait for wgmma.
     MOH_DEVICE void leave_slot(Position<C::kSlots>& at, bool release) const {
         if (release && lane == 0) mbarrier_arrive(&shared.slot_empty[at.slot]);
         at.advance();
     }
     MOH_DEVICE void skip_slot(Position<C::kSlots>& at, bool release) const {
-        if (release) wait_slot(at); // else this would be an arrival too early
+        if (release) {
+            wait_slot(at); // else this would be an arrival too early
+            __syncwarp();  // and lanes that have not seen the phase yet would miss it
+        }
         leave_slot(at, release);
     }
     // The tile's first `count` blocks, but for the last one's values, which come after the next keys.
