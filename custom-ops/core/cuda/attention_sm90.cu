@@ -194,7 +194,7 @@ template <class C> MOH_DEVICE void gather(const AttentionSm90Params& p, Shared<C
             fence_async_proxy();
             mbarrier_arrive(&shared.query_full[w][at.slot]);
             at.advance();
-            zeros.write(p, 64);
+            zeros.write(p, 128);
         }
         before += units;
     }

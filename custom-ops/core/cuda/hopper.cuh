@@ -1,19 +1,19 @@
 // What only sm_90a has: mbarriers, tensor memory access (TMA), warpgroup matrix products (wgmma), setmaxnreg.
 //
 // Sources of every layout here, two for each point because neither the compiler nor an emulator written from this file would show a
-// misreading:
-// - swizzles: a 16-byte chunk at address a lies at a ^ (((a >> 7) & m) << 4), m = 7, 3, 1 for the 128-, 64- and 32-byte mode, a
-//   counted from an address that is a multiple of 1024 (PTX ISA, "Swizzling modes" of tensors, and table "Starting address of
-//   repeating pattern"; CuTe's Swizzle<3,4,3>, <2,4,3>, <1,4,3> for the same modes, used for TMA and wgmma alike);
-// - descriptors: bits 0-13 start, 16-29 leading offset, 32-45 stride offset, all >> 4, 49-51 base offset (0: our patterns start at
-//   multiples of 1024), 62-63 mode: 1 = 128, 2 = 64, 3 = 32 bytes (PTX ISA, "Matrix descriptor format"; CuTe, mma_sm90_desc.hpp);
+// misreading; ISA is the PTX ISA, chapter wgmma, "Register fragments and shared memory matrix layouts":
+// - swizzles: a 16-byte chunk at address a lies at a ^ (((a >> 7) & m) << 4), m = 7, 3, 1 for the 128-, 64- and 32-byte mode (ISA,
+//   canonical layouts: Swizzle<3,4,3>, <2,4,3>, <1,4,3>; CuTe uses these for TMA and wgmma alike);
+// - descriptors: bits 0-13 start, 16-29 leading offset, 32-45 stride offset, all >> 4, 49-51 base offset (0: patterns start at
+//   multiples of 1024, 512, 256 here), 62-63 mode: 1 = 128, 2 = 64, 3 = 32 bytes (ISA, "Matrix descriptor format"; CuTe,
+//   mma_sm90_desc.hpp);
 // - the offsets' meaning: K-major, swizzled: stride = from 8 rows to the next 8, leading unused. MN-major, swizzled: leading = from
-//   one swizzle width of MN to the next, stride = from 8 k to the next 8 (PTX ISA, "Strides"; CuTe, mma_traits_sm90_gmma.hpp, canonical
-//   layouts ((T,2^b,m),(8,k)):((1,T,LBO),(2^b T,SBO)));
-// - a step of 16 k inside a K-major swizzled row is 32 bytes more on the start address: the swizzle acts on the sum (CuTe's
-//   DescriptorIterator adds just so; DeepGEMM and FlashAttention-3 rest on it);
+//   one swizzle width of MN to the next, stride = from 8 k to the next 8 (ISA, "Strides", and its examples for 32 and 64 bytes with
+//   bf16; CuTe, mma_traits_sm90_gmma.hpp: ((T,2^b,m),(8,k)):((1,T,LBO),(2^b T,SBO)));
+// - a step of 16 k inside a K-major swizzled row is 32 bytes more on the start address: the swizzle acts on the sum (ISA, canonical
+//   layouts with 2k columns of T; CuTe's DescriptorIterator adds just so, and FlashAttention-3 rests on it);
 // - fragments: warp w holds rows 16 w to 16 w + 15. Accumulator d[i]: row lane / 4 + 8 (i / 2 % 2), column 8 (i / 4) + 2 (lane % 4)
-//   + i % 2; A: as mma.m16n8k16 (PTX ISA, "Register fragments for wgmma.m64nNk16"; CuTe's CLayout_64xN, ALayout_64x16).
+//   + i % 2; A: as mma.m16n8k16 (ISA, figures of wgmma.m64nNk16; CuTe's CLayout_64xN, ALayout_64x16).
 #pragma once
 
 #include "device.cuh"

@@ -10,6 +10,9 @@ use std::marker::PhantomData;
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
+/// Name of the environment variable that holds a compute capability, as `80`: kernels for later ones are not used.
+pub const CAPABILITY_VARIABLE: &str = "MOH_CUDA_CAPABILITY";
+
 /// What kernels are chosen and sized by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Properties {
@@ -172,11 +175,17 @@ unsafe fn properties(driver: &'static Driver, context: u64) -> Result<Properties
         Ok::<u32, Error>(u32::try_from(value).unwrap_or(0))
     };
     let properties = Properties {
-        capability: (get(MAJOR)?, get(MINOR)?),
+        capability: allowed((get(MAJOR)?, get(MINOR)?)),
         multiprocessors: get(MULTIPROCESSORS)?,
         shared_bytes: get(SHARED_BYTES)?,
         l2_bytes: get(L2_BYTES)?,
     };
     known.insert(context, properties);
     Ok(properties)
+}
+
+/// The capability that kernels are chosen by.
+fn allowed(capability: (u32, u32)) -> (u32, u32) {
+    let limit = std::env::var(CAPABILITY_VARIABLE).ok().and_then(|limit| limit.parse::<u32>().ok());
+    limit.map_or(capability, |limit| capability.min((limit / 10, limit % 10)))
 }

@@ -95,7 +95,7 @@ impl Attention<'_> {
     fn tensor_map(&self, tensor: RawPtr, dim: usize, instance: &Instance) -> Result<TensorMap, Error> {
         const FLOAT16: u32 = 6;
         const BFLOAT16: u32 = 9;
-        const PROMOTION_256_BYTES: u32 = 3;
+        const PROMOTION_128_BYTES: u32 = 2;
         let p = &self.problem;
         let driver: &Driver = self.call.stream.driver();
         let data_type = if self.call.dtype == DType::F16 { FLOAT16 } else { BFLOAT16 };
@@ -122,7 +122,7 @@ impl Attention<'_> {
                 [1u32; 4].as_ptr(),
                 0,
                 swizzle,
-                PROMOTION_256_BYTES,
+                PROMOTION_128_BYTES,
                 0,
             )
         }
