@@ -26,7 +26,7 @@ MOH_DEVICE int count_on(const float* gates, int elements, int* scratch) {
 // Which kernel computes a tile. A head's products in the routed one cost a multiple of 16 rows, and once more as much as 64 of the
 // inner length for adding them to the sums in shared memory.
 MOH_DEVICE bool is_routed(const LinearParams& p, int rows, int on) {
-    if (p.scale_by_gates) return true;
+    if (p.only != 0) return p.only == 1;
     int64_t routed = int64_t(on + 8 * min(p.heads, on)) * (p.depth + 64), dense = int64_t(rows) * p.heads * p.depth;
     return 5 * routed < 4 * dense;
 }
@@ -369,22 +369,28 @@ template <class T, int layout, int tokens, int stages, bool aligned> struct Rout
 
 } // namespace
 
-// moh_combine_{dense,routed}_<type>_<layout>_<tokens>, with _any where addresses or widths are not multiples of 16 bytes.
-#define MOH_DENSE(name, type, layout, rows, columns, aligned)                                                          \
-    MOH_KERNEL(moh_combine_dense_##name, LinearParams, rows, 1) { Dense<Tile<type, layout, rows, columns>, aligned>::run(p); }
-#define MOH_ROUTED(name, type, layout, tokens, stages, aligned)                                                        \
-    MOH_KERNEL(moh_combine_routed_##name, LinearParams, 256, 1) { Routed<type, layout, tokens, stages, aligned>::run(p); }
+// moh_combine_{dense,routed}_<type>_<layout>_<tokens>, with _any where addresses or widths are not multiples of 16 bytes. Up to 32
+// tokens wait for the weights alone: the dense kernel reads those of the heads in use once, in narrow tiles with many copies under way.
+#define MOH_DENSE(variant, type, layout, rows, columns, stages, aligned)                                               \
+    MOH_KERNEL(moh_combine_dense_##type##_##layout##_##variant, LinearParams, rows, 1) {                               \
+        Dense<Tile<type, layout, rows, columns, stages>, aligned>::run(p);                                             \
+    }
+#define MOH_ROUTED(variant, type, layout, tokens, stages, aligned)                                                     \
+    MOH_KERNEL(moh_combine_routed_##type##_##layout##_##variant, LinearParams, 256, 1) {                               \
+        Routed<type, layout, tokens, stages, aligned>::run(p);                                                         \
+    }
 #define MOH_COMBINE(type, layout)                                                                                      \
-    MOH_DENSE(type##_##layout##_64, type, layout, 64, 64, true)                                                        \
-    MOH_ROUTED(type##_##layout##_64, type, layout, 64, 3, true)                                                        \
-    MOH_DENSE(type##_##layout##_any, type, layout, 64, 64, false)                                                      \
-    MOH_ROUTED(type##_##layout##_any, type, layout, 64, 3, false)
+    MOH_DENSE(32, type, layout, 32, 32, 8, true)                                                                       \
+    MOH_DENSE(64, type, layout, 64, 64, 3, true)                                                                       \
+    MOH_ROUTED(64, type, layout, 64, 3, true)                                                                          \
+    MOH_DENSE(any, type, layout, 64, 64, 3, false)                                                                     \
+    MOH_ROUTED(any, type, layout, 64, 3, false)
 #define MOH_COMBINE_LARGE(type, layout)                                                                                \
     MOH_COMBINE(type, layout)                                                                                          \
-    MOH_DENSE(type##_##layout##_128, type, layout, 128, 128, true)                                                     \
-    MOH_ROUTED(type##_##layout##_128, type, layout, 128, 4, true)                                                      \
-    MOH_DENSE(type##_##layout##_256, type, layout, 256, 128, true)                                                     \
-    MOH_ROUTED(type##_##layout##_256, type, layout, 256, 4, true)
+    MOH_DENSE(128, type, layout, 128, 128, 3, true)                                                                    \
+    MOH_ROUTED(128, type, layout, 128, 4, true)                                                                        \
+    MOH_DENSE(256, type, layout, 256, 128, 3, true)                                                                    \
+    MOH_ROUTED(256, type, layout, 256, 4, true)
 MOH_COMBINE_LARGE(f16, 0)
 MOH_COMBINE_LARGE(f16, 1)
 MOH_COMBINE_LARGE(bf16, 0)

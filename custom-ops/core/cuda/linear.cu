@@ -199,19 +199,23 @@ template <class Tile, bool aligned> struct Projection {
 
 } // namespace
 
-// moh_projection_<type>_<layout>_<rows>x<columns>, with _any where addresses or widths are not multiples of 16 bytes.
-#define MOH_PROJECTION(name, type, layout, rows, columns, blocks, aligned)                                             \
-    MOH_KERNEL(name, LinearParams, rows, blocks) { Projection<Tile<type, layout, rows, columns>, aligned>::run(p); }
+// moh_projection_<type>_<layout>_<rows>x<columns>, with _any where addresses or widths are not multiples of 16 bytes. That of 32 rows
+// waits for the weights alone: its tiles are narrow and its copies many, so that all of the memory's bandwidth is asked for.
+#define MOH_PROJECTION(variant, type, layout, rows, columns, stages, blocks, aligned)                                  \
+    MOH_KERNEL(moh_projection_##type##_##layout##_##variant, LinearParams, rows, blocks) {                             \
+        Projection<Tile<type, layout, rows, columns, stages>, aligned>::run(p);                                        \
+    }
 #define MOH_PROJECTIONS(type, layout)                                                                                  \
-    MOH_PROJECTION(moh_projection_##type##_##layout##_256x128, type, layout, 256, 128, 1, true)                        \
-    MOH_PROJECTION(moh_projection_##type##_##layout##_128x128, type, layout, 128, 128, 2, true)                        \
-    MOH_PROJECTION(moh_projection_##type##_##layout##_128x64, type, layout, 128, 64, 2, true)                          \
-    MOH_PROJECTION(moh_projection_##type##_##layout##_any, type, layout, 64, 64, 2, false)
-MOH_PROJECTIONS(f16, 0)
-MOH_PROJECTIONS(f16, 1)
-MOH_PROJECTIONS(bf16, 0)
-MOH_PROJECTIONS(bf16, 1)
-MOH_PROJECTION(moh_projection_float_0_128x64, float, 0, 128, 64, 2, true)
-MOH_PROJECTION(moh_projection_float_1_128x64, float, 1, 128, 64, 2, true)
-MOH_PROJECTION(moh_projection_float_0_any, float, 0, 64, 64, 2, false)
-MOH_PROJECTION(moh_projection_float_1_any, float, 1, 64, 64, 2, false)
+    MOH_PROJECTION(128x64, type, layout, 128, 64, 3, 2, true)                                                          \
+    MOH_PROJECTION(32x32, type, layout, 32, 32, 8, 2, true)                                                            \
+    MOH_PROJECTION(any, type, layout, 64, 64, 3, 2, false)
+#define MOH_PROJECTIONS_LARGE(type, layout)                                                                            \
+    MOH_PROJECTIONS(type, layout)                                                                                      \
+    MOH_PROJECTION(256x128, type, layout, 256, 128, 3, 1, true)                                                        \
+    MOH_PROJECTION(128x128, type, layout, 128, 128, 3, 2, true)
+MOH_PROJECTIONS_LARGE(f16, 0)
+MOH_PROJECTIONS_LARGE(f16, 1)
+MOH_PROJECTIONS_LARGE(bf16, 0)
+MOH_PROJECTIONS_LARGE(bf16, 1)
+MOH_PROJECTIONS(float, 0)
+MOH_PROJECTIONS(float, 1)

@@ -105,9 +105,9 @@ struct LinearParams {
     int32_t columns;        // output elements of a head
     int32_t activation;     // projection: 0 to 4 as RoutedMLP's, 4 with weights and biases of 2 * columns; -1: none
     int32_t dense_percent;  // projection: all heads are computed where at least so many of 100 are on; above 100: never
-    int32_t only;           // projection: 1: nothing is done in the dense case; 2: nothing is done in the other one; 0: always
+    int32_t only;           // 1: nothing is done in the dense way; 2: nothing is done in the other way; 0: both, as the gates are
     int32_t write_zeros;    // projection: to the blocks of the heads that are off
-    int32_t scale_by_gates; // combine: heads are multiplied by their gates, the bias is one a head, and every head is computed alone
+    int32_t scale_by_gates; // combine, only = 1: heads are multiplied by their gates, and the bias is one a head
 };
 
 // aggregated.cu. T (batch, tokens or pooled, heads * dim) where nothing else is said.

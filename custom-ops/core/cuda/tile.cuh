@@ -116,9 +116,9 @@ template <int layout, int a_chunks, int b_chunks, int M, int N> struct Multiply<
 };
 
 // A tile of the output, `rows` by `columns`, of a block of `rows` threads: each warp has 32 rows and all columns.
-template <class T_, int layout_, int rows_, int columns_> struct Tile {
+template <class T_, int layout_, int rows_, int columns_, int stages_ = 3> struct Tile {
     using T = T_;
-    static constexpr int layout = layout_, rows = rows_, columns = columns_, threads = rows_, stages = 3;
+    static constexpr int layout = layout_, rows = rows_, columns = columns_, threads = rows_, stages = stages_;
     static constexpr int a_chunks = 8, depth = a_chunks * chunk_elements<T>;
     static constexpr int b_rows = layout == 0 ? columns : depth;
     static constexpr int b_chunks = (layout == 0 ? depth : columns) / chunk_elements<T>;

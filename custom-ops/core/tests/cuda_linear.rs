@@ -87,13 +87,15 @@ fn shares_of_heads() {
         for dtype in DType::ALL {
             let some = [0.03, 0.3, 0.6, 0.9].map(Gates::Random);
             for gates in [Gates::Off, Gates::On, Gates::Shared(2, 0.1), Gates::First(3)].into_iter().chain(some) {
-                for (bias, q_len) in [(true, 140), (false, 70)] {
+                for (bias, q_len) in [(true, 133), (false, 33), (true, 9)] {
                     let case =
                         Case { q_len, heads: 6, block: 40, width: 48, gates, dtype, bias, seed: 3, ..PROJECTION };
                     for case in each(case) {
                         case.check(device);
-                        Case { block: 13, width: 11, ..case }.check(device);
                     }
+                }
+                for case in each(Case { q_len: 70, heads: 5, block: 13, width: 11, gates, dtype, ..PROJECTION }) {
+                    case.check(device);
                 }
             }
         }
@@ -105,9 +107,9 @@ fn shares_of_heads() {
 fn many_experts() {
     on_device(|device| {
         for dtype in DType::ALL {
-            for heads in [33, 70] {
+            for (heads, q_len) in [(33, 67), (70, 40), (70, 5)] {
                 let gates = Gates::Random(0.08);
-                for case in each(Case { q_len: 67, heads, block: 32, width: 40, gates, dtype, seed: 4, ..PROJECTION }) {
+                for case in each(Case { q_len, heads, block: 32, width: 40, gates, dtype, seed: 4, ..PROJECTION }) {
                     case.check(device);
                 }
             }
@@ -120,7 +122,7 @@ fn many_experts() {
 fn large_tiles() {
     on_device(|device| {
         for dtype in HALVES {
-            for (q_len, block, width, p) in [(300, 128, 64, 0.5), (600, 64, 136, 0.3), (520, 64, 136, 0.95)] {
+            for (q_len, block, width, p) in [(300, 128, 64, 0.5), (520, 64, 136, 0.95), (2050, 128, 8, 0.05)] {
                 let gates = Gates::Shared(1, p);
                 for case in each(Case { q_len, heads: 3, block, width, gates, dtype, bias: true, ..PROJECTION }) {
                     case.check(device);

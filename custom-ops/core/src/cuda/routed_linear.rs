@@ -116,10 +116,17 @@ struct Tile {
     columns: usize,
 }
 
+/// Up to so many tokens the time is that of reading the weights.
+const FEW: usize = 32;
+
 impl Tile {
-    /// Bytes of shared memory for the stages of copies, as `cuda/tile.cuh` has them: 3 of 128 bytes a row of either operand.
+    /// For [`FEW`] tokens.
+    const FEW: Tile = Tile { rows: FEW, columns: 32 };
+
+    /// Bytes of shared memory for the stages of copies, as `cuda/tile.cuh` has them: 128 bytes a row of either operand.
     fn stage_bytes(self) -> usize {
-        3 * (self.rows + self.columns) * 128
+        let stages = if self == Tile::FEW { 8 } else { 3 };
+        stages * (self.rows + self.columns) * 128
     }
 }
 
@@ -138,10 +145,12 @@ pub(super) unsafe fn projection(
     let lists = unsafe { plan::lists(p.gates, tokens, heads, stream, workspace)? };
     let params = LinearParams { counts: lists.counts, entries: lists.entries, dense_percent: NEVER, ..*p };
     let shared = stream.properties().shared_bytes as usize;
-    if !product.is_aligned() || product.dtype == DType::F32 {
-        let (tile, variant) = match product.is_aligned() {
-            true => (Tile { rows: 128, columns: 64 }, "128x64"),
-            false => (Tile { rows: 64, columns: 64 }, "any"),
+    let aligned = product.is_aligned();
+    if !aligned || product.dtype == DType::F32 || tokens <= FEW {
+        let (tile, variant) = match tokens {
+            _ if !aligned => (Tile { rows: 64, columns: 64 }, "any"),
+            ..=FEW => (Tile::FEW, "32x32"),
+            _ => (Tile { rows: 128, columns: 64 }, "128x64"),
         };
         // SAFETY: as above; dense tiles need aligned tensors.
         return unsafe { launch_projection(product, tile, variant, &params, stream) };
@@ -189,7 +198,7 @@ unsafe fn launch_projection(
     let width = if p.activation == 4 { tile.columns / 2 } else { tile.columns };
     let tiles = tokens.div_ceil(tile.rows) * (heads * columns.div_ceil(width) + 1);
     // Blocks stay and take tiles in turn: as many as run at the same time, by shared memory and by registers.
-    let resident = (properties.shared_bytes as usize / shared).clamp(1, if tile.rows == 256 { 1 } else { 2 });
+    let resident = (properties.shared_bytes as usize / shared).clamp(1, if tile.rows == 256 { 1 } else { 3 });
     let blocks = tiles.min(properties.multiprocessors as usize * resident);
     let name = product.name("projection", variant);
     let kernel = Kernel { module: modules::LINEAR, name: &name };
@@ -203,9 +212,18 @@ unsafe fn launch_projection(
 /// The parameters describe device memory that stays as it is until the kernels have run.
 pub(super) unsafe fn combination(product: &Product, stream: &Stream<'_>) -> Result<(), Error> {
     let p = &product.params;
-    let (tokens, heads, columns) = (p.tokens as usize, p.heads as usize, p.columns as usize);
+    let (tokens, columns) = (p.tokens as usize, p.columns as usize);
     let properties = stream.properties();
     let aligned = product.is_aligned();
+    if aligned && tokens <= FEW && p.scale_by_gates == 0 {
+        let name = product.name("combine_dense", "32");
+        let kernel = Kernel { module: modules::COMBINE, name: &name };
+        let grid = [columns.div_ceil(Tile::FEW.columns) as u32, 1, 1];
+        let shared = dense_bytes(product, Tile::FEW, true) as u32;
+        let params = LinearParams { only: 2, ..*p };
+        // SAFETY: as the caller promises.
+        return unsafe { stream.launch(kernel, grid, FEW as u32, shared, &params) };
+    }
     let fits = |rows: usize| {
         let tiles = tokens.div_ceil(rows) * columns.div_ceil(ROUTED_COLUMNS);
         let shared = routed_bytes(rows).max(dense_bytes(product, Tile { rows, columns: 128 }, aligned));
@@ -226,11 +244,10 @@ pub(super) unsafe fn combination(product: &Product, stream: &Stream<'_>) -> Resu
         unsafe { stream.launch(kernel, grid, threads as u32, shared as u32, p) }
     };
     launch("combine_routed", ROUTED_COLUMNS, 256, routed_bytes(rows))?;
-    if p.scale_by_gates != 0 {
+    if p.only == 1 {
         return Ok(());
     }
     let dense = Tile { rows, columns: if rows == 64 { 64 } else { 128 } };
-    int(heads)?;
     launch("combine_dense", dense.columns, rows, dense_bytes(product, dense, aligned))
 }
 

@@ -64,6 +64,7 @@ pub(super) unsafe fn launch(call: &Call<'_>) -> Result<(), Error> {
             bias_head: p.out_width as i64,
             depth: int(p.hidden)?,
             columns: int(p.out_width)?,
+            only: 1,
             scale_by_gates: 1,
             ..common
         };
