@@ -36,18 +36,32 @@ pub struct Kernel {
     pub isa: &'static str,
     /// Whether this processor can run it.
     pub supported: fn() -> bool,
+    /// Whether it is to be preferred to the supported ones after it, unless another is named.
+    pub chosen: fn() -> bool,
     run: Run,
 }
 
 /// Name of the environment variable that chooses the kernels by [`Kernel::isa`] instead of the best ones.
 pub const ISA_VARIABLE: &str = "MOH_CPU_ISA";
 
+/// Instruction sets that some operators have kernels for, beside AVX-512's.
+const MATRIX_UNITS: [&str; 2] = ["amx", "avx512bf16"];
+
 /// A kernel for every instruction set, best first.
 macro_rules! kernels {
     ($($operator:ident: $module:ident::$run:ident,)*) => {
         &[
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-            Kernel { operator: &ROUTED_ATTENTION, isa: "amx", supported: amx, run: routed_attention::run_amx },
+            Kernel {
+                supported: || isa::avx512::Avx512::detect().is_some() && isa::amx::Amx::detect().is_some(),
+                ..kernel::<isa::avx512::Avx512>(&ROUTED_ATTENTION, "amx", routed_attention::run_amx)
+            },
+            #[cfg(target_arch = "x86_64")]
+            Kernel {
+                supported: || isa::avx512::Avx512::detect().is_some() && isa::dot::Dot::detect().is_some(),
+                chosen: isa::dot::Dot::fast,
+                ..kernel::<isa::avx512::Avx512>(&ROUTED_ATTENTION, "avx512bf16", routed_attention::run_dot)
+            },
             $(
             #[cfg(target_arch = "x86_64")]
             kernel::<isa::avx512::Avx512>(&$operator, "avx512", $module::$run::<isa::avx512::Avx512>),
@@ -69,13 +83,8 @@ pub static KERNELS: &[Kernel] = kernels! {
     ROUTED_AGGREGATED_ATTENTION: aggregated_attention::run,
 };
 
-#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-fn amx() -> bool {
-    isa::avx512::Avx512::detect().is_some() && isa::amx::Amx::detect().is_some()
-}
-
 const fn kernel<I: Isa>(operator: &'static Operator, isa: &'static str, run: Run) -> Kernel {
-    Kernel { operator, isa, supported: || I::detect().is_some(), run }
+    Kernel { operator, isa, supported: || I::detect().is_some(), chosen: || true, run }
 }
 
 impl std::fmt::Debug for Kernel {
@@ -127,17 +136,19 @@ pub fn run(
     host: &dyn Host,
 ) -> Result<Work, Error> {
     let forced = forced();
-    let kernel = select(attributes.operator(), forced)
-        // Where there is nothing for a matrix unit, the vectors beside it are meant.
-        .or_else(|| forced.filter(|&isa| isa == "amx").and_then(|_| select(attributes.operator(), Some("avx512"))))
-        .ok_or_else(|| no_kernel(attributes.operator(), forced.unwrap_or("none").to_owned()))?;
+    let operator = attributes.operator();
+    let kernel = select(operator, forced)
+        // An operator that has nothing for a matrix unit uses the vectors beside it.
+        .or_else(|| forced.filter(|isa| MATRIX_UNITS.contains(isa)).and_then(|_| select(operator, Some("avx512"))))
+        .ok_or_else(|| no_kernel(operator, forced.unwrap_or("none").to_owned()))?;
     kernel.run(attributes, inputs, output, host)
 }
 
 /// The kernel that [`run`] would use for an operator, without regard to the environment: the best one, or that of `isa`.
 pub fn select(operator: &Operator, isa: Option<&str>) -> Option<&'static Kernel> {
     let fits = |kernel: &&Kernel| {
-        kernel.operator == operator && isa.is_none_or(|isa| kernel.isa == isa) && (kernel.supported)()
+        let named = isa.map_or_else(|| (kernel.chosen)(), |isa| kernel.isa == isa);
+        kernel.operator == operator && named && (kernel.supported)()
     };
     KERNELS.iter().find(fits)
 }

@@ -252,9 +252,12 @@ fn the_environment_chooses_the_kernel() {
     // Rows are rounded up to whole vectors, so the work tells the instruction sets apart.
     let mut work = Vec::new();
     let attention = |kernel: &&cpu::Kernel| kernel.operator == &ROUTED_ATTENTION && (kernel.supported)();
-    // In f32 the kernel with AMX is that of AVX-512.
-    assert!(!KERNELS.iter().filter(attention).any(|kernel| kernel.isa == "amx") || child("amx").contains("macs="));
-    for kernel in KERNELS.iter().filter(attention).filter(|kernel| kernel.isa != "amx") {
+    // In f32 matrix units' kernels are that of AVX-512.
+    let unit = |kernel: &&cpu::Kernel| ["amx", "avx512bf16"].contains(&kernel.isa);
+    for kernel in KERNELS.iter().filter(attention).filter(unit) {
+        assert!(child(kernel.isa).contains("macs="), "{kernel:?}");
+    }
+    for kernel in KERNELS.iter().filter(attention).filter(|kernel| !unit(kernel)) {
         let text = child(kernel.isa);
         assert!(text.contains("macs="), "{kernel:?}: {text}");
         work.push(macs(&text).map(str::to_owned));

@@ -12,7 +12,7 @@ pub(crate) fn peak(isa: &str) -> f64 {
         flops = match isa {
             // SAFETY: the kernel of that name is supported, and so are the instructions.
             #[cfg(target_arch = "x86_64")]
-            "avx512" | "amx" => unsafe { fma_avx512(STEPS) },
+            "avx512" | "avx512bf16" | "amx" => unsafe { fma_avx512(STEPS) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             "avx2" => unsafe { fma_avx2(STEPS) },

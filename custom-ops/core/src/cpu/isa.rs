@@ -4,13 +4,13 @@
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub(crate) mod amx;
-#[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
-#[path = "isa/no_amx.rs"]
-pub(crate) mod amx;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod dot;
+pub(crate) mod matrix_unit;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon;
 pub(crate) mod portable;
@@ -146,30 +146,6 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
         }
         rows[0]
     }
-}
-
-/// Rows of a matrix unit's tile, and numbers of f32 in its row.
-pub(crate) const TILE: usize = 16;
-
-/// Two factors of bf16 and their product of f32, for a matrix unit. Strides and steps are in bytes.
-#[derive(Debug, Clone, Copy)]
-#[cfg_attr(not(all(target_arch = "x86_64", target_os = "linux")), allow(dead_code))]
-pub(crate) struct TileProduct {
-    /// Rows of pairs of bf16 along the inner index; the second 16 rows, or the first again.
-    pub(crate) a: [*const f32; 2],
-    pub(crate) a_stride: usize,
-    /// Rows of pairs: row p holds inner indices 2p and 2p + 1 of 32 columns.
-    pub(crate) b: *const f32,
-    pub(crate) b_stride: usize,
-    /// From 32 inner indices of `b` to the next.
-    pub(crate) b_step: usize,
-    /// Blocks of 32 inner indices.
-    pub(crate) steps: usize,
-    /// 16 rows of 32 columns for each of `a`.
-    pub(crate) c: [*mut f32; 2],
-    pub(crate) c_stride: usize,
-    /// Whether the product is added to what is there.
-    pub(crate) add: bool,
 }
 
 /// The most lanes of any [`Isa`].

@@ -18,7 +18,7 @@ mod tiles;
 
 use super::Work;
 use super::isa::Isa;
-use super::isa::amx::Amx;
+use super::isa::matrix_unit::MatrixUnit;
 use crate::error::Error;
 use crate::host::{Host, Scratch};
 use crate::schema::{Attributes, ROUTED_ATTENTION};
@@ -53,7 +53,20 @@ pub(super) fn run_amx(
     output: DataMut<'_>,
     host: &dyn Host,
 ) -> Result<Work, Error> {
-    dispatch::<super::isa::avx512::Avx512>(attributes, inputs, output, host, Amx::detect())
+    let unit = super::isa::amx::Amx::detect().map(MatrixUnit::Amx);
+    dispatch::<super::isa::avx512::Avx512>(attributes, inputs, output, host, unit)
+}
+
+/// The same with AVX512-BF16 for bfloat16.
+#[cfg(target_arch = "x86_64")]
+pub(super) fn run_dot(
+    attributes: &Attributes,
+    inputs: &[Option<Tensor<'_>>],
+    output: DataMut<'_>,
+    host: &dyn Host,
+) -> Result<Work, Error> {
+    let unit = super::isa::dot::Dot::detect().map(MatrixUnit::Dot);
+    dispatch::<super::isa::avx512::Avx512>(attributes, inputs, output, host, unit)
 }
 
 fn dispatch<I: Isa>(
@@ -61,7 +74,7 @@ fn dispatch<I: Isa>(
     inputs: &[Option<Tensor<'_>>],
     output: DataMut<'_>,
     host: &dyn Host,
-    amx: Option<Amx>,
+    unit: Option<MatrixUnit>,
 ) -> Result<Work, Error> {
     let shapes: Vec<Option<&[usize]>> = inputs.iter().map(|t| t.map(|t| t.shape)).collect();
     let problem = Problem::new(attributes, &shapes)?;
@@ -89,7 +102,7 @@ fn dispatch<I: Isa>(
             };
             let output = Output($output.as_mut_ptr());
             let (problem, group_size) = (&problem, problem.group_size() as u32);
-            execute(&Call { isa, problem, group_size, query, key, value, gates, bias, output }, host, amx)
+            execute(&Call { isa, problem, group_size, query, key, value, gates, bias, output }, host, unit)
         }};
     }
     match output {
@@ -104,11 +117,15 @@ struct Partial(*mut f32);
 // SAFETY: every part of every slot belongs to one item, and every item to one worker.
 unsafe impl Sync for Partial {}
 
-fn execute<I: Isa, T: Element>(call: &Call<'_, I, T>, host: &dyn Host, amx: Option<Amx>) -> Result<Work, Error> {
+fn execute<I: Isa, T: Element>(
+    call: &Call<'_, I, T>,
+    host: &dyn Host,
+    unit: Option<MatrixUnit>,
+) -> Result<Work, Error> {
     let p = call.problem;
     let selection = Selection::new(p, call.gates)?;
-    let amx = amx.filter(|_| T::DTYPE == DType::BF16 && (p.scale * LOG2_E).is_finite());
-    let tiling = if amx.is_some() { matrix::tiling(p) } else { Tiling::new::<I>(p) };
+    let unit = unit.filter(|_| T::DTYPE == DType::BF16 && (p.scale * LOG2_E).is_finite());
+    let tiling = if unit.is_some() { matrix::tiling(p) } else { Tiling::new::<I>(p) };
     let workers = host.parallelism().max(1);
     let plan = Plan::new(p, &selection, tiling.width, tiling.chunk, workers);
     let tiling = Tiling { chunk: plan.chunk, ..tiling };
@@ -116,7 +133,7 @@ fn execute<I: Isa, T: Element>(call: &Call<'_, I, T>, host: &dyn Host, amx: Opti
     let mut partial = Scratch::new::<f32>(host, plan.slots.saturating_mul(plan.parts).saturating_mul(part_len))?;
     let partial_base = Partial(partial.as_mut_slice::<f32>().as_mut_ptr());
 
-    let worker = Worker { call, host, amx, selection: &selection, tiling, partial: &partial_base, part_len };
+    let worker = Worker { call, host, unit, selection: &selection, tiling, partial: &partial_base, part_len };
     let (next, macs, failure) = (AtomicUsize::new(0), AtomicU64::new(0), Mutex::new(None));
     let take = || plan.items.get(next.fetch_add(1, Ordering::Relaxed)).copied();
     host.parallel_for(workers.min(plan.items.len()), &|_| match worker.drain(take) {
@@ -147,7 +164,7 @@ struct Worker<'a, I, T> {
     call: &'a Call<'a, I, T>,
     host: &'a dyn Host,
     /// For tiles of bfloat16.
-    amx: Option<Amx>,
+    unit: Option<MatrixUnit>,
     selection: &'a Selection,
     tiling: Tiling,
     partial: &'a Partial,
@@ -180,9 +197,9 @@ impl<I: Isa, T: Element> Worker<'_, I, T> {
             Item::Zero { .. } => Ok(0),
             Item::Tiles { .. } => {
                 let spare = make(&mut memory.rows, || RowMemory::new(p, self.host))?;
-                if let Some(amx) = self.amx {
+                if let Some(unit) = self.unit {
                     let matrix = make(&mut memory.matrix, || MatrixMemory::new(p, self.tiling.chunk, self.host))?;
-                    return Ok(matrix::attend(amx, self.call, self.head(item), self.rows(item), matrix, spare));
+                    return Ok(matrix::attend(unit, self.call, self.head(item), self.rows(item), matrix, spare));
                 }
                 let tiles = make(&mut memory.tiles, || TileMemory::new(p, self.tiling, self.host))?;
                 Ok(tiles::attend(self.call, self.head(item), self.rows(item), tiles, spare))

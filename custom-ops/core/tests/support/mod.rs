@@ -270,7 +270,10 @@ impl Call {
         let case = self.case;
         let (found, work) = self.run(kernel, host).unwrap_or_else(|error| panic!("{kernel:?} {case:?}: {error}"));
         assert_eq!(found.len(), expected.len(), "{kernel:?} {case:?}");
-        let unit = if kernel.isa == "amx" && case.dtype == DType::BF16 { tolerance::MATRIX_UNIT_BF16 } else { 0.0 };
+        let unit = match kernel.isa {
+            "amx" | "avx512bf16" if case.dtype == DType::BF16 => tolerance::MATRIX_UNIT_BF16,
+            _ => 0.0,
+        };
         let largest = f64::from(self.value.iter().fold(0f32, |largest, x| largest.max(x.abs())));
         for (i, (&found, &expected)) in found.iter().zip(expected).enumerate() {
             let (block, d) = (i / case.value_dim, i % case.value_dim);

@@ -3,7 +3,7 @@
 //! The compiler knows nothing of tile registers and never uses them, so that they keep their contents from one block of
 //! assembly to the next.
 
-use super::TileProduct;
+use super::matrix_unit::{TILE, TileProduct};
 use std::arch::asm;
 use std::sync::OnceLock;
 
@@ -28,7 +28,7 @@ impl Amx {
         configuration.0[0] = 1;
         for tile in 0..8 {
             configuration.0[16 + 2 * tile] = 64;
-            configuration.0[48 + tile] = super::TILE as u8;
+            configuration.0[48 + tile] = TILE as u8;
         }
         // SAFETY: `self` is the proof that AMX may be used; the configuration is that of palette 1.
         unsafe { asm!("ldtilecfg [{}]", in(reg) configuration.0.as_ptr(), options(nostack)) }

@@ -10,8 +10,8 @@ use super::matrix_softmax::Softmax;
 use super::pack::Scatter;
 use super::rows::RowMemory;
 use super::tiles::{Tiling, fill_bias, repair};
-use crate::cpu::isa::amx::{Amx, Tiles};
-use crate::cpu::isa::{Isa, TILE, TileProduct};
+use crate::cpu::isa::Isa;
+use crate::cpu::isa::matrix_unit::{MatrixUnit, Multiplier, TILE, TileProduct};
 use crate::cpu::memory::{Memory, Sections};
 use crate::error::Error;
 use crate::host::Host;
@@ -93,7 +93,7 @@ impl<'h> MatrixMemory<'h> {
 
 /// As [`super::tiles::attend`].
 pub(super) fn attend<I: Isa, T: Element>(
-    amx: Amx,
+    unit: MatrixUnit,
     call: &Call<'_, I, T>,
     head: Head,
     rows: &[u32],
@@ -102,7 +102,7 @@ pub(super) fn attend<I: Isa, T: Element>(
 ) -> u64 {
     let p = call.problem;
     let visible = rows.last().map_or(0, |&row| call.visible(row));
-    let mut chunk = Chunk { tiles: amx.tiles(), call, head, rows, memory };
+    let mut chunk = Chunk { multiplier: unit.start(), call, head, rows, memory };
     chunk.load_queries();
     let mut macs = 0;
     for start in (0..visible).step_by(KEYS) {
@@ -117,7 +117,7 @@ pub(super) fn attend<I: Isa, T: Element>(
 }
 
 struct Chunk<'a, 'h, I, T> {
-    tiles: Tiles,
+    multiplier: Multiplier,
     call: &'a Call<'a, I, T>,
     head: Head,
     rows: &'a [u32],
@@ -220,7 +220,7 @@ impl<I: Isa, T: Element> Chunk<'_, '_, I, T> {
                 add: false,
             };
             // SAFETY: the sections have these sizes; keys are filled up to a multiple of 32.
-            unsafe { self.tiles.pair(&product) }
+            unsafe { self.multiplier.pair(&product) }
         }
     }
 
@@ -243,7 +243,7 @@ impl<I: Isa, T: Element> Chunk<'_, '_, I, T> {
                 add,
             };
             // SAFETY: the sections have these sizes; values and weights are filled up to a multiple of 32 keys.
-            unsafe { if second > row { self.tiles.pair(&product) } else { self.tiles.single(&product) } }
+            unsafe { if second > row { self.multiplier.pair(&product) } else { self.multiplier.single(&product) } }
         }
     }
 
