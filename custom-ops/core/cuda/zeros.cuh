@@ -10,8 +10,11 @@ MOH_DEVICE void write_zeros(void* output, const float* gates, int64_t blocks, in
     int lane = threadIdx.x % 32;
     bool wide = bytes % 16 == 0 && reinterpret_cast<uintptr_t>(output) % 16 == 0;
     int unit = wide ? 16 : 2, units = bytes / unit;
+    auto is_off = [&](int64_t block) { return block < blocks && __ldg(gates + block) == 0.0f; };
+    bool next_off = is_off(warp * 32 + lane);
     for (int64_t first = warp * 32; first < blocks; first += warps * 32) {
-        bool off = first + lane < blocks && __ldg(gates + first + lane) == 0.0f;
+        bool off = next_off;
+        next_off = is_off(first + warps * 32 + lane); // on its way while this round writes
         unsigned mask = __ballot_sync(0xffffffffu, off);
         if (mask == 0) continue;
         unsigned char* start = static_cast<unsigned char*>(output) + first * bytes;

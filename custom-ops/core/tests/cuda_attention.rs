@@ -85,7 +85,7 @@ fn widths_of_heads() {
 fn biases_broadcast_and_mask() {
     on_device(|device| {
         for dtype in DType::ALL {
-            for axes in 0..16 {
+            for axes in [0, 1, 2, 4, 9, 10, 15] {
                 let axes = [axes & 8 != 0, axes & 4 != 0, axes & 2 != 0, axes & 1 != 0];
                 for mask in [Mask::Finite, Mask::Some, Mask::WholeRows] {
                     let bias = Some((axes, mask));
@@ -220,7 +220,7 @@ fn older_gpus() {
             return;
         }
         let output = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["lengths_and_layouts", "widths_of_heads", "groups_of_query_heads", "long_lists"])
+            .args(["lengths_and_layouts", "widths_of_heads", "groups_of_query_heads", "long_lists", "gates_from"])
             .env(CAPABILITY_VARIABLE, "80")
             .output()
             .unwrap();

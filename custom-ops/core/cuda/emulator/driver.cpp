@@ -36,19 +36,17 @@ EXPORT int cuDeviceGetName(char* name, int length, int) {
     strncpy(name, "SIMT emulator", size_t(length));
     return SUCCESS;
 }
-// Values of CUdevice_attribute. The emulator claims to be what MOH_EMULATE_CAPABILITY says: 80 or 90 (the default).
+// Values of CUdevice_attribute: a small Hopper.
 EXPORT int cuDeviceGetAttribute(int* value, int attribute, int) {
-    const char* capability = getenv("MOH_EMULATE_CAPABILITY");
-    int version = capability ? atoi(capability) : 90;
     switch (attribute) {
     case 1: *value = 1024; return SUCCESS;                           // MAX_THREADS_PER_BLOCK
     case 10: *value = 32; return SUCCESS;                            // WARP_SIZE
     case 16: *value = 4; return SUCCESS;                             // MULTIPROCESSOR_COUNT
     case 38: *value = 1 << 20; return SUCCESS;                       // L2_CACHE_SIZE
-    case 75: *value = version / 10; return SUCCESS;                  // COMPUTE_CAPABILITY_MAJOR
-    case 76: *value = version % 10; return SUCCESS;                  // COMPUTE_CAPABILITY_MINOR
-    case 81: *value = (version >= 90 ? 228 : 164) * 1024; return SUCCESS; // MAX_SHARED_MEMORY_PER_MULTIPROCESSOR
-    case 97: *value = (version >= 90 ? 227 : 163) * 1024; return SUCCESS; // MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+    case 75: *value = 9; return SUCCESS;                              // COMPUTE_CAPABILITY_MAJOR
+    case 76: *value = 0; return SUCCESS;                              // COMPUTE_CAPABILITY_MINOR
+    case 81: *value = 228 << 10; return SUCCESS;                      // MAX_SHARED_MEMORY_PER_MULTIPROCESSOR
+    case 97: *value = 227 << 10; return SUCCESS;                      // MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
     default: *value = 0; return SUCCESS;
     }
 }
