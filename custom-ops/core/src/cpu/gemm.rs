@@ -109,6 +109,8 @@ pub(crate) struct Gemm<'h> {
     /// Which copy is that of a row, for products on tiles.
     places: Vec<u32>,
     copied: Vec<u32>,
+    /// The rows' elements that are copied next.
+    later: Ahead,
 }
 
 /// Distance of copied rows: an odd number of cache lines, so that they do not compete for the same places in a cache.
@@ -146,6 +148,7 @@ impl<'h> Gemm<'h> {
             lines: Vec::new(),
             places: Vec::new(),
             copied: Vec::new(),
+            later: Ahead::default(),
         })
     }
 
@@ -183,8 +186,9 @@ impl<'h> Gemm<'h> {
             let inner = start..(start + depth).min(k.end);
             // SAFETY: the caller's contract; the memory suffices for copies of this length.
             unsafe { self.copy(isa, rows, inner.clone()) };
+            let later = if inner.end < k.end { Some(inner.end) } else { next };
+            self.later = later.map_or(Ahead::default(), |k| elements(rows, k, inner.len()));
             for (i, &part) in tiled.iter().enumerate() {
-                let later = if inner.end < k.end { Some(inner.end) } else { next };
                 let then = match tiled.get(i + 1) {
                     Some(&part) => Some((start, part)),
                     None => later.map(|k| (k, head)),
@@ -301,10 +305,20 @@ impl<'h> Gemm<'h> {
                 Some((k, n)) => weight.lines(k.clone(), width(n)),
                 None => Ahead::default(),
             };
-            isa.vectorize(Tiles { lines, k, b, vectors, column, first, ahead });
+            self.later = isa.vectorize(Tiles { lines, k, b, vectors, column, first, ahead, later: self.later });
             at = end;
         }
         (lines.len() * k * n.len().next_multiple_of(I::LANES)) as u64
+    }
+}
+
+/// Elements `start .. start + k` of rows that are equally far apart.
+fn elements<A>(rows: &[Row<A>], start: usize, k: usize) -> Ahead {
+    let distance = |pair: &[Row<A>]| (pair[1].input as usize).wrapping_sub(pair[0].input as usize);
+    let stride = rows.first_chunk::<2>().map_or(0, |pair| distance(pair));
+    match rows.windows(2).all(|pair| distance(pair) == stride) {
+        true => Ahead::new(rows[0].input.wrapping_add(start).cast(), stride, rows.len(), k * size_of::<A>()),
+        false => Ahead::default(),
     }
 }
 

@@ -25,6 +25,8 @@ pub(super) struct Tiles<'a> {
     pub(super) first: bool,
     /// What is packed next: it comes from memory meanwhile.
     pub(super) ahead: Ahead,
+    /// What is wanted after that. The result is what remains of it.
+    pub(super) later: Ahead,
 }
 
 /// Memory that will be read soon: rows of some bytes, `stride` bytes apart. It is never read here.
@@ -48,11 +50,12 @@ impl Ahead {
         Ahead { row, stride, rows, bytes, done: 0 }
     }
 
-    /// Asks for one cache line more.
+    /// Asks for one cache line more; false if there is none.
     #[inline(always)]
-    fn fetch<I: Isa>(&mut self, isa: I) {
+    fn fetch<I: Isa>(&mut self, isa: I) -> bool {
         const LINE: usize = 64;
-        if self.rows > 0 {
+        let some = self.rows > 0;
+        if some {
             isa.prefetch(self.row.wrapping_add(self.done));
             self.done += LINE;
             if self.done >= self.bytes {
@@ -61,14 +64,15 @@ impl Ahead {
                 self.done = 0;
             }
         }
+        some
     }
 }
 
 impl Job for Tiles<'_> {
-    type Output = ();
+    type Output = Ahead;
 
     #[inline(always)]
-    fn run<I: Isa>(mut self, isa: I) {
+    fn run<I: Isa>(mut self, isa: I) -> Ahead {
         match self.vectors {
             1 => self.rows::<I, 1>(isa),
             2 => self.rows::<I, 2>(isa),
@@ -76,6 +80,7 @@ impl Job for Tiles<'_> {
             4 if vectors::<I>() > 2 => self.rows::<I, 4>(isa),
             _ => debug_assert!(false, "{} vectors", self.vectors),
         }
+        self.later
     }
 }
 
@@ -120,7 +125,9 @@ impl Tiles<'_> {
         unsafe {
             let mut b = self.b;
             for start in (0..self.k).step_by(STEPS) {
-                self.ahead.fetch(isa);
+                if !self.ahead.fetch(isa) {
+                    self.later.fetch(isa);
+                }
                 for i in start..(start + STEPS).min(self.k) {
                     let mut row = [isa.splat(0.0); V];
                     for v in 0..V {
