@@ -165,24 +165,26 @@ template <class C> MOH_DEVICE void gather(const AttentionSm90Params& p, Shared<C
         int batch = tile.x / p.kv_num_heads, first_head = tile.x % p.kv_num_heads * group;
         const int32_t* entries = p.entries + int64_t(tile.x) * p.q_len * group + tile.y;
         for (int unit = first_unit<C>(p, w, before); unit < units; unit += C::kWarpgroups) {
+            // What can be read before there is room.
+            int row[kUnitRows / 32];
+#pragma unroll
+            for (int i = 0; i < kUnitRows / 32; i++) {
+                int r = unit * kUnitRows + i * 32 + lane;
+                int entry = r < tile.z ? __ldg(entries + r) : 0;
+                row[i] = r < tile.z ? (batch * p.q_len + entry / group) * p.num_heads + first_head + entry % group : -1;
+            }
             mbarrier_wait(&shared.query_empty[w][at.slot], at.parity ^ 1);
             Rows& rows = shared.rows[w][at.slot];
 #pragma unroll
-            for (int r = lane; r < kUnitRows; r += 32) {
-                int row = -1;
-                if (unit * kUnitRows + r < tile.z) {
-                    int entry = entries[unit * kUnitRows + r];
-                    row = (batch * p.q_len + entry / group) * p.num_heads + first_head + entry % group;
-                }
-                rows.row[r] = row;
-                rows.gate[r] = row < 0 ? 0.0f : p.gates[row];
+            for (int i = 0; i < kUnitRows / 32; i++) {
+                rows.row[i * 32 + lane] = row[i];
+                cp_async_4(&rows.gate[i * 32 + lane], p.gates + row[i], row[i] >= 0);
             }
             __syncwarp();
             unsigned char* query = shared.query[w][at.slot];
 #pragma unroll 4
             for (int i = lane; i < kUnitRows * kChunks; i += 32) {
-                int r = i / kChunks, element = i % kChunks * 8;
-                int row = rows.row[r];
+                int r = i / kChunks, element = i % kChunks * 8, row = rows.row[r];
                 uint32_t panel = element / C::kPanel * (kUnitRows * C::kRowBytes);
                 uint32_t offset = panel + r * C::kRowBytes + element % C::kPanel * 2;
                 cp_async_16(query + swizzle(offset, C::kSwizzle),
