@@ -431,7 +431,7 @@ template <class C> struct Consumer {
             total += __shfl_xor_sync(0xffffffffu, total, 1);
             total += __shfl_xor_sync(0xffffffffu, total, 2);
             // No visible key: 0.
-            float factor = total == 0.0f ? 0.0f : rows.gate[row] / total;
+            float factor = total == 0.0f ? 0.0f : __fdividef(rows.gate[row], total);
 #pragma unroll
             for (int i = 0; i < kChunks; i++)
                 reinterpret_cast<uint32_t*>(chunk(row, 8 * i))[lane % 4] =
