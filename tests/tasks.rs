@@ -7,7 +7,7 @@ use moh_export::Options as Export;
 use moh_runtime::classify::Classifier;
 use moh_runtime::diffusion::{DiffusionModel, SampleOptions, Sampler, pictures};
 use moh_runtime::image::Picture;
-use moh_runtime::{Model, Tensor};
+use moh_runtime::{Model, Tensor, routes};
 use std::ops::ControlFlow;
 
 fn quick() -> Export {
@@ -108,5 +108,34 @@ fn classes_are_those_of_the_logits() {
             let expected = logits[class].exp() / sum;
             assert!((prediction.probability - expected).abs() < 1e-4, "{name}: {prediction:?}, expected {expected}");
         }
+    }
+}
+
+/// The heads of every token are as many as planned, and each runtime's shares are the same.
+#[test]
+fn routes_of_a_sampled_digit() {
+    let target = tempfile::tempdir().unwrap();
+    let path = export(&checkpoint("digits-moh-dit"), target.path(), &Export { output_gates: true, ..quick() });
+    let mut first: Option<Vec<f64>> = None;
+    for (name, options) in runtimes() {
+        let mut model = DiffusionModel::new(Model::load(&path, &options).unwrap()).unwrap();
+        let (timestep, outputs) = model.outputs_at(3, 500, 1).unwrap();
+        assert!((480..=500).contains(&timestep), "{name}: {timestep}");
+        let layers = routes::layers(model.model(), &outputs).unwrap();
+        assert_eq!(layers.len(), 6, "{name}");
+        for layer in &layers {
+            let (shared, top_k) = layer.planned.unwrap();
+            assert_eq!((layer.tokens(), layer.heads(), layer.shared().len()), (64, 6, shared), "{name}");
+            for token in 0..layer.tokens() {
+                let used = (0..layer.heads()).filter(|&head| layer.uses(token, head)).count();
+                assert_eq!(used, shared + top_k, "{name}: {} token {token}", layer.path);
+            }
+        }
+        let picture = routes::svg("a digit", &layers, &routes::Subject::Image(None));
+        assert_eq!(picture.matches("8 x 8 patches").count(), 6);
+        let shares: Vec<f64> = layers.iter().flat_map(|layer| (0..6).map(|head| layer.share(head))).collect();
+        let same = first.get_or_insert_with(|| shares.clone());
+        // Noise grows through the steps before: a few tokens may choose otherwise.
+        assert!(shares.iter().zip(same).all(|(a, b)| (a - *b).abs() <= 0.05), "{name}: {shares:?}");
     }
 }

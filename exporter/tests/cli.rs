@@ -185,3 +185,25 @@ fn attention_in_bf16() {
     let verified = done.status.success() && said.contains("max error");
     assert!(verified || said.contains("which tract does not have"), "{said}");
 }
+
+#[test]
+fn a_whole_model_of_random_weights_is_exported_part_by_part() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = r#"{"family": "moa", "encoder_layers": 1, "decoder_layers": 1, "encoder_embed_dim": 16,
+        "decoder_embed_dim": 16, "ffn_embed_dim": 32, "num_expert": 4, "attention_heads": 2, "head_dim": 8,
+        "share_all_embeddings": true, "vocab_size": 20}"#;
+    fs::write(folder.path().join("moa.json"), config).unwrap();
+    let succeeds = |arguments: &[&str]| {
+        let done = export(folder.path(), arguments);
+        assert!(done.status.success(), "{arguments:?}: {}", text(&done.stderr));
+    };
+    succeeds(&["random", "moa.json", "-o", "whole"]);
+    for part in ["encoder", "decoder"] {
+        succeeds(&["whole", "--part", part, "-o", &format!("out/{part}.onnx")]);
+    }
+    succeeds(&["random", "moa.json", "--part", "encoder", "-o", "encoder"]);
+    let done = export(folder.path(), &["encoder", "--part", "decoder", "-o", "none/model.onnx"]);
+    assert!(!done.status.success() && text(&done.stderr).contains("decoder.layers.0"), "{}", text(&done.stderr));
+    let done = export(folder.path(), &["random", "moh-dit-s-75", "--part", "encoder", "-o", "dit"]);
+    assert!(!done.status.success() && !folder.path().join("dit").exists(), "{}", text(&done.stderr));
+}

@@ -75,7 +75,16 @@ fn what_cannot_be_measured_is_told() {
         assert!(refusal(&[command, "/nowhere", "--runtime", "tract"]).contains("/nowhere: model not found"));
         std::fs::write(folder.path().join("config.json"), r#"{"max_position_embeddings": 12}"#).unwrap();
         assert!(refused(&["--sequence", "13"]).contains("a sequence of 13 tokens, but the model's longest is 12"));
-        for usage in [["--batch", "0"], ["--threads", "0"], ["--threads", "a"], ["--sequence", "0"], ["--runs", "0"]] {
+        let errors = refused(&["--batch", "1000000000000", "--sequence", "12"]);
+        assert!(errors.contains("the input input_ids int64 (batch, sequence) would be too large"), "{errors}");
+        for usage in [
+            ["--batch", "0"],
+            ["--threads", "0"],
+            ["--threads", "a"],
+            ["--threads", "100000"],
+            ["--sequence", "0"],
+            ["--runs", "0"],
+        ] {
             let args = [&[command, text(&model)][..], &usage].concat();
             let output = moh_run(&args).output().unwrap();
             assert_eq!(output.status.code(), Some(2), "{usage:?}");

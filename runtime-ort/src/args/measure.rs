@@ -48,7 +48,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "N,...", value_delimiter = ',')]
     pub(crate) sequence: Vec<NonZeroUsize>,
     /// Threads: one number or several [default: one a processor].
-    #[arg(long, value_name = "N,...", value_delimiter = ',')]
+    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = super::runtime::threads)]
     pub(crate) threads: Vec<NonZeroUsize>,
     /// What to compare [default: everything that is there].
     #[arg(long, value_enum, value_name = "RUNTIME,...", value_delimiter = ',')]

@@ -11,7 +11,7 @@ pub(crate) struct RuntimeArgs {
     #[arg(long, value_enum, default_value_t = RuntimeArg::Auto)]
     runtime: RuntimeArg,
     /// Threads to use [default: the runtime's choice].
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = threads)]
     threads: Option<NonZeroUsize>,
     /// Do not load the ai.moh kernels: onnxruntime runs the bodies that the model carries.
     #[arg(long, conflicts_with = "ops_library")]
@@ -54,6 +54,15 @@ enum DeviceArg {
     Cpu,
     /// A CUDA GPU.
     Cuda,
+}
+
+/// More threads than any machine has processors are a mistake, and some runtimes take long to start them.
+const MOST_THREADS: usize = 1024;
+
+/// A number of threads.
+pub(super) fn threads(text: &str) -> Result<NonZeroUsize, String> {
+    let number = text.trim().parse().ok().filter(|threads: &NonZeroUsize| threads.get() <= MOST_THREADS);
+    number.ok_or_else(|| format!("expected 1 to {MOST_THREADS} threads"))
 }
 
 impl RuntimeArgs {

@@ -15,6 +15,8 @@ const PAST: &str = "past_key_values.";
 const PRESENT: &str = "present.";
 /// Tokens of a sequence, where nobody says otherwise.
 pub const SEQUENCE: usize = 128;
+/// Elements of an input: more than could be measured in reasonable time.
+const MOST_ELEMENTS: usize = 1 << 30;
 /// Timesteps of diffusion models.
 const TIMESTEPS: f64 = 1000.0;
 /// Tokens below are special ones, padding among them.
@@ -142,14 +144,14 @@ impl Workload {
         match (self.takes_sequence, phase) {
             (false, _) => (sizes.batch, "images"),
             (true, Phase::Decode) => (sizes.batch, "tokens"),
-            (true, _) => (sizes.batch * sizes.sequence, "tokens"),
+            (true, _) => (sizes.batch.saturating_mul(sizes.sequence), "tokens"),
         }
     }
 
     /// Inputs for a run; random, but the same for the same sizes. Before [`Phase::Decode`] the model runs once, to have a cache.
     ///
     /// # Errors
-    /// [`Error::Run`] where that fails.
+    /// [`Error::Run`] where that fails, [`Error::Request`] for inputs that no memory holds.
     pub fn inputs(&self, model: &mut Model, phase: Phase, sizes: Sizes) -> Result<Vec<(String, Value)>> {
         let Sizes { batch, sequence } = sizes;
         let first = Lengths { batch, sequence, past: 0, source: sequence, source_past: 0 };
@@ -171,6 +173,11 @@ impl Workload {
     fn made_up(&self, model: &Model, lengths: Lengths) -> Result<Vec<(String, Value)>> {
         let make = |(stream, info): (u64, &TensorInfo)| {
             let shape = dims(model, info, lengths)?;
+            let elements = shape.iter().try_fold(1usize, |n, &size| n.checked_mul(size));
+            if elements.is_none_or(|n| n > MOST_ELEMENTS) {
+                let reason = format!("the input {info} would be too large: {shape:?}");
+                return Err(Error::Request { path: model.path().to_owned(), reason });
+            }
             let value = self.value(info, shape, lengths, &mut Random::new(0, stream))?;
             Ok((info.name.clone(), value.into()))
         };
@@ -220,7 +227,7 @@ fn dims(model: &Model, info: &TensorInfo, lengths: Lengths) -> Result<Vec<usize>
         Dim::Symbol(name) if name.is_empty() && axis == 0 => Ok(lengths.batch),
         Dim::Symbol(name) => {
             let terms: Option<Vec<usize>> = name.split('+').map(|term| length(term.trim(), lengths)).collect();
-            terms.map(|terms| terms.iter().sum()).ok_or_else(|| unknown(dim))
+            terms.map(|terms| terms.into_iter().fold(0, usize::saturating_add)).ok_or_else(|| unknown(dim))
         }
     };
     info.dims.iter().enumerate().map(of).collect()
