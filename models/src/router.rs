@@ -1,7 +1,6 @@
 //! Router logits to head gates: (batch, q_len, num_heads) in float32, 0 where a token does not use a head.
 
 use crate::checkpoint::{Loader, Weight};
-use crate::error::Error;
 pub use crate::heads::{HeadCounts, HeadSet};
 use crate::ops::{Binary, Linear, Ops, Reduce, Result, Type};
 
