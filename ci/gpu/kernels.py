@@ -188,7 +188,7 @@ def linear(kernels, quick):
     columns = ["operator", "type", "tokens", "width", "heads used", "ours ms", "matmul ms", "ratio", "error"]
     table = Table("RoutedProjection and RoutedCombine against dense matrix products", columns)
     for dtype in [torch.float16] if quick else [torch.float16, torch.bfloat16]:
-        for tokens, width, heads in [(4096, 1152, 16), (TOKENS, WIDTH, 32)]:
+        for tokens, width, heads in [(32, 4096, 32), (4096, 1152, 16), (TOKENS, WIDTH, 32)]:
             for share in [1.0, 0.75, 0.5]:
                 for operator in ["RoutedProjection", "RoutedCombine"]:
                     attempt(lambda: linear_row(table, kernels, operator, dtype, tokens, width, heads, share))
@@ -216,7 +216,53 @@ def linear_row(table, kernels, operator, dtype, tokens, width, heads, share):
     )
 
 
-PARTS = {"attention": attention, "decode": decode, "linear": linear}
+def experts(kernels, quick):
+    columns = ["operator", "experts", "used", "tokens", "ours ms", "matmul ms", "ratio", "error"]
+    table = Table("Mixtures of experts, f16, against dense matrix products for the experts that a token uses", columns)
+    for tokens in [4096] if quick else [512, 4096, TOKENS]:
+        for number in [8, 32, 64]:
+            for operator in ["RoutedProjection", "RoutedCombine"]:
+                attempt(lambda: expert_row(table, kernels, operator, number, 8, tokens))
+    for number, used in [(8, 2)] if quick else [(4, 1), (8, 2), (16, 4)]:
+        attempt(lambda: expert_row(table, kernels, "RoutedMLP", number, used, 2048))
+    return table
+
+
+def expert_row(table, kernels, operator, number, used, tokens, width=1024, dim=128, hidden=2048):
+    draw = lambda *shape: torch.randn(*shape, device="cuda", dtype=torch.float16) * shape[-2] ** -0.5
+    gates = draw_gates(1, tokens, number, used / number)
+    mask = (gates != 0).float()
+    if operator == "RoutedMLP":
+        x, first, second = draw(1, tokens, width) * tokens**0.5, draw(number, width, hidden), draw(number, hidden, width)
+        inputs, attributes, columns = [x, first, second, gates], dict(num_experts=number, activation=3), width
+        kept = F.silu(torch.einsum("btc,ech->bteh", x.float(), first.float())).half().float() * gates[..., None]
+        expected = torch.einsum("bteh,ehc->btc", kept, second.float())
+        wide, narrow = draw(used * hidden, width), draw(width, used * hidden)
+        dense = lambda: F.linear(F.silu(F.linear(x, wide)), narrow)
+    elif operator == "RoutedProjection":
+        x, weight = draw(1, tokens, width) * tokens**0.5, draw(number, width, dim)
+        inputs, attributes, columns = [x, weight, gates], dict(num_heads=number, weight_layout=1), number * dim
+        expected = torch.einsum("btc,ecd,bte->bted", x.float(), weight.float(), mask).reshape(1, tokens, columns)
+        matrix = draw(used * dim, width)
+        dense = lambda: F.linear(x, matrix)
+    else:
+        x, weight = draw(1, tokens, number * dim) * tokens**0.5, draw(number, dim, width)
+        inputs, attributes, columns = [x, weight, gates], dict(num_heads=number, weight_layout=1), width
+        expected = torch.einsum("bted,edc,bte->btc", x.view(1, tokens, number, dim).float(), weight.float(), mask)
+        part, matrix = x[..., : used * dim].contiguous(), draw(width, used * dim)
+        dense = lambda: F.linear(part, matrix)
+    output = torch.full((1, tokens, columns), torch.nan, device="cuda", dtype=torch.float16)
+    ours = kernels.call(operator, attributes, inputs, output)
+    ours()
+    error = relative_error(output, expected)
+    if not error <= ALLOWED[torch.float16]:
+        table.add(operator, number, used, tokens, None, None, None, f"WRONG {error:.2g}")
+        return
+    found = times({"ours": ours, "matmul": dense})
+    table.add(operator, number, used, tokens, found["ours"][0], found["matmul"][0], ratio(found, "ours", ["matmul"]), error)
+
+
+PARTS = {"attention": attention, "decode": decode, "linear": linear, "experts": experts}
 
 
 def main():

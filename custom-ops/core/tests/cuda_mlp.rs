@@ -131,7 +131,7 @@ fn sizes_of_models() {
         }
         for dtype in DType::ALL {
             for activation in [Activation::Gelu, Activation::SwiGlu] {
-                let case = Case { q_len: 600, experts: 8, width: 512, hidden: 1376, out_width: 512, ..CASE };
+                let case = Case { q_len: 600, experts: 8, width: 512, hidden: 688, out_width: 512, ..CASE };
                 Case { activation, dtype, gates: Gates::TopK(2), ..case }.check(device);
             }
         }
