@@ -321,7 +321,7 @@ template <class T, int layout, int tokens, int stages, bool aligned> struct Rout
             copy_next(stage == 0 ? stages - 1 : stage - 1);
             // Blocks of 16 rows go to the warps in turn.
             const int count = min(rows, counts[reading.head] - reading.row);
-            const int blocks = ((count + 15) / 16 + 1 - warp_row) / 2;
+            const int blocks = __shfl_sync(0xffffffffu, ((count + 15) / 16 + 1 - warp_row) / 2, 0);
             unsigned char* a = memory + stage * stage_bytes;
             Multiply<T, layout, a_chunks, b_chunks, 4, 4>::run(products, a, 16 * warp_row, 32, a + a_bytes, warp_column, blocks);
             if (reading.k + depth >= p.depth)
