@@ -1,10 +1,14 @@
-//! Linear layers with a bias as Gemm, over tokens of all rows of the batch: onnxruntime adds the bias while it writes the
+//! Wide linear layers with a bias as Gemm, over tokens of all rows of the batch: onnxruntime adds the bias while it writes the
 //! product, in place of reading and writing it once more. The weight stays as the checkpoint stores it.
 //!
-//! Only where one leading dimension at most is symbolic: the product's shape is then a constant.
+//! Only where the number of tokens is known: the product's shape is then a constant. What fits into a core's cache is left
+//! alone, because flattening a value that others read as well copies it.
 
 use crate::graph::{Attribute, Dim, ElementType, Graph, Initializer, Node, Source, Value};
 use std::collections::BTreeMap;
+
+/// Elements of a row of the batch from which a product counts as wide: 2 MB of float32.
+const WIDE: usize = 1 << 19;
 
 pub(super) fn run(graph: &mut Graph) {
     let mut readers: BTreeMap<String, usize> = BTreeMap::new();
@@ -46,45 +50,29 @@ impl Layer {
         let is_matrix = matches!(initializer(weight)?.source, Source::Weight { transposed: true, .. });
         let is_vector = initializer(bias)?.dims.len() == 1;
         let (x, y) = (graph.value(&product.inputs[0])?, graph.value(&add.outputs[0])?);
-        let symbolic = y.dims.iter().filter(|dim| !matches!(dim, Dim::Fixed(_))).count();
-        let fits = is_matrix && is_vector && symbolic <= 1;
+        let row: Option<Vec<usize>> = y.dims.get(1..)?.iter().map(size).collect();
+        let fits = is_matrix && is_vector && y.dims.len() > 2 && row?.iter().product::<usize>() >= WIDE;
         fits.then(|| Layer { x, weight: weight.clone(), bias: bias.clone(), y })
     }
 
     fn write(&self, graph: &mut Graph, name: &str) {
         let (columns, matrix) = as_stored(graph, &self.weight);
-        let rows: Vec<Dim> = match &self.x.dims[..self.x.dims.len() - 1] {
-            [one] => vec![one.clone()],
-            _ => vec![Dim::Unknown],
-        };
-        let flat = self.x.dims.len() == 2;
         let (module, ty) = (name.strip_suffix("/MatMul").unwrap_or(name), self.x.ty);
         let value = |graph: &mut Graph, name: String, last: usize| {
-            let dims = rows.iter().cloned().chain([Dim::Fixed(last)]).collect();
+            let dims = vec![Dim::Unknown, Dim::Fixed(last)];
             graph.values.insert(name.clone(), Value { name: name.clone(), ty, dims });
             name
         };
-        let x = match flat {
-            true => self.x.name.clone(),
-            false => {
-                let width = self.x.dims.last().and_then(size).unwrap_or(0);
-                let x = value(graph, format!("{name}/rows"), width);
-                let shape = ints(graph, &[-1, width as i64]);
-                graph.nodes.push(node("Reshape", &x, vec![self.x.name.clone(), shape], vec![]));
-                x
-            }
-        };
-        let y = match flat {
-            true => self.y.name.clone(),
-            false => value(graph, format!("{module}/Gemm"), columns),
-        };
+        let width = self.x.dims.last().and_then(size).unwrap_or(0);
+        let x = value(graph, format!("{name}/rows"), width);
+        let shape = ints(graph, &[-1, width as i64]);
+        graph.nodes.push(node("Reshape", &x, vec![self.x.name.clone(), shape], vec![]));
+        let y = value(graph, format!("{module}/Gemm"), columns);
         let transposed = vec![("transB", Attribute::Int(1))];
         graph.nodes.push(node("Gemm", &y, vec![x, matrix, self.bias.clone()], transposed));
-        if !flat {
-            let dims: Vec<i64> = self.y.dims.iter().map(|dim| size(dim).map_or(-1, |n| n as i64)).collect();
-            let shape = ints(graph, &dims);
-            graph.nodes.push(node("Reshape", &self.y.name, vec![y, shape], vec![]));
-        }
+        let dims: Vec<i64> = self.y.dims.iter().map(|dim| size(dim).map_or(-1, |n| n as i64)).collect();
+        let shape = ints(graph, &dims);
+        graph.nodes.push(node("Reshape", &self.y.name, vec![y, shape], vec![]));
     }
 }
 
@@ -172,24 +160,26 @@ mod tests {
     }
 
     #[test]
-    fn tokens_of_a_known_number_are_flattened() {
-        let mut graph = graph(Dim::Fixed(7));
+    fn wide_products_are_flattened() {
+        let mut graph = graph(Dim::Fixed(1 << 17));
         run(&mut graph);
         let found: Vec<(&str, Vec<&str>)> =
             graph.nodes.iter().map(|n| (n.op_type, n.inputs.iter().map(String::as_str).collect())).collect();
         let expected = [
             ("Reshape", vec!["x", "ints[-1,3]"]),
             ("Gemm", vec!["fc/MatMul/rows", "fc.weight", "fc.bias"]),
-            ("Reshape", vec!["fc/Gemm", "ints[-1,7,5]"]),
+            ("Reshape", vec!["fc/Gemm", "ints[-1,131072,5]"]),
         ];
         assert_eq!(found, expected);
         assert_eq!(graph.nodes[2].outputs, ["fc/Add"]);
     }
 
     #[test]
-    fn two_symbols_stay_a_matmul() {
-        let mut graph = graph(Dim::Named("sequence".to_owned()));
-        run(&mut graph);
-        assert_eq!(graph.nodes.len(), 2);
+    fn narrow_and_symbolic_products_stay() {
+        for tokens in [Dim::Fixed(7), Dim::Named("sequence".to_owned())] {
+            let mut graph = graph(tokens);
+            run(&mut graph);
+            assert_eq!(graph.nodes.len(), 2);
+        }
     }
 }
