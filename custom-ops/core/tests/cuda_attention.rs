@@ -227,3 +227,39 @@ fn older_gpus() {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
     });
 }
+
+/// Calls drawn at random from `MOH_SEED`: few on the emulator, many and larger ones on a GPU.
+#[test]
+fn random_calls() {
+    on_device(|device| {
+        let (calls, longest, most_heads) = if device.emulated { (100, 160, 3) } else { (200, 300, 4) };
+        let mut random = data::Random(device::seed());
+        let mut below = |n: usize| (random.bits() % n as u64) as usize;
+        for number in 0..calls {
+            let widths = [8, 16, 32, 40, 64, 72, 80, 96, 128, 136, 256];
+            let lengths = [1 + below(4), 1 + below(longest), 1 + below(longest / 4)];
+            let q_len = lengths[below(3)];
+            let kv_len = [q_len, 1 + below(2 * longest), 1 + below(longest / 2)][below(3)];
+            let head_dim = [widths[below(widths.len())], 1 + below(150)][usize::from(below(5) == 0)];
+            let masks = [Mask::Finite, Mask::Some, Mask::WholeRows];
+            let axes = [below(2) == 0, below(2) == 0, below(2) == 0, below(2) == 0];
+            let share = below(101) as f64 / 100.0;
+            let case = Case {
+                batch: 1 + below(3),
+                q_len,
+                kv_len,
+                kv_num_heads: 1 + below(most_heads),
+                group_size: [1, 1, 2, 3, 4][below(5)],
+                head_dim,
+                value_dim: [head_dim, head_dim, widths[below(widths.len())]][below(3)],
+                cache_layout: below(2) == 0,
+                is_causal: below(2) == 0,
+                dtype: DType::ALL[below(3)],
+                gates: [Gates::On, Gates::TopK(1), Gates::Random(share), Gates::Random(share)][below(4)],
+                bias: [None, None, Some((axes, masks[below(3)]))][below(3)],
+                seed: device::seed() + number,
+            };
+            check(device, case);
+        }
+    });
+}
