@@ -4,8 +4,9 @@
 mod support;
 
 use serde_json::Value;
+use support::onnx::{DataType, Graph};
 use support::program::{moh_run, names, refusal, run, text};
-use support::{counter, doubler, have_onnxruntime};
+use support::{counter, doubler, have_onnxruntime, write};
 
 fn parsed(args: &[&str]) -> Value {
     let (success, printed, errors) = run(args);
@@ -98,4 +99,22 @@ fn what_cannot_be_measured_is_told() {
         let errors = refusal(&["bench", text(&model), "--runtime", "ort", "--ort-library", "/nowhere/lib.so"]);
         assert!(errors.contains("/nowhere/lib.so"), "{errors}");
     }
+}
+
+#[test]
+fn fixed_sizes_are_kept() {
+    let mut graph = Graph::new();
+    graph.input("input_ids", DataType::Int64, &["2", "3"]);
+    graph.cast_to_float("input_ids", "y");
+    graph.output("y", DataType::Float, &["2", "3"]);
+    let (_folder, model) = write(&graph);
+    let args = ["bench", text(&model), "--runtime", "tract", "--seconds", "0", "--runs", "1", "--json", "-q"];
+    let found = parsed(&[&args[..], &["--batch", "2"]].concat());
+    assert_eq!(
+        (&found[0]["phase"], &found[0]["sequence"], &found[0]["items"]),
+        (&"forward".into(), &3.into(), &"tokens".into())
+    );
+    assert!(refusal(&args).contains("a batch of 1, but the model was exported for 2"));
+    let errors = refusal(&[&args[..], &["--batch", "2", "--sequence", "4"]].concat());
+    assert!(errors.contains("a sequence of 4 tokens, but the model was exported for 3"), "{errors}");
 }

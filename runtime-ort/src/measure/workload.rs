@@ -34,7 +34,7 @@ pub struct Sizes {
 /// A kind of run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
-    /// Of a model without a cache.
+    /// Of a model without a cache, or whose sizes are fixed.
     Forward,
     /// All tokens of a sequence, with an empty cache.
     Prefill,
@@ -59,6 +59,8 @@ pub struct Workload {
     /// Inputs that are caches, and the positions of the outputs that continue them.
     caches: Vec<(String, usize)>,
     takes_sequence: bool,
+    /// Sizes that every run has, of a model that was exported so.
+    fixed: (Option<usize>, Option<usize>),
     vocabulary: usize,
     longest: Option<usize>,
 }
@@ -87,10 +89,17 @@ impl Workload {
     pub fn new(model: &Model) -> Result<Workload> {
         let folder = model.path().parent().unwrap_or(Path::new(""));
         let output = |name: &str| model.outputs().iter().position(|output| output.name == name);
+        // Where the length of a cache is fixed, its successor does not go back in.
         let caches = model.inputs().iter().filter_map(|input| {
             let present = format!("{PRESENT}{}", input.name.strip_prefix(PAST)?);
-            Some((input.name.clone(), output(&present)?))
+            matches!(input.dims.get(2), Some(Dim::Symbol(_))).then_some((input.name.clone(), output(&present)?))
         });
+        let size = |input: Option<&TensorInfo>, axis: usize| match input.and_then(|input| input.dims.get(axis)) {
+            Some(Dim::Fixed(size)) => Some(*size),
+            _ => None,
+        };
+        let tokens = |input: &&TensorInfo| matches!(input.name.as_str(), "input_ids" | "inputs_embeds");
+        let fixed = (size(model.inputs().first(), 0), size(model.inputs().iter().find(tokens), 1));
         let is_sequence = |dim: &Dim| matches!(dim, Dim::Symbol(name) if name.contains("sequence"));
         let logits = model.outputs().iter().find(|output| output.name == "logits");
         let vocabulary = match logits.map(|logits| &logits.dims[..]) {
@@ -99,7 +108,8 @@ impl Workload {
         };
         let workload = Workload {
             caches: caches.collect(),
-            takes_sequence: model.inputs().iter().flat_map(|input| &input.dims).any(is_sequence),
+            takes_sequence: fixed.1.is_some() || model.inputs().iter().flat_map(|input| &input.dims).any(is_sequence),
+            fixed,
             vocabulary: vocabulary.unwrap_or(1).max(1),
             longest: GenerationConfig::from_folder(folder)?.max_length,
         };
@@ -111,7 +121,10 @@ impl Workload {
 
     /// The kinds of runs that tell something about the model.
     pub fn phases(&self) -> &'static [Phase] {
-        if self.caches.is_empty() { &[Phase::Forward] } else { &[Phase::Prefill, Phase::Decode] }
+        match self.caches.is_empty() || self.fixed.1.is_some() {
+            true => &[Phase::Forward],
+            false => &[Phase::Prefill, Phase::Decode],
+        }
     }
 
     /// Whether the length of a sequence means anything to the model.
@@ -125,6 +138,15 @@ impl Workload {
     /// [`Error::Request`] for a sequence that is longer, or for one that is given to a model without sequences.
     pub fn sizes(&self, model: &Model, batch: usize, sequence: Option<usize>) -> Result<Sizes> {
         let refused = |reason: String| Err(Error::Request { path: model.path().to_owned(), reason });
+        if let Some(fixed) = self.fixed.0.filter(|&fixed| batch != fixed) {
+            return refused(format!("a batch of {batch}, but the model was exported for {fixed}"));
+        }
+        if let Some(fixed) = self.fixed.1 {
+            return match sequence.filter(|&sequence| sequence != fixed) {
+                Some(found) => refused(format!("a sequence of {found} tokens, but the model was exported for {fixed}")),
+                None => Ok(Sizes { batch, sequence: fixed }),
+            };
+        }
         match (sequence, self.longest) {
             (Some(_), _) if !self.takes_sequence => {
                 refused("the model has no sequences: leave their length out".to_owned())
