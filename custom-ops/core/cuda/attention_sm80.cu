@@ -4,7 +4,7 @@
 // arrive two deep by cp.async, and own 16 or 32 rows each. Widths and strides are multiples of 8 elements, and tensors are
 // aligned to 16 bytes; attention_simt.cu takes the rest.
 
-// moh: spill-limit 80
+// moh: spill-limit 48
 
 #include "device.cuh"
 #include "mma_attention.cuh"
