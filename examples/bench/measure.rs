@@ -84,16 +84,21 @@ impl Times {
 /// would find colder caches than it does in practice.
 const TURN: usize = 3;
 
-/// Runs the contenders in turns: one round to warm up, then for the given time, three rounds at least.
+/// Calls that take longer, in seconds, find the caches as they leave them, and are repeated less often.
+const LONG: f64 = 1.0;
+
+/// Runs the contenders in turns: one round to warm up, then for the given time, three rounds at least (two of long calls).
 pub(crate) fn alternate(contenders: &mut [Contender], time: Duration) -> Result<Vec<Times>> {
     let mut times = vec![Vec::new(); contenders.len()];
+    let mut longest = 0f64;
     for contender in &mut *contenders {
-        contender.run()?;
+        longest = longest.max(contender.run()?.as_secs_f64());
     }
+    let (turn, rounds) = if longest < LONG { (TURN, 3) } else { (1, 2) };
     let start = Instant::now();
-    while start.elapsed() < time || times[0].len() < 3 * TURN {
+    while start.elapsed() < time || times[0].len() < rounds * turn {
         for (contender, times) in contenders.iter_mut().zip(&mut times) {
-            for _ in 0..TURN {
+            for _ in 0..turn {
                 times.push(contender.run()?.as_secs_f64());
             }
         }

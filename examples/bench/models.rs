@@ -24,6 +24,8 @@ struct Case {
     sizes: &'static [(&'static str, usize)],
     /// Whether the attention has a dense graph to compare with: where keys are no cache.
     dense: bool,
+    /// Whether it takes so long that only one thread, and only the dense graph, are tried.
+    long: bool,
 }
 
 /// LLaMA 3.2 1B's sizes.
@@ -38,15 +40,37 @@ const LLAMA_1B: &[(&str, &str)] = &[
 ];
 
 const CASES: &[Case] = &[
-    Case { name: "moh-dit-s-75, 256 tokens", preset: "moh-dit-s-75", changes: &[], sizes: &[], dense: true },
-    Case { name: "moh-dit-xl-90, 256 tokens", preset: "moh-dit-xl-90", changes: &[], sizes: &[], dense: true },
-    Case { name: "moh-vit-small-75, 224 pixels", preset: "moh-vit-small-75", changes: &[], sizes: &[], dense: true },
+    Case {
+        name: "moh-dit-s-75, 256 tokens",
+        preset: "moh-dit-s-75",
+        changes: &[],
+        sizes: &[],
+        dense: true,
+        long: false,
+    },
+    Case {
+        name: "moh-dit-xl-90, 256 tokens",
+        preset: "moh-dit-xl-90",
+        changes: &[],
+        sizes: &[],
+        dense: true,
+        long: false,
+    },
+    Case {
+        name: "moh-vit-small-75, 224 pixels",
+        preset: "moh-vit-small-75",
+        changes: &[],
+        sizes: &[],
+        dense: true,
+        long: false,
+    },
     Case {
         name: "llama-1b, 512 tokens",
         preset: "moh-llama3-8b",
         changes: LLAMA_1B,
         sizes: &[("sequence", 512), ("past", 0), ("past+sequence", 512)],
         dense: false,
+        long: false,
     },
     Case {
         name: "moh-dit-xl-75, 4096 tokens",
@@ -54,6 +78,7 @@ const CASES: &[Case] = &[
         changes: &[("input_size", "128")],
         sizes: &[],
         dense: true,
+        long: true,
     },
 ];
 
@@ -84,7 +109,7 @@ fn rows(case: &Case, settings: &Settings, table: &mut Table<'_>) -> Result<()> {
     let gflop = 2.0 * model.macs(case.sizes)?.routed as f64 / 1e9;
     let inputs = inputs(&model, case.sizes)?;
     let dense = case.dense.then(|| with_dense_attention(&path)).transpose()?;
-    for &threads in &settings.threads {
+    for &threads in settings.threads.iter().take(if case.long { 1 } else { usize::MAX }) {
         let peak = machine::peak(threads);
         // Two at a time: large models would not fit the memory all at once.
         let beside = |peer: Option<(&Path, Way)>| -> Result<Option<[Times; 2]>> {
@@ -96,9 +121,9 @@ fn rows(case: &Case, settings: &Settings, table: &mut Table<'_>) -> Result<()> {
             let times = alternate(&mut both, settings.time)?;
             Ok(Some([times[0], times[1]]))
         };
-        let alone = beside(Some((&path, Way::Alone)))?;
+        let alone = beside((!case.long).then_some((path.as_path(), Way::Alone)))?;
         let multi_head = beside(dense.as_deref().map(|path| (path, Way::Alone)))?;
-        let tract = beside(Some((&path, Way::Tract)))?;
+        let tract = beside((!case.long).then_some((path.as_path(), Way::Tract)))?;
         let all = [alone, multi_head, tract];
         let ours =
             all.iter().flatten().map(|[ours, _]| *ours).min_by(|a, b| a.min.total_cmp(&b.min)).context("no run")?;
