@@ -32,7 +32,7 @@ for source in "$cuda"/*.cu "$cuda"/emulator/*.cpp; do
     fi
 done
 if [ -n "$stale" ]; then
-    # shellcheck disable=SC2086
+    # shellcheck disable=SC2016,SC2086
     printf '%s\n' $stale | xargs -P "${MOH_JOBS:-2}" -I SOURCE sh -c '
         g++ -std=c++17 -O2 -g1 -fPIC -Wall -Wno-unknown-pragmas -DMOH_EMULATE -I"$2" -x c++ -c "$1" -o "$3/$(basename "$1").o.new" &&
             mv "$3/$(basename "$1").o.new" "$3/$(basename "$1").o"' compile SOURCE "$cuda" "$dir" >&2

@@ -63,7 +63,7 @@ for line in sys.stdin:
 
 # onnxruntime's CUDA provider, cut down to the code for Hopper, and its Python package.
 pack_onnxruntime() {
-    rm -rf "$stage"/*
+    rm -rf "${stage:?}"/*
     python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
         --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 --implementation cp --python-version 3.12 --abi cp312 \
         --dest "$stage" onnxruntime-gpu==1.31.1

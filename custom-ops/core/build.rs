@@ -75,7 +75,7 @@ fn compile_all() -> Result<()> {
                 let name = stem(&source);
                 modules += &format!(
                     "#[doc = \"`cuda/{name}.cu`.\"]\npub static {}: Module = Module::new({name:?}, \
-                     include_bytes!(concat!(env!(\"OUT_DIR\"), \"/{name}.fatbin\")));\n",
+                     &Aligned(*include_bytes!(concat!(env!(\"OUT_DIR\"), \"/{name}.fatbin\"))).0);\n",
                     name.to_uppercase()
                 );
                 kernels.iter().for_each(|kernel| table += &kernel.row(&name));

@@ -31,8 +31,16 @@ use crate::tensor::DType;
 /// One [`Module`] a file of `cuda/`.
 pub mod modules {
     use super::Module;
+
+    /// The driver reads images in place.
+    #[repr(align(64))]
+    struct Aligned<const N: usize>([u8; N]);
+
     include!(concat!(env!("OUT_DIR"), "/modules.rs"));
 }
+
+/// The oldest compute capability that there is machine code for.
+const OLDEST: (u32, u32) = (8, 0);
 
 /// Alignment of tensors in bytes: vector accesses and TMA need it.
 const ALIGN: usize = 16;
@@ -121,6 +129,12 @@ pub unsafe fn run(
         expected: operators().map(|operator| operator.name).collect(),
         found: "no CUDA kernel".to_owned(),
     })?;
+    let (major, minor) = stream.properties().capability;
+    if (major, minor) < OLDEST {
+        let reason =
+            format!("the GPU has compute capability {major}.{minor}, the kernels need {}.{}", OLDEST.0, OLDEST.1);
+        return Err(Error::NoCuda { reason });
+    }
     let described: Vec<_> = inputs.iter().map(|input| input.map(|input| (input.shape, input.dtype))).collect();
     let (dtype, shape) = shape::validate_described(operator, attributes, &described)?;
     if output.dtype != dtype {
