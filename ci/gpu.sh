@@ -20,6 +20,7 @@ set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 cd "$root"
 pieces=$root/target/gpu
+built=${CARGO_TARGET_DIR:-target}/release
 home=${MOH_GPU_HOME:-/tmp/moh-gpu}
 out=${MOH_GPU_OUT:-$root/target/gpu-results}
 limit=${MOH_GPU_SECONDS:-420}
@@ -42,9 +43,9 @@ pack_all() {
     cargo build --release --locked --workspace
     cargo build --release --locked -p moh-ops --features cuda
     cargo build --release --locked -p moh-kernels --features cuda --example moh_cuda
-    pack moh-export target/release/moh-export
-    pack libmoh_ops.so target/release/libmoh_ops.so
-    pack libmoh_cuda.so target/release/examples/libmoh_cuda.so
+    pack moh-export "$built/moh-export"
+    pack libmoh_ops.so "$built/libmoh_ops.so"
+    pack libmoh_cuda.so "$built/examples/libmoh_cuda.so"
     # Cargo names test programs by a hash: it says which it has built. cuda_params compares sources, which stay here.
     cargo test --release --locked -p moh-kernels --features cuda --no-run --message-format=json |
         python3 -c '
