@@ -8,6 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
@@ -47,9 +48,19 @@ fn compile_all() -> Result<()> {
     let nvcc = find_nvcc()?;
     let toolkit = toolkit(&nvcc)?;
     let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("no OUT_DIR")?);
+    // Checks, tests and builds have output folders of their own, and compiling takes minutes: they share what they compile. The
+    // target folder is above PROFILE/build/CRATE/out.
+    let cache = out.ancestors().nth(4).unwrap_or(&out).join("cuda-images");
+    fs::create_dir_all(&cache).map_err(|e| format!("{}: {e}", cache.display()))?;
     let entries: Vec<fs::DirEntry> =
         fs::read_dir("cuda").map(|entries| entries.flatten().collect()).unwrap_or_default();
     let mut sources: Vec<PathBuf> = entries.iter().map(fs::DirEntry::path).collect();
+    let is_header = |path: &&PathBuf| path.extension().is_some_and(|e| e == "h" || e == "cuh");
+    let mut headers: Vec<PathBuf> = sources.iter().filter(is_header).cloned().collect();
+    headers.sort();
+    let headers = headers.iter().map(|path| fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display())));
+    let flags = env::var("MOH_NVCC_FLAGS").unwrap_or_default();
+    let compiler = Compiler { nvcc, toolkit, flags, headers: headers.collect::<Result<_>>()? };
     sources.retain(|path| path.extension() == Some(OsStr::new("cu")));
     sources.sort();
 
@@ -59,7 +70,7 @@ fn compile_all() -> Result<()> {
         for _ in 0..jobs {
             scope.spawn(|| {
                 while let Some(source) = sources.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let result = compile(&nvcc, source, &out);
+                    let result = compile(&compiler, source, &out, &cache);
                     results.lock().unwrap_or_else(|e| e.into_inner()).insert(source.clone(), result);
                 }
             });
@@ -112,6 +123,15 @@ fn find_nvcc() -> Result<PathBuf> {
     })
 }
 
+/// What an image depends on beside its source.
+#[derive(Hash)]
+struct Compiler {
+    nvcc: PathBuf,
+    toolkit: u32,
+    flags: String,
+    headers: Vec<String>,
+}
+
 /// The CUDA version that nvcc is of.
 fn toolkit(nvcc: &Path) -> Result<u32> {
     let said = Command::new(nvcc).arg("--version").output().map_err(|e| format!("{}: {e}", nvcc.display()))?;
@@ -128,32 +148,31 @@ fn toolkit(nvcc: &Path) -> Result<u32> {
 }
 
 /// Compiles one file, and judges what ptxas says.
-fn compile(nvcc: &Path, source: &Path, out: &Path) -> Result<Vec<Resources>> {
+fn compile(compiler: &Compiler, source: &Path, out: &Path, cache: &Path) -> Result<Vec<Resources>> {
     let name = stem(source);
-    let image = out.join(&name).with_extension("fatbin");
-    let targets = if name.ends_with("_sm90") { HOPPER } else { PORTABLE };
-    let flags = env::var("MOH_NVCC_FLAGS").unwrap_or_default();
-    let output = Command::new(nvcc)
-        .args(["-std=c++17", "-O3", "--fatbin", "-Xfatbin=-compress-all", "-Xptxas=-v", "-Icuda"])
-        .args(targets)
-        .args(flags.split_whitespace())
-        .arg(source)
-        .arg("-o")
-        .arg(&image)
-        .output()
-        .map_err(|e| format!("{}: {e}", nvcc.display()))?;
-    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-    if !output.status.success() {
-        let said: Vec<&str> =
-            said.lines().filter(|line| !line.starts_with("ptxas info") && !line.starts_with(' ')).collect();
-        return Err(format!("{}: nvcc failed\n{}", source.display(), said.join("\n")));
-    }
+    let text = fs::read_to_string(source).map_err(|e| format!("{}: {e}", source.display()))?;
+    let mut hasher = DefaultHasher::new();
+    (include_str!("build.rs"), compiler, &text).hash(&mut hasher);
+    let known = cache.join(format!("{name}-{:016x}", hasher.finish()));
+    let (image, report) = (known.with_extension("fatbin"), known.with_extension("txt"));
+    let said = match fs::read_to_string(&report) {
+        Ok(said) if image.is_file() => said,
+        _ => {
+            let said = run_nvcc(compiler, source, &name, &known)?;
+            // Last, because it says that the image is whole; renamed, because others may do the same.
+            let temporary = known.with_extension(std::process::id().to_string());
+            write(&temporary, &said)?;
+            fs::rename(&temporary, &report).map_err(|e| format!("{}: {e}", report.display()))?;
+            said
+        }
+    };
+    let to = out.join(&name).with_extension("fatbin");
+    fs::copy(&image, &to).map_err(|e| format!("{}: {e}", to.display()))?;
     // C7508, C7510 and their neighbours: setmaxnreg ignored, wgmma serialised.
     if let Some(line) = said.lines().find(|line| line.contains("(C75")) {
         return Err(format!("{}: {line}", source.display()));
     }
     let kernels = Resources::parse(&said);
-    let text = fs::read_to_string(source).map_err(|e| format!("{}: {e}", source.display()))?;
     let limit = spill_limit(&text);
     match kernels.iter().find(|kernel| kernel.spills() > limit) {
         Some(kernel) => Err(format!(
@@ -165,6 +184,29 @@ fn compile(nvcc: &Path, source: &Path, out: &Path) -> Result<Vec<Resources>> {
         )),
         None => Ok(kernels),
     }
+}
+
+/// Writes `KNOWN.fatbin`; what nvcc says.
+fn run_nvcc(compiler: &Compiler, source: &Path, name: &str, known: &Path) -> Result<String> {
+    let temporary = known.with_extension(format!("{}.fatbin", std::process::id()));
+    let output = Command::new(&compiler.nvcc)
+        .args(["-std=c++17", "-O3", "--fatbin", "-Xfatbin=-compress-all", "-Xptxas=-v", "-Icuda"])
+        .args(if name.ends_with("_sm90") { HOPPER } else { PORTABLE })
+        .args(compiler.flags.split_whitespace())
+        .arg(source)
+        .arg("-o")
+        .arg(&temporary)
+        .output()
+        .map_err(|e| format!("{}: {e}", compiler.nvcc.display()))?;
+    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() {
+        let said: Vec<&str> =
+            said.lines().filter(|line| !line.starts_with("ptxas info") && !line.starts_with(' ')).collect();
+        return Err(format!("{}: nvcc failed\n{}", source.display(), said.join("\n")));
+    }
+    let image = known.with_extension("fatbin");
+    fs::rename(&temporary, &image).map_err(|e| format!("{}: {e}", image.display()))?;
+    Ok(said.into_owned())
 }
 
 /// Bytes of registers that a file's kernels may spill: what its line `// moh: spill-limit BYTES` says, else none.

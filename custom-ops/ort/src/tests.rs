@@ -36,7 +36,7 @@ unsafe extern "system" fn version() -> *const c_char {
 
 const HOST: OrtApiBase = OrtApiBase { GetApi: new_host, GetVersionString: version };
 
-fn api() -> Api {
+pub(crate) fn api() -> Api {
     unsafe { Api::new(&HOST, API_VERSION) }.unwrap()
 }
 

@@ -3,8 +3,10 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use crate::fake::live;
-use crate::tests::{Example, Made, table_on};
+use crate::context::KernelInfo;
+use crate::fake::{LOG, live};
+use crate::notice;
+use crate::tests::{Example, Made, api, table_on};
 use moh_kernels::{DType, OPERATORS, Operator};
 use ort_sys::OrtCustomOp;
 use std::ffi::CStr;
@@ -82,4 +84,26 @@ fn bad_inputs_are_errors() {
     assert!(message.contains("query starts 4 bytes beyond"), "{message}");
     drop(kernel);
     assert_eq!(live(), 0);
+}
+
+#[test]
+fn the_log_says_once_that_operators_run_on_the_cpu() {
+    let Some(emulator) = std::env::var_os("MOH_CUDA_DRIVER") else { return };
+    let node = Example::new().sized(DType::F32);
+    // SAFETY: the fake host's node.
+    let node = unsafe { KernelInfo::new(api(), std::ptr::from_ref(&node).cast()) };
+    let said = || LOG.lock().unwrap().iter().filter(|message| message.contains("run on the CPU")).count();
+    notice::runs_on_cpu(&node, "a reason");
+    assert_eq!(said(), 0);
+    // Any library by the name of the provider's.
+    let folder = std::env::temp_dir().join(format!("moh-notice-{}", std::process::id()));
+    std::fs::create_dir(&folder).unwrap();
+    let provider = folder.join("libonnxruntime_providers_cuda.so");
+    std::fs::copy(emulator, &provider).unwrap();
+    moh_kernels::cuda::Driver::at(&provider).unwrap();
+    for _ in 0..2 {
+        notice::runs_on_cpu(&node, "a reason");
+        assert_eq!(said(), 1);
+    }
+    std::fs::remove_dir_all(folder).unwrap();
 }
