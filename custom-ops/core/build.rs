@@ -55,12 +55,8 @@ fn compile_all() -> Result<()> {
     let entries: Vec<fs::DirEntry> =
         fs::read_dir("cuda").map(|entries| entries.flatten().collect()).unwrap_or_default();
     let mut sources: Vec<PathBuf> = entries.iter().map(fs::DirEntry::path).collect();
-    let is_header = |path: &&PathBuf| path.extension().is_some_and(|e| e == "h" || e == "cuh");
-    let mut headers: Vec<PathBuf> = sources.iter().filter(is_header).cloned().collect();
-    headers.sort();
-    let headers = headers.iter().map(|path| fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display())));
     let flags = env::var("MOH_NVCC_FLAGS").unwrap_or_default();
-    let compiler = Compiler { nvcc, toolkit, flags, headers: headers.collect::<Result<_>>()? };
+    let compiler = Compiler { nvcc, toolkit, flags };
     sources.retain(|path| path.extension() == Some(OsStr::new("cu")));
     sources.sort();
 
@@ -129,7 +125,6 @@ struct Compiler {
     nvcc: PathBuf,
     toolkit: u32,
     flags: String,
-    headers: Vec<String>,
 }
 
 /// The CUDA version that nvcc is of.
@@ -152,7 +147,7 @@ fn compile(compiler: &Compiler, source: &Path, out: &Path, cache: &Path) -> Resu
     let name = stem(source);
     let text = fs::read_to_string(source).map_err(|e| format!("{}: {e}", source.display()))?;
     let mut hasher = DefaultHasher::new();
-    (include_str!("build.rs"), compiler, &text).hash(&mut hasher);
+    (include_str!("build.rs"), compiler, with_headers(source)?).hash(&mut hasher);
     let known = cache.join(format!("{name}-{:016x}", hasher.finish()));
     let (image, report) = (known.with_extension("fatbin"), known.with_extension("txt"));
     let said = match fs::read_to_string(&report) {
@@ -184,6 +179,20 @@ fn compile(compiler: &Compiler, source: &Path, out: &Path, cache: &Path) -> Resu
         )),
         None => Ok(kernels),
     }
+}
+
+/// The texts of a file and of what it includes, by name; the emulator's headers are not nvcc's.
+fn with_headers(source: &Path) -> Result<BTreeMap<PathBuf, String>> {
+    let (mut texts, mut open) = (BTreeMap::new(), vec![source.to_owned()]);
+    while let Some(path) = open.pop() {
+        let text = fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+        let included = text.lines().filter_map(|line| line.trim().strip_prefix("#include \"")?.split('"').next());
+        let included = included.filter(|name| !name.starts_with("emulator/")).map(|name| Path::new("cuda").join(name));
+        let new: Vec<PathBuf> = included.filter(|path| !texts.contains_key(path)).collect();
+        open.extend(new);
+        texts.insert(path, text);
+    }
+    Ok(texts)
 }
 
 /// Writes `KNOWN.fatbin`; what nvcc says.
