@@ -15,6 +15,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::{env, fs};
 
+const ARGUMENTS: &[&str] = &["-std=c++17", "-O3", "--fatbin", "-Xfatbin=-compress-all", "-Xptxas=-v", "-Icuda"];
 /// Machine code for Ampere and for Hopper, and PTX for what comes later.
 const PORTABLE: &[&str] = &[
     "-gencode=arch=compute_80,code=sm_80",
@@ -81,8 +82,9 @@ fn compile_all() -> Result<()> {
             Ok(kernels) => {
                 let name = stem(&source);
                 modules += &format!(
-                    "#[doc = \"`cuda/{name}.cu`.\"]\npub static {}: Module = Module::new({name:?}, \
-                     &Aligned(*include_bytes!(concat!(env!(\"OUT_DIR\"), \"/{name}.fatbin\"))).0);\n",
+                    "#[doc = \"`cuda/{name}.cu`.\"]\npub static {}: Module = {{\n    const IMAGE: &Aligned<[u8]> = \
+                     &Aligned(*include_bytes!(concat!(env!(\"OUT_DIR\"), \"/{name}.fatbin\")));\n    \
+                     Module::new({name:?}, &IMAGE.0)\n}};\n",
                     name.to_uppercase()
                 );
                 kernels.iter().for_each(|kernel| table += &kernel.row(&name));
@@ -147,7 +149,7 @@ fn compile(compiler: &Compiler, source: &Path, out: &Path, cache: &Path) -> Resu
     let name = stem(source);
     let text = fs::read_to_string(source).map_err(|e| format!("{}: {e}", source.display()))?;
     let mut hasher = DefaultHasher::new();
-    (include_str!("build.rs"), compiler, with_headers(source)?).hash(&mut hasher);
+    (ARGUMENTS, PORTABLE, HOPPER, compiler, with_headers(source)?).hash(&mut hasher);
     let known = cache.join(format!("{name}-{:016x}", hasher.finish()));
     let (image, report) = (known.with_extension("fatbin"), known.with_extension("txt"));
     let said = match fs::read_to_string(&report) {
@@ -199,7 +201,7 @@ fn with_headers(source: &Path) -> Result<BTreeMap<PathBuf, String>> {
 fn run_nvcc(compiler: &Compiler, source: &Path, name: &str, known: &Path) -> Result<String> {
     let temporary = known.with_extension(format!("{}.fatbin", std::process::id()));
     let output = Command::new(&compiler.nvcc)
-        .args(["-std=c++17", "-O3", "--fatbin", "-Xfatbin=-compress-all", "-Xptxas=-v", "-Icuda"])
+        .args(ARGUMENTS)
         .args(if name.ends_with("_sm90") { HOPPER } else { PORTABLE })
         .args(compiler.flags.split_whitespace())
         .arg(source)

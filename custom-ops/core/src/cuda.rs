@@ -34,7 +34,7 @@ pub mod modules {
 
     /// The driver reads images in place.
     #[repr(align(64))]
-    struct Aligned<const N: usize>([u8; N]);
+    struct Aligned<B: ?Sized>(B);
 
     include!(concat!(env!("OUT_DIR"), "/modules.rs"));
 }
