@@ -108,7 +108,7 @@ fn write(path: &Path, text: &str) -> Result<()> {
 }
 
 fn find_nvcc() -> Result<PathBuf> {
-    if let Some(nvcc) = env::var_os("MOH_NVCC") {
+    if let Some(nvcc) = env::var_os("MOH_NVCC").filter(|nvcc| !nvcc.is_empty()) {
         let nvcc = PathBuf::from(nvcc);
         return if nvcc.is_file() { Ok(nvcc) } else { Err(format!("MOH_NVCC: there is no {}", nvcc.display())) };
     }
