@@ -133,7 +133,7 @@ run_memory() {
     }
     for test in "$home"/bin/test-*; do
         for tool in memcheck synccheck racecheck initcheck; do
-            part "$tool-$(basename "$test")" compute-sanitizer --tool "$tool" --error-exitcode 1 "$test" --test-threads=1
+            part "$tool-$(basename "$test")" env MOH_REQUIRE_CUDA="$required" compute-sanitizer --tool "$tool" --error-exitcode 1 "$test" --test-threads=1
         done
     done
 }

@@ -46,6 +46,6 @@ class Kernels:
                 ctypes.c_void_p(stream), ctypes.c_uint64(start), ctypes.c_size_t(room), error, ctypes.c_size_t(len(error)),
             )
             if used < 0:
-                raise RuntimeError(f"{operator}: {error.value.decode()}")
+                raise RuntimeError(error.value.decode())
 
         return run
