@@ -72,12 +72,11 @@ impl Parts {
     }
 }
 
-/// The gates of the shared and of the routed heads, from the scores of all parts.
-fn gate_parts<O: Ops>(
-    ops: &mut O,
-    logits: &O::Value,
-    counts: HeadCounts,
-) -> Result<(Option<O::Value>, Option<O::Value>)> {
+/// The gates of the shared and of the routed heads, where there are any.
+type GateParts<V> = (Option<V>, Option<V>);
+
+/// The gates from the scores of all parts.
+fn gate_parts<O: Ops>(ops: &mut O, logits: &O::Value, counts: HeadCounts) -> Result<GateParts<O::Value>> {
     let parts = Parts::of(counts);
     let part = |ops: &mut O, start: usize, width: usize| match width {
         0 => Ok(None),
