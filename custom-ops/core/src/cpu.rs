@@ -147,8 +147,9 @@ pub fn run(
 /// The kernel that [`run`] would use for an operator, without regard to the environment: the best one, or that of `isa`.
 pub fn select(operator: &Operator, isa: Option<&str>) -> Option<&'static Kernel> {
     let fits = |kernel: &&Kernel| {
-        let named = isa.map_or_else(|| (kernel.chosen)(), |isa| kernel.isa == isa);
-        kernel.operator == operator && named && (kernel.supported)()
+        kernel.operator == operator
+            && isa.map_or_else(|| (kernel.chosen)(), |isa| kernel.isa == isa)
+            && (kernel.supported)()
     };
     KERNELS.iter().find(fits)
 }

@@ -124,23 +124,20 @@ impl Tiles<'_> {
         // SAFETY: the constructor's contract.
         unsafe {
             let mut b = self.b;
-            for start in (0..self.k).step_by(STEPS) {
+            let whole = self.k - self.k % STEPS;
+            for start in (0..whole).step_by(STEPS) {
                 if !self.ahead.fetch(isa) {
                     self.later.fetch(isa);
                 }
-                for i in start..(start + STEPS).min(self.k) {
-                    let mut row = [isa.splat(0.0); V];
-                    for v in 0..V {
-                        row[v] = isa.load(b.add(v * I::LANES));
-                    }
+                // A constant number of steps, so that they are laid out one after the other.
+                for i in start..start + STEPS {
+                    step(isa, &mut acc, &input, b, i);
                     b = b.add(V * I::LANES);
-                    for g in 0..G {
-                        let x = isa.splat(*input[g].add(i));
-                        for v in 0..V {
-                            acc[g][v] = isa.fma(x, row[v], acc[g][v]);
-                        }
-                    }
                 }
+            }
+            for i in whole..self.k {
+                step(isa, &mut acc, &input, b, i);
+                b = b.add(V * I::LANES);
             }
             for g in 0..G {
                 for v in 0..V {
@@ -148,6 +145,33 @@ impl Tiles<'_> {
                     let sum = if self.first { acc[g][v] } else { isa.add(isa.load(output), acc[g][v]) };
                     isa.store(output, sum);
                 }
+            }
+        }
+    }
+}
+
+/// Inner index `i`: a row of the panel, at `b`, times an element of each input.
+///
+/// # Safety
+/// The row and the elements are valid for reading.
+#[inline(always)]
+unsafe fn step<I: Isa, const G: usize, const V: usize>(
+    isa: I,
+    acc: &mut [[I::V; V]; G],
+    input: &[*const f32; G],
+    b: *const f32,
+    i: usize,
+) {
+    let mut row = [isa.splat(0.0); V];
+    // SAFETY: the caller's contract.
+    unsafe {
+        for v in 0..V {
+            row[v] = isa.load(b.add(v * I::LANES));
+        }
+        for g in 0..G {
+            let x = isa.splat(*input[g].add(i));
+            for v in 0..V {
+                acc[g][v] = isa.fma(x, row[v], acc[g][v]);
             }
         }
     }

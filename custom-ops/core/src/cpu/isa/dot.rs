@@ -2,6 +2,7 @@
 
 use super::matrix_unit::{TILE, TileProduct};
 use std::arch::x86_64::*;
+use std::sync::OnceLock;
 
 /// Exists only where the processor has the features of [`rows`].
 #[derive(Debug, Clone, Copy)]
@@ -15,8 +16,12 @@ impl Dot {
 
     /// Whether these instructions do more than those for f32: on AMD's processors they do twice as much, on Intel's half.
     pub(crate) fn fast() -> bool {
-        let vendor = __cpuid(0);
-        (vendor.ebx, vendor.edx, vendor.ecx) == (0x6874_7541, 0x6974_6e65, 0x444d_4163)
+        // Asked once: a virtual machine leaves its guest for CPUID, which takes longer than a small operator.
+        static AMD: OnceLock<bool> = OnceLock::new();
+        *AMD.get_or_init(|| {
+            let vendor = __cpuid(0);
+            (vendor.ebx, vendor.edx, vendor.ecx) == (0x6874_7541, 0x6974_6e65, 0x444d_4163)
+        })
     }
 
     /// The product of the first `of` of `a` with `b`.
