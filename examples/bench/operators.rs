@@ -304,17 +304,14 @@ fn projections(settings: &Settings, tables: &mut Vec<Json>) -> Result<()> {
             let width = heads * dim;
             let shape = [1, len, width];
             let io = |graph: Builder| graph.input("q", FLOAT, &shape).output("o", FLOAT, &shape);
-            let counts = |input: &str| {
-                let _ = input;
-                vec![int("num_heads", heads), int("weight_layout", 0)]
-            };
+            let counts = || vec![int("num_heads", heads), int("weight_layout", 0)];
             let ours = || {
                 io(Builder::default())
                     .input("gates", FLOAT, &[1, len, heads])
                     .weight("w1", &[width, width])
                     .weight("w2", &[width, width])
-                    .node(MOH, "RoutedProjection", "q w1 gates", "m", counts("w1"))
-                    .node(MOH, "RoutedCombine", "m w2 gates", "o", counts("w2"))
+                    .node(MOH, "RoutedProjection", "q w1 gates", "m", counts())
+                    .node(MOH, "RoutedCombine", "m w2 gates", "o", counts())
             };
             let dense = io(Builder::default())
                 .weight("w1", &[width, width])
