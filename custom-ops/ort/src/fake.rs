@@ -145,6 +145,8 @@ impl Call {
 pub(crate) struct Domain {
     pub(crate) name: CString,
     pub(crate) ops: Vec<*const OrtCustomOp>,
+    /// Sessions made with it.
+    pub(crate) sessions: usize,
 }
 
 /// Session options: the domains added to them.
@@ -159,6 +161,13 @@ pub(crate) fn api() -> OrtApi {
         CreateCustomOpDomain: create_domain,
         CustomOpDomain_Add: add_op,
         AddCustomOpDomain: add_domain,
+        CreateEnv: create_env,
+        CreateSessionOptions: create_options,
+        SetIntraOpNumThreads: set_threads,
+        CreateSessionFromArray: create_session,
+        ReleaseSession: release::<usize, _>,
+        ReleaseSessionOptions: release::<Options, _>,
+        ReleaseEnv: release::<u64, _>,
         KernelInfoGetAttribute_int64: attribute_int,
         KernelInfoGetAttribute_float: attribute_float,
         KernelInfo_GetInputCount: node_input_count::<OrtKernelInfo>,
@@ -214,7 +223,7 @@ unsafe extern "system" fn get_error_message(status: *const OrtStatus) -> *const 
 }
 
 unsafe extern "system" fn create_domain(name: *const c_char, out: *mut *mut OrtCustomOpDomain) -> OrtStatusPtr {
-    let domain = Domain { name: unsafe { CStr::from_ptr(name) }.to_owned(), ops: Vec::new() };
+    let domain = Domain { name: unsafe { CStr::from_ptr(name) }.to_owned(), ops: Vec::new(), sessions: 0 };
     unsafe { out.write(Box::into_raw(Box::new(domain)).cast()) };
     ok()
 }
@@ -226,6 +235,35 @@ unsafe extern "system" fn add_op(domain: *mut OrtCustomOpDomain, op: *const OrtC
 
 unsafe extern "system" fn add_domain(options: *mut OrtSessionOptions, domain: *mut OrtCustomOpDomain) -> OrtStatusPtr {
     unsafe { (*options.cast::<Options>()).push(domain.cast()) };
+    ok()
+}
+
+unsafe extern "system" fn create_env(_: OrtLoggingLevel, name: *const c_char, out: *mut *mut OrtEnv) -> OrtStatusPtr {
+    unsafe { out.write(give(CStr::from_ptr(name).to_bytes().len() as u64)) };
+    ok()
+}
+
+unsafe extern "system" fn create_options(out: *mut *mut OrtSessionOptions) -> OrtStatusPtr {
+    unsafe { out.write(give(Options::new())) };
+    ok()
+}
+
+unsafe extern "system" fn set_threads(_: *mut OrtSessionOptions, threads: i32) -> OrtStatusPtr {
+    if threads == 1 { ok() } else { fail("more threads than the caller's") }
+}
+
+unsafe extern "system" fn create_session(
+    _: *const OrtEnv,
+    model: *const c_void,
+    bytes: usize,
+    options: *const OrtSessionOptions,
+    out: *mut *mut OrtSession,
+) -> OrtStatusPtr {
+    assert!(!model.is_null() && bytes > 0);
+    for &domain in unsafe { &*options.cast::<Options>() } {
+        unsafe { (*domain).sessions += 1 };
+    }
+    unsafe { out.write(give(bytes)) };
     ok()
 }
 

@@ -8,6 +8,7 @@
 //! The host's C API is used through raw tables of version [`API_VERSION`], so one binary serves all hosts.
 //! Nothing unwinds into the host: a panic becomes an error status.
 
+mod announce;
 mod api;
 mod context;
 mod cuda;

@@ -4,6 +4,7 @@
 //! that loaded it. Domains and operators are therefore made once, never freed, and shared by all sessions, and the linker
 //! is told (`build.rs`) to keep the library loaded, so that loading it again finds them.
 
+use crate::announce::announce;
 use crate::api::{Api, call, made};
 use crate::cuda;
 use crate::failure::Failure;
@@ -58,6 +59,8 @@ fn domain(api: Api, base: &OrtApiBase) -> Result<NonNull<OrtCustomOpDomain>, Fai
             unsafe { call!(api, CustomOpDomain_Add(raw.as_ptr(), op.as_ptr()))? };
         }
     }
+    // Without it all works but for the first sessions made at once, which is no reason to refuse this one.
+    let _ = announce(api, raw);
     domains.push(Domain { api, raw });
     Ok(raw)
 }

@@ -100,6 +100,10 @@ fn sessions_of_a_host_share_a_domain() {
     let (first, second, third) = (register(&HOST).0, register(&HOST).0, register(&other).0);
     assert_eq!(first, second);
     assert_ne!(first, third);
+    for domain in [first[0], third[0]] {
+        assert_eq!(unsafe { &*domain }.sessions, 1, "announced once a host");
+    }
+    assert_eq!(live(), 0);
 }
 
 #[test]
