@@ -61,15 +61,6 @@ template <class C> struct Shared {
     uint64_t query_full[C::kWarpgroups][C::kQuerySlots], query_empty[C::kWarpgroups][C::kQuerySlots];
 };
 
-// A position in a ring of barriers: consumers wait for `parity`, the producer for the other one.
-template <int slots> struct Position {
-    int slot = 0;
-    uint32_t parity = 0;
-    MOH_DEVICE void advance() {
-        if (++slot == slots) slot = 0, parity ^= 1;
-    }
-};
-
 MOH_DEVICE int divide_up(int a, int b) { return (a + b - 1) / b; }
 
 // ---------------------------------------------------------------------------------------------------------- producer

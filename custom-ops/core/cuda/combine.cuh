@@ -24,13 +24,14 @@ MOH_DEVICE int count_on(const float* gates, int elements, int* scratch) {
 MOH_DEVICE bool is_routed(const LinearParams& p, int rows, int on) {
     if (p.only != 0) return p.only == 1;
     int64_t routed = int64_t(on + 8 * min(p.heads, on)) * (p.depth + 64), dense = int64_t(rows) * p.heads * p.depth;
-    return 5 * routed < 4 * dense;
+    return routed * p.routed_cost < 100 * dense;
 }
 
-// bits[head * words + i / 32], bit i % 32: whether head first_head + head of row i is on. A multiple of 32 heads is written.
-MOH_DEVICE void gather_bits(const LinearParams& p, int first_row, int rows, int first_head, int heads, uint32_t* bits, int words) {
+// bits[head * words + i / 32], bit i % 32: whether head first_head + head of row i is on. A multiple of 32 heads is written, by the
+// first `warps` warps.
+MOH_DEVICE void gather_bits(const LinearParams& p, int first_row, int rows, int first_head, int heads, uint32_t* bits, int words, int warps) {
     const int lane = int(threadIdx.x & 31), groups = (heads + 31) / 32;
-    for (int unit = int(threadIdx.x / 32); unit < words * groups; unit += int(blockDim.x / 32)) {
+    for (int unit = int(threadIdx.x / 32); unit < words * groups; unit += warps) {
         int word = unit % words, head = unit / words * 32 + lane;
         uint32_t on = 0;
         for (int i = 0; i < 32; i++) {

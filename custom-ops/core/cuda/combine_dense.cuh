@@ -35,7 +35,7 @@ template <class Tile, bool aligned> struct Dense {
         uint32_t* bits = reinterpret_cast<uint32_t*>(scratch + 8);
         int16_t* owner = reinterpret_cast<int16_t*>(bits + (p.heads + 31) / 32 * 32 * words);
         if (is_routed(p, rows, count_on(p.gates + int64_t(first) * p.heads, rows * p.heads, scratch))) return;
-        gather_bits(p, first, rows, 0, p.heads, bits, words);
+        gather_bits(p, first, rows, 0, p.heads, bits, words, Tile::threads / 32);
         __syncthreads();
         for (int i = thread; i < all_steps * granules; i += Tile::threads) owner[i] = owner_of(p, bits, i * granule, depth);
         __syncthreads();

@@ -47,7 +47,7 @@ template <class T, int layout, int tokens, int stages, bool aligned> struct Rout
         for (int first_head = 0; first_head < p.heads; first_head += heads) {
             const int listed = min(heads, p.heads - first_head);
             __syncthreads();
-            gather_bits(p, first, count, first_head, listed, bits, words);
+            gather_bits(p, first, count, first_head, listed, bits, words, threads / 32);
             __syncthreads();
             for (int head = warp; head < heads; head += threads / 32) list(bits + head * words, counts + head, lists + head * tokens);
             __syncthreads();

@@ -38,6 +38,15 @@ template <Swizzle mode, uint32_t leading, uint32_t stride> struct Operand {
     }
 };
 
+// A position in a ring of barriers: consumers wait for `parity`, the producer for the other one.
+template <int slots> struct Position {
+    int slot = 0;
+    uint32_t parity = 0;
+    MOH_DEVICE void advance() {
+        if (++slot == slots) slot = 0, parity ^= 1;
+    }
+};
+
 #ifdef MOH_EMULATE
 #include "emulator/hopper.h"
 #else
@@ -125,8 +134,10 @@ MOH_DEVICE void order_after(float x) {
 
 // d (64 x n, f32) = a b, or d + a b where accumulate != 0; T = f16 or bf16, 16 k.
 //   wgmma_ss: a and b from shared memory, both K-major (b as n rows of k);
-//   wgmma_rs: a from registers, b MN-major (b as k rows of n).
+//   wgmma_ss_mn: the same with b MN-major (b as k rows of n);
+//   wgmma_rs: a from registers, b MN-major.
 template <class T, int n> MOH_DEVICE void wgmma_ss(float (&d)[n / 2], uint64_t a, uint64_t b, int accumulate);
+template <class T, int n> MOH_DEVICE void wgmma_ss_mn(float (&d)[n / 2], uint64_t a, uint64_t b, int accumulate);
 template <class T, int n> MOH_DEVICE void wgmma_rs(float (&d)[n / 2], const uint32_t* a, uint64_t b, int accumulate);
 
 #define MOH_DIGITS(i) "%" #i "0, %" #i "1, %" #i "2, %" #i "3, %" #i "4, %" #i "5, %" #i "6, %" #i "7, %" #i "8, %" #i "9"
@@ -136,6 +147,7 @@ template <class T, int n> MOH_DEVICE void wgmma_rs(float (&d)[n / 2], const uint
 #define MOH_D8(i) MOH_D(i), MOH_D(i + 1), MOH_D(i + 2), MOH_D(i + 3), MOH_D(i + 4), MOH_D(i + 5), MOH_D(i + 6), MOH_D(i + 7)
 #define MOH_D32(i) MOH_D8(i), MOH_D8(i + 8), MOH_D8(i + 16), MOH_D8(i + 24)
 #define MOH_NAMES_32 MOH_TEN_0 MOH_TEN(1) MOH_TEN(2) ", %30, %31"
+#define MOH_NAMES_36 MOH_TEN_0 MOH_TEN(1) MOH_TEN(2) ", %30, %31, %32, %33, %34, %35"
 #define MOH_NAMES_40 MOH_TEN_0 MOH_TEN(1) MOH_TEN(2) MOH_TEN(3)
 #define MOH_NAMES_48 MOH_NAMES_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
 #define MOH_NAMES_64 MOH_NAMES_40 MOH_TEN(4) MOH_TEN(5) ", %60, %61, %62, %63"
@@ -144,14 +156,17 @@ template <class T, int n> MOH_DEVICE void wgmma_rs(float (&d)[n / 2], const uint
         ", %120, %121, %122, %123, %124, %125, %126, %127"
 
 // The operands after the accumulators: %n/2 and on.
-#define MOH_WGMMA(T, n, names, o0, o1, o2, o3, o4, o5, ...)                                                   \
-    template <> MOH_DEVICE void wgmma_ss<T, n>(float (&d)[n / 2], uint64_t a, uint64_t b, int accumulate) {            \
+#define MOH_WGMMA_SS(name, b_major, T, n, names, o0, o1, o2, ...)                                                     \
+    template <> MOH_DEVICE void name<T, n>(float (&d)[n / 2], uint64_t a, uint64_t b, int accumulate) {                \
         asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %" #o2 ", 0;\n\t"                                           \
                      "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #T "." #T " {" names "}, %" #o0 ", %" #o1       \
-                     ", p, 1, 1, 0, 0;\n\t}"                                                                           \
+                     ", p, 1, 1, 0, " #b_major ";\n\t}"                                                                \
                      : __VA_ARGS__                                                                                     \
                      : "l"(a), "l"(b), "r"(accumulate));                                                               \
-    }                                                                                                                  \
+    }
+#define MOH_WGMMA(T, n, names, o0, o1, o2, o3, o4, o5, ...)                                                            \
+    MOH_WGMMA_SS(wgmma_ss, 0, T, n, names, o0, o1, o2, __VA_ARGS__)                                                    \
+    MOH_WGMMA_SS(wgmma_ss_mn, 1, T, n, names, o0, o1, o2, __VA_ARGS__)                                                 \
     template <> MOH_DEVICE void wgmma_rs<T, n>(float (&d)[n / 2], const uint32_t* a, uint64_t b, int accumulate) {     \
         asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %" #o5 ", 0;\n\t"                                           \
                      "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #T "." #T " {" names "}, {%" #o0 ", %" #o1      \
@@ -159,12 +174,14 @@ template <class T, int n> MOH_DEVICE void wgmma_rs(float (&d)[n / 2], const uint
                      : __VA_ARGS__                                                                                     \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));                           \
     }
+#define MOH_D36 MOH_D32(0), MOH_D(32), MOH_D(33), MOH_D(34), MOH_D(35)
 #define MOH_D40 MOH_D32(0), MOH_D8(32)
 #define MOH_D48 MOH_D40, MOH_D8(40)
 #define MOH_D64 MOH_D32(0), MOH_D32(32)
 #define MOH_D128 MOH_D64, MOH_D32(64), MOH_D32(96)
 #define MOH_WGMMA_BOTH(...) MOH_WGMMA(f16, __VA_ARGS__) MOH_WGMMA(bf16, __VA_ARGS__)
 MOH_WGMMA_BOTH(64, MOH_NAMES_32, 32, 33, 34, 35, 36, 37, MOH_D32(0))
+MOH_WGMMA_BOTH(72, MOH_NAMES_36, 36, 37, 38, 39, 40, 41, MOH_D36)
 MOH_WGMMA_BOTH(80, MOH_NAMES_40, 40, 41, 42, 43, 44, 45, MOH_D40)
 MOH_WGMMA_BOTH(96, MOH_NAMES_48, 48, 49, 50, 51, 52, 53, MOH_D48)
 MOH_WGMMA_BOTH(128, MOH_NAMES_64, 64, 65, 66, 67, 68, 69, MOH_D64)

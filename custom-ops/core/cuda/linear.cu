@@ -4,35 +4,11 @@
 // other blocks of the output are set to 0 in tiles of their own; where most are, a tile has consecutive tokens and columns of any
 // heads, and what is off is left out as it is stored. Which of the two it is follows from the plan's counts, on the device; where
 // they want different tiles, both kernels are launched, and the one that is not wanted returns at once.
-#include "params.h"
+#include "linear.cuh"
 #include "tile.cuh"
 #include "zeros.cuh"
 
 namespace {
-
-MOH_DEVICE float activate(float x, int activation) {
-    switch (activation) {
-        case 0: return fmaxf(x, 0.0f);
-        case 1: return 0.5f * x * (1.0f + erff(x * 0.70710678f));
-        case 2: return 0.5f * x * (1.0f + tanhf(0.79788456f * (x + 0.044715f * x * x * x)));
-        case 3:
-        case 4: return x / (1.0f + expf(-x));
-        default: return x;
-    }
-}
-
-// Whether so many heads are on that all are computed. The same in every block of threads.
-MOH_DEVICE bool is_dense(const LinearParams& p) {
-    if (p.dense_percent > 100) return false;
-    int64_t on = 0;
-    for (int head = int(threadIdx.x & 31); head < p.heads; head += 32) on += p.counts[head];
-    for (int lanes = 16; lanes > 0; lanes /= 2) {
-        uint32_t low = __shfl_xor_sync(0xffffffffu, uint32_t(on), lanes);
-        uint32_t high = __shfl_xor_sync(0xffffffffu, uint32_t(on >> 32), lanes);
-        on += int64_t(uint64_t(high) << 32 | low);
-    }
-    return on * 100 >= int64_t(p.tokens) * p.heads * p.dense_percent;
-}
 
 template <class Tile, bool aligned> struct Projection {
     using T = typename Tile::T;

@@ -108,6 +108,15 @@ struct LinearParams {
     int32_t only;           // 1: nothing is done in the dense way; 2: nothing is done in the other way; 0: both, as the gates are
     int32_t write_zeros;    // projection: to the blocks of the heads that are off
     int32_t scale_by_gates; // combine, only = 1: heads are multiplied by their gates, and the bias is one a head
+    int32_t routed_cost;    // combine: of a product in the routed way, in percent of one in the dense way
+};
+
+// linear_sm90.cu and combine_sm90.cu.
+struct LinearSm90Params {
+    TensorMap x_map;      // (tokens, row of x), boxes of tile_rows x 64
+    TensorMap weight_map; // layout 0: (all outputs, row), boxes of a tile's columns x 64; 1: (heads, inputs, outputs), boxes of 64 x 64
+    struct LinearParams linear;
+    int32_t tile_rows;    // 64, 128, 192 or 256
 };
 
 // aggregated.cu. T (batch, tokens or pooled, heads * dim) where nothing else is said.

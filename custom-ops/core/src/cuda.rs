@@ -12,6 +12,7 @@ mod routed_attention;
 mod routed_linear;
 mod routed_mlp;
 pub mod stream;
+mod tensor_map;
 pub mod workspace;
 
 pub use driver::{Driver, RawPtr, RawStream};

@@ -18,6 +18,7 @@ mod linear;
 use device::Device;
 use linear::{Case, Gates, PROJECTION, each};
 use moh_kernels::DType;
+use moh_kernels::cuda::stream::CAPABILITY_VARIABLE;
 
 const HALVES: [DType; 2] = [DType::F16, DType::BF16];
 
@@ -128,6 +129,68 @@ fn large_tiles() {
                 }
             }
         }
+    });
+}
+
+/// Widths of heads and inner lengths that fit the tiles of Hopper's kernels, and that do not.
+#[test]
+fn widths_of_tiles() {
+    on_device(|device| {
+        let widths = [(64, 584), (72, 64), (128, 72), (96, 40), (136, 24), (144, 328), (200, 16), (16, 200), (8, 64)];
+        for (i, (block, width)) in widths.into_iter().enumerate() {
+            for (q_len, gates) in [(70, Gates::Shared(1, 0.4)), (333, Gates::Random(0.8)), (65, Gates::On)] {
+                let dtype = HALVES[i % 2];
+                for case in each(Case { q_len, block, width, dtype, gates, bias: i % 3 > 0, seed: 5, ..PROJECTION }) {
+                    case.check(device);
+                }
+            }
+        }
+    });
+}
+
+/// Calls drawn at random from `MOH_SEED`: few on the emulator, many on a GPU.
+#[test]
+fn random_calls() {
+    on_device(|device| {
+        let mut random = data::Random(device::seed());
+        let mut below = |n: usize| (random.bits() % n as u64) as usize;
+        for number in 0..if device.emulated { 25 } else { 400 } {
+            let widths = [8, 16, 24, 32, 40, 64, 72, 80, 96, 128, 136, 192, 264];
+            let shares = [Gates::Off, Gates::On, Gates::First(1), Gates::Shared(1, 0.5), Gates::Random(0.2)];
+            let gates =
+                if below(2) == 0 { shares[below(shares.len())] } else { Gates::Random(below(101) as f64 / 100.0) };
+            let case = Case {
+                batch: 1 + below(2),
+                q_len: 1 + below(300),
+                heads: 1 + below(5),
+                block: widths[below(widths.len())],
+                width: widths[below(widths.len())],
+                bias: below(2) == 0,
+                dtype: DType::ALL[below(3)],
+                gates,
+                seed: device::seed() + number,
+                ..PROJECTION
+            };
+            for case in each(case) {
+                case.check(device);
+            }
+        }
+    });
+}
+
+/// The kernels for GPUs before Hopper, in a process that is held to them.
+#[test]
+fn older_gpus() {
+    on_device(|_| {
+        if std::env::var_os(CAPABILITY_VARIABLE).is_some() {
+            return;
+        }
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["numbers_of_rows", "shares_of_heads", "large_tiles", "widths_of_tiles", "a_nan"])
+            .env(CAPABILITY_VARIABLE, "80")
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
     });
 }
 

@@ -18,6 +18,7 @@ mod mlp;
 use device::Device;
 use mlp::{CASE, Case, Gates};
 use moh_kernels::DType;
+use moh_kernels::cuda::stream::CAPABILITY_VARIABLE;
 use moh_kernels::shape::routed_mlp::Activation;
 
 impl Case {
@@ -64,6 +65,29 @@ fn widths() {
                 }
             }
         }
+    });
+}
+
+/// Tiles of Hopper's kernels, and those of GPUs before it in a process that is held to them.
+#[test]
+fn large_tiles() {
+    on_device(|device| {
+        for (i, activation) in Activation::ALL.into_iter().enumerate() {
+            let dtype = [DType::F16, DType::BF16][i % 2];
+            let case =
+                Case { q_len: 150, width: 72, hidden: 136, out_width: 40, activation, dtype, experts: 3, ..CASE };
+            Case { gates: Gates::TopK(2), bias: i % 2 == 0, seed: 4, ..case }.check(device);
+            Case { q_len: 270, gates: Gates::First(1), bias: i % 2 == 1, seed: 5, ..case }.check(device);
+        }
+        if std::env::var_os(CAPABILITY_VARIABLE).is_some() {
+            return;
+        }
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["large_tiles", "numbers_of_rows", "shares_of_experts"])
+            .env(CAPABILITY_VARIABLE, "80")
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
     });
 }
 

@@ -2,7 +2,9 @@
 #![cfg(feature = "cuda")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
-use moh_kernels::cuda::params::{AggregatedParams, AttentionParams, AttentionSm90Params, LinearParams, PlanParams};
+use moh_kernels::cuda::params::{
+    AggregatedParams, AttentionParams, AttentionSm90Params, LinearParams, LinearSm90Params, PlanParams,
+};
 use std::mem::offset_of;
 use std::process::Command;
 
@@ -33,7 +35,9 @@ fn layouts() -> Vec<Layout> {
         LinearParams {
             x, weight, bias, gates, output, counts, entries, x_row, weight_row, output_row, x_head, weight_head, output_head,
             bias_head, tokens, heads, depth, columns, activation, dense_percent, only, write_zeros, scale_by_gates,
+            routed_cost,
         }
+        LinearSm90Params { x_map, weight_map, linear, tile_rows }
         AggregatedParams {
             query, key, value, pooled_key, pooled_value, gates, query_embedding, query_scale, local_bias, pooled_bias,
             learnable_tokens, learnable_bias, output, batch, height, width, window, pooled, heads, dim,

@@ -83,7 +83,7 @@ void execute(const Pending& p) {
     for (int k = 0; k < 16; k++)
         for (int j = 0; j < op.n; j++) b[size_t(k * op.n + j)] = op.convert(b_matrix.at(j, k));
     float a[16][16];
-    if (op.product == Product::SharedA) {
+    if (op.product != Product::RegisterA) {
         Matrix a_matrix(op.a_descriptor, true);
         for (int i = 0; i < 16; i++)
             for (int k = 0; k < 16; k++) a[i][k] = op.convert(a_matrix.at(p.first_row + i, k));
@@ -133,7 +133,7 @@ void mbarrier_wait(uint64_t* word, uint32_t parity) {
 }
 
 void wgmma(Wgmma argument) {
-    const char* what = argument.product == Product::SharedA ? "wgmma_ss" : "wgmma_rs";
+    const char* what = argument.product == Product::RegisterA ? "wgmma_rs" : "wgmma_ss";
     struct Thread {
         Wgmma wgmma;
         unsigned index;

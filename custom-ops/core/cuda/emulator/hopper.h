@@ -4,7 +4,7 @@
 #pragma once
 
 namespace simt {
-enum class Product { SharedA, RegisterA };
+enum class Product { SharedA, SharedAMajorN, RegisterA };
 struct Wgmma {
     Product product;
     int n;
@@ -53,6 +53,9 @@ template <int n> void keep(uint32_t (&)[n]) {}
 
 template <class T, int n> void wgmma_ss(float (&d)[n / 2], uint64_t a, uint64_t b, int accumulate) {
     simt::wgmma({simt::Product::SharedA, n, d, nullptr, a, b, accumulate, [](uint16_t bits) { return to_float(T{bits}); }});
+}
+template <class T, int n> void wgmma_ss_mn(float (&d)[n / 2], uint64_t a, uint64_t b, int accumulate) {
+    simt::wgmma({simt::Product::SharedAMajorN, n, d, nullptr, a, b, accumulate, [](uint16_t bits) { return to_float(T{bits}); }});
 }
 template <class T, int n> void wgmma_rs(float (&d)[n / 2], const uint32_t* a, uint64_t b, int accumulate) {
     simt::wgmma({simt::Product::RegisterA, n, d, a, 0, b, accumulate, [](uint16_t bits) { return to_float(T{bits}); }});

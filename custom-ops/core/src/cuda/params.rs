@@ -102,9 +102,23 @@ pub struct LinearParams {
     pub only: i32,
     pub write_zeros: i32,
     pub scale_by_gates: i32,
+    pub routed_cost: i32,
 }
 // SAFETY: as above.
 unsafe impl Params for LinearParams {}
+
+/// `LinearSm90Params`: of `linear_sm90.cu` and `combine_sm90.cu`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct LinearSm90Params {
+    pub x_map: TensorMap,
+    pub weight_map: TensorMap,
+    pub linear: LinearParams,
+    pub tile_rows: i32,
+}
+// SAFETY: as above.
+unsafe impl Params for LinearSm90Params {}
 
 /// `AggregatedParams`: of `aggregated.cu`.
 #[repr(C)]

@@ -1,4 +1,6 @@
-//! RoutedProjection and RoutedCombine on CUDA: `cuda/linear.cu` and `cuda/combine.cu`.
+//! RoutedProjection and RoutedCombine on CUDA: `cuda/linear*.cu` and `cuda/combine*.cu`.
+
+mod hopper;
 
 use super::params::LinearParams;
 use super::plan::{self, int};
@@ -156,6 +158,10 @@ pub(super) unsafe fn projection(
         return unsafe { launch_projection(product, tile, variant, &params, stream) };
     }
 
+    if hopper::fits(product, stream) {
+        // SAFETY: as above.
+        return unsafe { hopper::project(product, &params, stream) };
+    }
     let pairs = if p.activation == 4 { 2 } else { 1 };
     // The share of a tile's columns that are used; narrow tiles reread x more often, and take a third more time.
     let used = |width: usize, columns: usize| 100 * columns / (columns.div_ceil(width / pairs) * width / pairs);
@@ -230,6 +236,8 @@ pub(super) unsafe fn combination(product: &Product, stream: &Stream<'_>) -> Resu
         shared <= properties.shared_bytes as usize && (rows < 256 || tiles >= properties.multiprocessors as usize)
     };
     let half = product.dtype != DType::F32;
+    let hopper = aligned && p.only != 1 && hopper::fits(product, stream);
+    let params = LinearParams { routed_cost: if hopper { hopper::ROUTED_COST } else { ROUTED_COST }, ..*p };
     let (rows, variant) = match () {
         () if !aligned => (64, "any"),
         () if half && tokens > 128 && fits(256) => (256, "256"),
@@ -241,17 +249,23 @@ pub(super) unsafe fn combination(product: &Product, stream: &Stream<'_>) -> Resu
         let kernel = Kernel { module: modules::COMBINE, name: &name };
         let grid = [columns.div_ceil(width) as u32, tokens.div_ceil(rows) as u32, 1];
         // SAFETY: as the caller promises.
-        unsafe { stream.launch(kernel, grid, threads as u32, shared as u32, p) }
+        unsafe { stream.launch(kernel, grid, threads as u32, shared as u32, &params) }
     };
     launch("combine_routed", ROUTED_COLUMNS, 256, routed_bytes(rows))?;
     if p.only == 1 {
         return Ok(());
+    }
+    if hopper {
+        // SAFETY: as the caller promises.
+        return unsafe { hopper::combine(product, &params, rows, stream) };
     }
     let dense = Tile { rows, columns: if rows == 64 { 64 } else { 128 } };
     launch("combine_dense", dense.columns, rows, dense_bytes(product, dense, aligned))
 }
 
 const ROUTED_COLUMNS: usize = 128;
+/// What a product in the routed way costs, in percent of one in the dense way.
+const ROUTED_COST: i32 = 125;
 
 /// Shared memory of `combine_routed`: stages, sums, and the rows of 32 heads as bits, numbers and lists.
 fn routed_bytes(rows: usize) -> usize {
@@ -295,5 +309,6 @@ impl LinearParams {
         only: 0,
         write_zeros: 0,
         scale_by_gates: 0,
+        routed_cost: ROUTED_COST,
     };
 }

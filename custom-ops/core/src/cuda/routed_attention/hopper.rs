@@ -1,11 +1,10 @@
 //! `attention_sm90.cu`: f16 and bf16 on Hopper's tensor cores, over a plan.
 
 use super::Attention;
-use crate::cuda::driver::Driver;
 use crate::cuda::params::{AttentionSm90Params, TensorMap};
+use crate::cuda::tensor_map::Boxed;
 use crate::cuda::{Kernel, RawPtr, modules};
 use crate::error::Error;
-use crate::tensor::DType;
 use std::ffi::CString;
 
 /// An instance of the kernel: the numbers of `MOH_ATTENTION` in attention_sm90.cu.
@@ -93,41 +92,19 @@ impl Attention<'_> {
     ///
     /// Dimensions from the innermost: element, then head and token as they lie in memory, batch.
     fn tensor_map(&self, tensor: RawPtr, dim: usize, instance: &Instance) -> Result<TensorMap, Error> {
-        const FLOAT16: u32 = 6;
-        const BFLOAT16: u32 = 9;
-        const PROMOTION_128_BYTES: u32 = 2;
         let p = &self.problem;
-        let driver: &Driver = self.call.stream.driver();
-        let data_type = if self.call.dtype == DType::F16 { FLOAT16 } else { BFLOAT16 };
         let (inner, outer, box_inner, box_outer) = match p.cache_layout {
             true => (p.kv_len, p.kv_num_heads, instance.keys, 1),
             false => (p.kv_num_heads, p.kv_len, 1, instance.keys),
         };
-        let sizes = [dim, inner, outer, p.batch].map(|size| size as u64);
-        let strides = [dim, dim * inner, dim * inner * outer].map(|stride| 2 * stride as u64);
-        let boxes = [instance.panel(), box_inner, box_outer, 1].map(|size| size as u32);
-        // Modes 1, 2, 3 swizzle 32, 64, 128 bytes.
-        let swizzle = (instance.panel() / 16).ilog2() + 1;
-        let mut map = TensorMap([0; 16]);
-        // SAFETY: all arrays are of rank 4; the map is 128 bytes, aligned to 64; nothing is read from the tensor.
-        unsafe {
-            driver.tensor_map_encode_tiled(
-                (&raw mut map).cast(),
-                data_type,
-                4,
-                tensor as *mut _,
-                sizes.as_ptr(),
-                strides.as_ptr(),
-                boxes.as_ptr(),
-                [1u32; 4].as_ptr(),
-                0,
-                swizzle,
-                PROMOTION_128_BYTES,
-                0,
-            )
-        }
-        .map_err(|error| error.about("keys and values of RoutedAttention"))?;
-        Ok(map)
+        let boxed = Boxed {
+            ptr: tensor,
+            dtype: self.call.dtype,
+            sizes: [dim, inner, outer, p.batch],
+            strides: [dim, dim * inner, dim * inner * outer],
+            boxes: [instance.panel(), box_inner, box_outer, 1],
+        };
+        boxed.encode(self.call.stream.driver(), "keys and values of RoutedAttention")
     }
 }
 

@@ -1,0 +1,206 @@
+// RoutedProjection on Hopper, and the first half of RoutedMLP, in f16 and bf16: what linear.cu computes, with the products of
+// product_sm90.cuh. Gathered tiles are rows of one head's list; dense ones are consecutive tokens, whose rows come by TMA, and columns
+// of any heads. The producers also write the zeros of heads that are off, between tiles.
+#include "linear.cuh"
+#include "product_sm90.cuh"
+#include "zeros.cuh"
+
+namespace {
+
+// The tiles of this block, in the order of rows, heads, columns: those that are computed at a time read rows near each other.
+struct Tiles {
+    const LinearParams& p;
+    const bool dense;
+    const int tile_rows, tile_columns, spans;
+    int row = 0;
+    int64_t left = blockIdx.x; // tiles from that row on before this block's next one
+
+    MOH_DEVICE Tiles(const LinearSm90Params& params, bool dense, int columns)
+        : p(params.linear), dense(dense), tile_rows(params.tile_rows), tile_columns(columns),
+          spans(((dense ? p.heads * p.columns : p.columns) + columns - 1) / columns) {}
+
+    MOH_DEVICE int heads() const { return dense ? 1 : p.heads; }
+    MOH_DEVICE int rows_of(int head) const { return dense ? p.tokens : p.counts[head]; }
+    // Which of 32 heads have rows from `row` on.
+    MOH_DEVICE uint32_t ballot(int first_head) const {
+        const int head = first_head + int(threadIdx.x & 31);
+        return __ballot_sync(0xffffffffu, head < heads() && rows_of(head) > row);
+    }
+
+    MOH_DEVICE bool next(Message& tile) {
+        for (;; row += tile_rows) {
+            int active = 0;
+            for (int head = 0; head < heads(); head += 32) active += __popc(ballot(head));
+            if (active == 0) return false;
+            if (left < int64_t(active) * spans) break;
+            left -= int64_t(active) * spans;
+        }
+        int index = int(left / spans), head = 0;
+        for (;; head += 32) {
+            const uint32_t active = ballot(head);
+            if (index >= __popc(active)) {
+                index -= __popc(active);
+                continue;
+            }
+            const int lane = int(threadIdx.x & 31);
+            const bool wanted = (active >> lane & 1) && __popc(active & ((1u << lane) - 1)) == index;
+            head += __ffs(int(__ballot_sync(0xffffffffu, wanted))) - 1;
+            break;
+        }
+        tile = Message(head, row, int(left % spans) * tile_columns, min(tile_rows, rows_of(head) - row));
+        left += gridDim.x;
+        return true;
+    }
+};
+
+// A warp's share of the blocks that may be off, a part at a time.
+struct Zeros {
+    int64_t next, end;
+    MOH_DEVICE explicit Zeros(const LinearParams& p) {
+        const int64_t blocks = int64_t(p.tokens) * p.heads, warps = int64_t(gridDim.x) * (kProducers / 32);
+        const int64_t share = (blocks + 32 * warps - 1) / (32 * warps) * 32;
+        next = min((int64_t(blockIdx.x) * (kProducers / 32) + int(threadIdx.x) / 32) * share, blocks);
+        end = min(next + share, blocks);
+    }
+    template <class T> MOH_DEVICE void write(const LinearParams& p, int64_t blocks) {
+        const int bytes = p.columns * int(sizeof(T));
+        const int64_t count = min(blocks, end - next);
+        write_zeros(static_cast<unsigned char*>(p.output) + next * bytes, p.gates + next, count, bytes, 0, 1);
+        next += count;
+    }
+};
+
+// is_mlp: with an activation; pairs: SwiGLU, where the second half of a tile's columns are the factors of the first.
+template <class P, bool is_mlp, bool pairs> struct Projection {
+    using T = typename P::T;
+    static constexpr int tile_columns = pairs ? P::columns / 2 : P::columns;
+
+    // One thread: the weights of a step.
+    static MOH_DEVICE void load_weight(const LinearSm90Params& params, const Message& tile, bool dense, int k, unsigned char* b,
+                                       uint64_t* barrier) {
+        const LinearParams& p = params.linear;
+        if constexpr (P::layout == 0) {
+            tma_load(b, &params.weight_map, barrier, k, tile.head * p.columns + tile.column, 0, 0);
+        } else {
+#pragma unroll
+            for (int panel = 0; panel < P::panels; panel++) {
+                int head = tile.head, column = tile.column + panel * (pairs ? p.columns : 64);
+                if (dense) {
+                    // Heads are multiples of a panel wide.
+                    head = column / p.columns;
+                    column -= head * p.columns;
+                }
+                tma_load(b + panel * P::panel_bytes, &params.weight_map, barrier, column, k, head, 0);
+            }
+        }
+    }
+
+    static MOH_DEVICE void produce(Producer<P>& producer, const LinearSm90Params& params, bool dense) {
+        const LinearParams& p = params.linear;
+        const int steps = (p.depth + P::depth - 1) / P::depth;
+        Tiles tiles(params, dense, tile_columns);
+        Zeros zeros(p);
+        const bool write_zeros = p.write_zeros && !dense;
+        Message tile(0, 0, 0, 0);
+        while (tiles.next(tile)) {
+            int number[Producer<P>::own];
+#pragma unroll
+            for (int i = 0; i < Producer<P>::own; i++) {
+                const int row = 16 * i + producer.row;
+                number[i] = dense || row >= tile.rows ? -1 : p.entries[int64_t(tile.head) * p.tokens + tile.row + row];
+            }
+            for (int step = 0; step < steps; step++) {
+                const int first = step * P::depth, k = first + producer.chunk * 8;
+                tile.flags = Message::product | (step + 1 == steps ? Message::last : 0);
+                unsigned char* a = producer.begin(tile, P::b_bytes + (dense ? params.tile_rows * P::row_bytes : 0));
+                if (producer.thread == 0) {
+                    load_weight(params, tile, dense, first, a + P::a_bytes, producer.barrier());
+                    if (dense) tma_load(a, &params.x_map, producer.barrier(), first, tile.row, 0, 0);
+                }
+                if (!dense)
+                    producer.copy_rows(a, static_cast<const unsigned char*>(p.x) + 2 * k, uint32_t(2 * p.x_row), tile.rows,
+                                       [&](int i) { return k < p.depth ? number[i] : -1; });
+                producer.end(!dense);
+            }
+            producer.flush();
+            if (write_zeros) zeros.write<T>(p, 128);
+        }
+        if (write_zeros) zeros.write<T>(p, zeros.end);
+    }
+
+    static MOH_DEVICE void consume(Consumer<P>& consumer, const LinearParams& p, const Message& tile, bool dense) {
+        const int own = consumer.units(tile), pair = consumer.lane % 4;
+        int token[2][2];
+#pragma unroll
+        for (int u = 0; u < 2; u++)
+#pragma unroll
+            for (int s = 0; s < 2; s++) {
+                const int row = consumer.row(u, s);
+                token[u][s] = row >= tile.rows ? -1
+                              : dense          ? tile.row + row
+                                               : p.entries[int64_t(tile.head) * p.tokens + tile.row + row];
+            }
+        consumer.multiply(tile);
+
+        const int columns = dense ? p.heads * p.columns : p.columns;
+        const T* bias = static_cast<const T*>(p.bias) + (p.bias ? tile.head * p.bias_head + tile.column : 0);
+        T* output = static_cast<T*>(p.output) + tile.head * p.output_head + tile.column;
+#pragma unroll
+        for (int u = 0; u < 2; u++)
+#pragma unroll
+            for (int s = 0; s < 2; s++) {
+                if (u >= own) continue;
+                auto value = [&](int j, int e, int offset) {
+                    float x = consumer.sums[u][4 * (j + offset / 8) + 2 * s + e];
+                    const int column = 8 * j + 2 * pair + e;
+                    if (p.bias && tile.column + column < columns) x += to_float(bias[(offset > 0 ? p.columns : 0) + column]);
+                    return x;
+                };
+                auto element = [&](int j, int e) {
+                    float x = value(j, e, 0);
+                    if (is_mlp) x = activate_fast(x, p.activation);
+                    return pairs ? x * value(j, e, tile_columns) : x;
+                };
+                auto word = [&](int j) { return pack<T>(element(j, 0), element(j, 1)); };
+                auto at = [&](int j) -> T* {
+                    return token[u][s] >= 0 && tile.column + 8 * j < columns ? output + token[u][s] * p.output_row + 8 * j : nullptr;
+                };
+                auto is_on = [&](int j) {
+                    return !dense || p.gates[int64_t(token[u][s]) * p.heads + (tile.column + 8 * j) / p.columns] != 0.0f;
+                };
+                store_row<tile_columns / 8>(word, at, is_on);
+            }
+    }
+
+    static MOH_DEVICE void run(const LinearSm90Params& params) {
+        const LinearParams& p = params.linear;
+        const bool dense = !is_mlp && is_dense(p);
+        if (p.only == (dense ? 1 : 2)) return;
+        run_roles(
+            *reinterpret_cast<Shared<P>*>(shared_memory()), [&](Producer<P>& producer) { produce(producer, params, dense); },
+            [&](Consumer<P>& consumer, const Message& tile) { consume(consumer, p, tile, dense); });
+    }
+};
+
+} // namespace
+
+// moh_projection_sm90_<type>_<layout>_<columns>, in layout 1 also _mlp and _pairs (of 64 columns). The launcher repeats these numbers.
+#define MOH_PROJECTION(name, type, layout, columns, stages, is_mlp, pairs)                                             \
+    MOH_KERNEL(moh_projection_sm90_##type##_##layout##_##name, LinearSm90Params, kThreads, 1) {                        \
+        using P = Product<type, layout, columns, stages>;                                                              \
+        static_assert(sizeof(Shared<P>) <= 232448, "shared memory of a block");                                        \
+        Projection<P, is_mlp, pairs>::run(p);                                                                          \
+    }
+#define MOH_PROJECTIONS(type, layout)                                                                                  \
+    MOH_PROJECTION(64, type, layout, 64, 5, false, false)                                                              \
+    MOH_PROJECTION(72, type, layout, 72, 4, false, false)                                                              \
+    MOH_PROJECTION(128, type, layout, 128, 4, false, false)
+#define MOH_PROJECTIONS_MLP(type)                                                                                      \
+    MOH_PROJECTION(mlp, type, 1, 128, 4, true, false)                                                                  \
+    MOH_PROJECTION(pairs, type, 1, 128, 4, true, true)
+MOH_PROJECTIONS(f16, 0)
+MOH_PROJECTIONS(f16, 1)
+MOH_PROJECTIONS(bf16, 0)
+MOH_PROJECTIONS(bf16, 1)
+MOH_PROJECTIONS_MLP(f16)
+MOH_PROJECTIONS_MLP(bf16)
