@@ -4,6 +4,7 @@ mod aggregated_attention;
 mod gemm;
 mod isa;
 mod memory;
+mod packed;
 mod routed_attention;
 mod routed_linear;
 mod routed_mlp;
@@ -17,6 +18,7 @@ use crate::schema::{
 };
 use crate::tensor::{DataMut, Tensor};
 use isa::Isa;
+pub use packed::Packed;
 
 /// What a call computed, for tests and profiles: it must follow the gates.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -27,6 +29,9 @@ pub struct Work {
 
 /// A kernel's code, on validated inputs. It writes every element of the output, which starts out undefined.
 type Run = fn(&Attributes, &[Option<Tensor<'_>>], DataMut<'_>, &dyn Host) -> Result<Work, Error>;
+
+/// A kernel's way to pack an input, whose length fits its shape; `None` for one that it reads as it is.
+type Pack = fn(&Attributes, usize, Tensor<'_>) -> Result<Option<Packed>, Error>;
 
 /// One implementation of one operator, for every [`crate::DType`].
 pub struct Kernel {
@@ -39,6 +44,7 @@ pub struct Kernel {
     /// Whether it is to be preferred to the supported ones after it, unless another is named.
     pub chosen: fn() -> bool,
     run: Run,
+    pack: Pack,
 }
 
 /// Name of the environment variable that chooses the kernels by [`Kernel::isa`] instead of the best ones.
@@ -49,42 +55,42 @@ const MATRIX_UNITS: [&str; 2] = ["amx", "avx512bf16"];
 
 /// A kernel for every instruction set, best first.
 macro_rules! kernels {
-    ($($operator:ident: $module:ident::$run:ident,)*) => {
+    ($($operator:ident: $module:ident::$run:ident, $packing:ident::$pack:ident;)*) => {
         &[
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
             Kernel {
                 supported: || isa::avx512::Avx512::detect().is_some() && isa::amx::Amx::detect().is_some(),
-                ..kernel::<isa::avx512::Avx512>(&ROUTED_ATTENTION, "amx", routed_attention::run_amx)
+                ..kernel::<isa::avx512::Avx512>(&ROUTED_ATTENTION, "amx", routed_attention::run_amx, packed::nothing::<isa::avx512::Avx512>)
             },
             #[cfg(target_arch = "x86_64")]
             Kernel {
                 supported: || isa::avx512::Avx512::detect().is_some() && isa::dot::Dot::detect().is_some(),
                 chosen: isa::dot::Dot::fast,
-                ..kernel::<isa::avx512::Avx512>(&ROUTED_ATTENTION, "avx512bf16", routed_attention::run_dot)
+                ..kernel::<isa::avx512::Avx512>(&ROUTED_ATTENTION, "avx512bf16", routed_attention::run_dot, packed::nothing::<isa::avx512::Avx512>)
             },
             $(
             #[cfg(target_arch = "x86_64")]
-            kernel::<isa::avx512::Avx512>(&$operator, "avx512", $module::$run::<isa::avx512::Avx512>),
+            kernel::<isa::avx512::Avx512>(&$operator, "avx512", $module::$run::<isa::avx512::Avx512>, $packing::$pack::<isa::avx512::Avx512>),
             #[cfg(target_arch = "x86_64")]
-            kernel::<isa::avx2::Avx2>(&$operator, "avx2", $module::$run::<isa::avx2::Avx2>),
+            kernel::<isa::avx2::Avx2>(&$operator, "avx2", $module::$run::<isa::avx2::Avx2>, $packing::$pack::<isa::avx2::Avx2>),
             #[cfg(target_arch = "aarch64")]
-            kernel::<isa::neon::Neon>(&$operator, "neon", $module::$run::<isa::neon::Neon>),
-            kernel::<isa::portable::Portable>(&$operator, "portable", $module::$run::<isa::portable::Portable>),
+            kernel::<isa::neon::Neon>(&$operator, "neon", $module::$run::<isa::neon::Neon>, $packing::$pack::<isa::neon::Neon>),
+            kernel::<isa::portable::Portable>(&$operator, "portable", $module::$run::<isa::portable::Portable>, $packing::$pack::<isa::portable::Portable>),
         )*]
     };
 }
 
 /// Every kernel; of one operator's, the first that is supported is used. Conformance tests iterate this list.
 pub static KERNELS: &[Kernel] = kernels! {
-    ROUTED_ATTENTION: routed_attention::run,
-    ROUTED_PROJECTION: routed_linear::project,
-    ROUTED_COMBINE: routed_linear::combine,
-    ROUTED_MLP: routed_mlp::run,
-    ROUTED_AGGREGATED_ATTENTION: aggregated_attention::run,
+    ROUTED_ATTENTION: routed_attention::run, packed::nothing;
+    ROUTED_PROJECTION: routed_linear::project, routed_linear::pack_projection;
+    ROUTED_COMBINE: routed_linear::combine, routed_linear::pack_combine;
+    ROUTED_MLP: routed_mlp::run, routed_mlp::pack;
+    ROUTED_AGGREGATED_ATTENTION: aggregated_attention::run, packed::nothing;
 };
 
-const fn kernel<I: Isa>(operator: &'static Operator, isa: &'static str, run: Run) -> Kernel {
-    Kernel { operator, isa, supported: || I::detect().is_some(), chosen: || true, run }
+const fn kernel<I: Isa>(operator: &'static Operator, isa: &'static str, run: Run, pack: Pack) -> Kernel {
+    Kernel { operator, isa, supported: || I::detect().is_some(), chosen: || true, run, pack }
 }
 
 impl std::fmt::Debug for Kernel {
@@ -121,6 +127,22 @@ impl Kernel {
         }
         (self.run)(attributes, inputs, output, host)
     }
+
+    /// As [`pack`], for this kernel.
+    ///
+    /// # Errors
+    /// As [`pack`].
+    pub fn pack(&self, attributes: &Attributes, input: usize, weight: Tensor<'_>) -> Result<Option<Packed>, Error> {
+        if attributes.operator() != self.operator || !(self.supported)() {
+            return Err(no_kernel(attributes.operator(), format!("{self:?}")));
+        }
+        let (expected, found) = (weight.shape.iter().product(), weight.data.len());
+        if expected != found {
+            let tensor = self.operator.inputs.get(input).map_or("input", |operand| operand.name);
+            return Err(Error::Length { operator: self.operator.name, tensor, expected, found });
+        }
+        (self.pack)(attributes, input, weight)
+    }
 }
 
 /// Runs an operator: validates the inputs and the output's type and length, then calls the best kernel for this
@@ -135,13 +157,27 @@ pub fn run(
     output: DataMut<'_>,
     host: &dyn Host,
 ) -> Result<Work, Error> {
+    preferred(attributes.operator())?.run(attributes, inputs, output, host)
+}
+
+/// Packs a weight for [`run`], which takes it as [`crate::Data::Packed`] in the tensor's place; `None` for an input that is
+/// read as it is. For constants only, once: the products then need not pack at every call. The tensor may be dropped.
+///
+/// `input` is the weight's number in [`Operator::inputs`].
+///
+/// # Errors
+/// [`Error`] naming the weight where its shape does not fit the attributes; or no memory; or as [`run`], no kernel.
+pub fn pack(attributes: &Attributes, input: usize, weight: Tensor<'_>) -> Result<Option<Packed>, Error> {
+    preferred(attributes.operator())?.pack(attributes, input, weight)
+}
+
+/// The kernel that [`run`] uses.
+fn preferred(operator: &'static Operator) -> Result<&'static Kernel, Error> {
     let forced = forced();
-    let operator = attributes.operator();
-    let kernel = select(operator, forced)
+    select(operator, forced)
         // An operator that has nothing for a matrix unit uses the vectors beside it.
         .or_else(|| forced.filter(|isa| MATRIX_UNITS.contains(isa)).and_then(|_| select(operator, Some("avx512"))))
-        .ok_or_else(|| no_kernel(operator, forced.unwrap_or("none").to_owned()))?;
-    kernel.run(attributes, inputs, output, host)
+        .ok_or_else(|| no_kernel(operator, forced.unwrap_or("none").to_owned()))
 }
 
 /// The kernel that [`run`] would use for an operator, without regard to the environment: the best one, or that of `isa`.

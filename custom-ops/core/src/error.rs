@@ -73,6 +73,16 @@ pub enum Error {
         /// The one asked for.
         found: String,
     },
+    /// A weight was packed for another use.
+    #[error(
+        "{operator}: input {input}: expected a weight packed for these attributes and this instruction set, found another"
+    )]
+    Packed {
+        /// Operator name.
+        operator: &'static str,
+        /// Input name.
+        input: &'static str,
+    },
     /// The host could not provide working memory.
     #[error("no memory for {bytes} bytes of scratch")]
     OutOfMemory {

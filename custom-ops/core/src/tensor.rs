@@ -1,5 +1,6 @@
 //! Borrowed tensors, as the hosts hand them over: contiguous, row-major.
 
+use crate::cpu::Packed;
 use half::{bf16, f16};
 
 /// An element type of the operators' type parameter T.
@@ -81,6 +82,8 @@ pub enum Data<'a> {
     F32(&'a [f32]),
     F16(&'a [f16]),
     BF16(&'a [bf16]),
+    /// A constant weight that a CPU kernel packed; no other reader takes it.
+    Packed(&'a Packed),
 }
 
 impl Data<'_> {
@@ -90,6 +93,7 @@ impl Data<'_> {
             Data::F32(_) => DType::F32,
             Data::F16(_) => DType::F16,
             Data::BF16(_) => DType::BF16,
+            Data::Packed(packed) => packed.dtype(),
         }
     }
 
@@ -99,6 +103,7 @@ impl Data<'_> {
             Data::F32(x) => x.len(),
             Data::F16(x) => x.len(),
             Data::BF16(x) => x.len(),
+            Data::Packed(packed) => packed.len(),
         }
     }
 
@@ -107,12 +112,13 @@ impl Data<'_> {
         self.len() == 0
     }
 
-    /// Element `i` as f64, for the reference. Panics beyond the end.
+    /// Element `i` as f64, for the reference: NaN of what is packed. Panics beyond the end.
     pub fn at(&self, i: usize) -> f64 {
         f64::from(match self {
             Data::F32(x) => x[i],
             Data::F16(x) => x[i].to_f32(),
             Data::BF16(x) => x[i].to_f32(),
+            Data::Packed(_) => f32::NAN,
         })
     }
 }

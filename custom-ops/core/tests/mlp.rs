@@ -204,7 +204,7 @@ fn memory_is_bounded_and_given_back() {
 fn a_host_without_memory_is_an_error() {
     let call = Case { q_len: 40, experts: 4, width: 64, hidden: 64, out_width: 64, ..CASE }.call();
     for kernel in kernels_of(&ROUTED_MLP) {
-        for limit in [0, 4000, 40000] {
+        for limit in [0, 4000, 20000] {
             let host = Accounts::new(limit);
             let error = call.run(kernel, 40 * 64, &host).err();
             assert!(matches!(error, Some(Error::OutOfMemory { .. })), "{kernel:?} {limit}: {error:?}");

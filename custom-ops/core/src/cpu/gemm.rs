@@ -1,10 +1,11 @@
-//! Matrix products for rows picked out of a larger matrix: a blocked product on register tiles for many rows, and for a few
-//! rows one that reads each weight once, in place.
+//! Matrix products for rows picked out of a larger matrix: a blocked product on register tiles, with a weight that was packed
+//! once or is packed on the way, and for a few rows one that reads a weight in place.
 //!
 //! However rows and columns are cut, an element of the result is the same additions in the same order: it does not depend on
-//! the number of threads. What decides between the two ways is the number of rows alone.
+//! the number of threads. What decides between the ways is the number of rows alone.
 
 mod pack;
+mod panels;
 mod rows;
 mod stream;
 mod tile;
@@ -14,349 +15,257 @@ use super::memory::{Memory, Sections};
 use crate::error::Error;
 use crate::host::Host;
 use crate::tensor::{DType, Element};
-use pack::{CopyInputs, CopyRows, TransposeRows};
+use pack::CopyInputs;
+pub(crate) use panels::{Matrix, Panels};
 pub(crate) use rows::{AddScaled, Store};
 use std::ops::Range;
 use stream::{Axpy, Dots};
 use tile::{Ahead, Tiles};
 
-/// Inner length of a block: a panel of packed weights of this height stays in the first-level cache, and the rows' elements
-/// in the second-level one.
-const DEPTH: usize = 128;
+/// Floats of the rows that a block of the inner length has: they stay in the second-level cache while panels go by.
+const BLOCK: usize = 128 << 10;
+/// The least and the greatest inner length of a block.
+const DEPTH: [usize; 2] = [128, 1024];
 /// Most rows for which packing the weights costs more than it saves: where they lie along the inner index, and across it.
 const MAX_STREAMED: [usize; 2] = [stream::ROWS, 4];
+/// Rows whose sums with a panel stay in the first-level cache.
+const NEAR: usize = 96;
 
 /// Whether all products of so many rows stream their weights: each is read once, whatever the number of columns.
 pub(crate) fn few(rows: usize) -> bool {
     rows <= MAX_STREAMED[0].min(MAX_STREAMED[1])
 }
 
-/// A weight matrix, element (k, n), in place.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Matrix<T> {
-    /// At `n * stride + k`.
-    Rows { data: *const T, stride: usize },
-    /// At `n / block * block_stride + k * stride + n % block`.
-    Columns { data: *const T, stride: usize, block: usize, block_stride: usize },
+/// A weight matrix.
+#[derive(Debug)]
+pub(crate) struct Weight<'a, T> {
+    pub(crate) panels: Panels,
+    pub(crate) source: Source<'a, T>,
 }
 
-impl<T> Matrix<T> {
-    /// From (k, n.start) on: where the elements are, and how many columns lie side by side; at most those of `n`.
-    ///
-    /// # Safety
-    /// The element exists.
-    unsafe fn piece(&self, k: usize, n: Range<usize>) -> (*const T, usize) {
-        // SAFETY: the caller's contract.
-        unsafe {
-            match *self {
-                Matrix::Rows { data, stride } => (data.add(n.start * stride + k), n.len()),
-                Matrix::Columns { data, stride, block, block_stride } => {
-                    let (index, within) = (n.start / block, n.start % block);
-                    (data.add(index * block_stride + k * stride + within), n.len().min(block - within))
-                }
-            }
-        }
-    }
-
-    fn stride(&self) -> usize {
-        match *self {
-            Matrix::Rows { stride, .. } | Matrix::Columns { stride, .. } => stride,
-        }
-    }
-
-    /// Where the elements of inner indices `k` and columns `n` lie, as far as they lie side by side.
-    fn lines(&self, k: Range<usize>, n: Range<usize>) -> Ahead {
-        let size = size_of::<T>();
-        let (start, rows, columns) = match *self {
-            Matrix::Rows { data, stride } => (data.wrapping_add(n.start * stride + k.start), n.len(), k.len()),
-            Matrix::Columns { data, stride, block, block_stride } => {
-                let at = n.start / block * block_stride + k.start * stride + n.start % block;
-                (data.wrapping_add(at), k.len(), n.len().min(block - n.start % block))
-            }
-        };
-        Ahead::new(start.cast(), self.stride() * size, rows, columns * size)
-    }
+/// Where a weight's elements are.
+#[derive(Debug)]
+pub(crate) enum Source<'a, T> {
+    /// In place.
+    Matrix(Matrix<T>),
+    /// Packed: all panels.
+    Packed(&'a [f32]),
 }
 
 /// A row of the left matrix, from inner index 0 on, and of the result, from the first wanted column on.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Row<T> {
-    pub(crate) input: *const T,
+pub(crate) struct Row {
+    pub(crate) input: *const f32,
     pub(crate) output: *mut f32,
 }
 
-/// Some of the rows, and the columns of the weight that they are multiplied with.
-pub(crate) struct Part<'a> {
-    /// In the list of rows.
+/// Some of the rows, in ascending order, and the inner indices that they are multiplied over.
+#[derive(Debug, Clone)]
+pub(crate) struct Product<'a> {
     pub(crate) rows: &'a [u32],
-    pub(crate) n: Range<usize>,
-    /// Where in the rows' outputs the first of these columns is.
-    pub(crate) column: usize,
+    pub(crate) k: Range<usize>,
 }
 
-/// Columns of a result, rounded up to what [`Gemm::multiply`] writes.
-pub(crate) fn padded(columns: usize) -> usize {
-    columns.saturating_add(MAX_LANES - 1) / MAX_LANES * MAX_LANES
+/// Packs all panels of `matrix`.
+///
+/// # Safety
+/// The matrix has the columns and rows that `panels` says; `output` has [`Panels::floats`] floats.
+pub(super) unsafe fn pack_all<I: Isa, T: Element>(isa: I, matrix: &Matrix<T>, panels: &Panels, output: &mut [f32]) {
+    for panel in 0..panels.len() {
+        let (n, width) = (panels.columns(&(panel..panel + 1)), panels.width(panel));
+        let output = &mut output[panels.offset(panel, 0)..][..panels.k * width];
+        // SAFETY: the caller's contract.
+        unsafe { matrix.pack(isa, 0..panels.k, n, output.as_mut_ptr(), width) };
+    }
 }
 
-/// A worker's memory for products.
-pub(crate) struct Gemm<'h> {
-    floats: Memory<'h>,
-    panel: usize,
-    copies: usize,
-    limits: [usize; 2],
-    lines: Vec<Row<f32>>,
-    /// Which copy is that of a row, for products on tiles.
-    places: Vec<u32>,
-    copied: Vec<u32>,
-    /// The rows' elements that are copied next.
-    later: Ahead,
+/// The number of floats that packing takes; `None` where no address space has so many.
+pub(super) fn floats(panels: &Panels) -> Option<usize> {
+    panels.floats()
 }
 
 /// Distance of copied rows: an odd number of cache lines, so that they do not compete for the same places in a cache.
 pub(crate) fn pitch(k: usize) -> usize {
-    ((padded(k) / MAX_LANES) | 1) * MAX_LANES
+    ((super::memory::pitch(k) / MAX_LANES) | 1) * MAX_LANES
 }
 
-/// Inner length of the blocks that `k` is cut into.
-fn depth(k: usize) -> usize {
-    k.div_ceil(k.div_ceil(DEPTH).max(1)).next_multiple_of(MAX_LANES).min(k)
+/// The most of `rows` rows of inner length `k` to take at a time: rows that are not floats are copied, and the copies are to
+/// stay in the second-level cache.
+pub(crate) fn rows_at_once<T: Element>(rows: usize, k: usize) -> usize {
+    const COPIED: usize = 256 << 10;
+    match T::DTYPE {
+        DType::F32 => rows,
+        _ => (COPIED / k.max(1)).clamp(16, rows.max(16)),
+    }
+}
+
+/// A worker's memory for products.
+pub(crate) struct Gemm<'h> {
+    panel: Memory<'h>,
+    depth: usize,
+    lines: Vec<Row>,
 }
 
 impl<'h> Gemm<'h> {
-    /// For products of at most `rows` rows of inner length `k` at most, of elements of type `A`.
+    /// For products of at most `rows` rows with `weight`. Blocks of the inner length are cut at multiples of `unit`, if they
+    /// can be.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`].
-    pub(crate) fn new<I: Isa, A: Element>(rows: usize, k: usize, host: &'h dyn Host) -> Result<Gemm<'h>, Error> {
+    pub(crate) fn new<I: Isa, T>(
+        rows: usize,
+        unit: usize,
+        weight: &Weight<'_, T>,
+        host: &'h dyn Host,
+    ) -> Result<Gemm<'h>, Error> {
+        let k = weight.panels.k;
+        let most = (BLOCK / rows.max(1)).clamp(DEPTH[0], DEPTH[1]);
+        let unit = if unit <= most { unit } else { MAX_LANES };
+        let depth = k.div_ceil(k.div_ceil(most).max(1)).next_multiple_of(unit).min(k).max(1);
         let mut sections = Sections::default();
-        let panel = sections.add(DEPTH.min(k), tile::vectors::<I>() * I::LANES)?;
-        let blocks = rows.checked_mul(pitch(DEPTH.min(k)));
-        let few = match A::DTYPE {
-            DType::F32 => Some(0),
-            _ => rows.min(MAX_STREAMED[0].max(MAX_STREAMED[1])).checked_mul(pitch(k)),
-        };
-        let (Some(blocks), Some(few)) = (blocks, few) else {
-            return Err(Error::OutOfMemory { bytes: usize::MAX });
-        };
-        let copies = sections.add(blocks.max(few), 1)?;
-        Ok(Gemm {
-            floats: sections.allocate(host)?,
-            panel,
-            copies,
-            limits: [rows, k],
-            lines: Vec::new(),
-            places: Vec::new(),
-            copied: Vec::new(),
-            later: Ahead::default(),
-        })
+        if let Source::Matrix(_) = weight.source {
+            sections.add(depth, tile::vectors::<I>() * I::LANES)?;
+        }
+        Ok(Gemm { panel: sections.allocate(host)?, depth, lines: Vec::new() })
     }
 
-    /// Adds the products of `parts` of the rows with columns of `weight`, over inner indices `k`, to the rows' outputs; or
-    /// writes them, if they are the `first`. The result is the number of multiply-accumulate operations. `next` is where the
-    /// inner indices of the next call begin, if it has the same weight and columns.
+    /// The blocks of the inner length `k`.
+    pub(crate) fn blocks(&self, k: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+        let depth = self.depth;
+        (0..k).step_by(depth).map(move |start| start..(start + depth).min(k))
+    }
+
+    /// Adds `products`, which lie in one block of the inner length, of the rows with a panel of `weight` to the rows' outputs
+    /// from `column` on; or writes them there, if they are the `first`. The result is the number of multiply-accumulate
+    /// operations. `next` are the panel and the inner indices that are wanted next.
     ///
     /// # Safety
-    /// The rows' inputs are valid for reading elements `k`, their outputs for writing and (if not `first`) reading
-    /// [`padded`] columns of each part from its `column` on, and do not overlap; parts of the same row do not overlap
-    /// either, padded. The weight has all elements named.
-    pub(crate) unsafe fn multiply<I: Isa, A: Element, B: Element>(
+    /// The rows' inputs are valid for reading the products' elements, their outputs for writing and (if not `first`) reading
+    /// the panel's padded columns from `column` on, and do not overlap. The weight has all elements that its panels say.
+    pub(crate) unsafe fn multiply<I: Isa, T: Element>(
         &mut self,
         isa: I,
-        rows: &[Row<A>],
-        parts: &[Part<'_>],
-        weight: &Matrix<B>,
-        k: Range<usize>,
-        next: Option<usize>,
+        rows: &[Row],
+        products: &[Product<'_>],
+        weight: &Weight<'_, T>,
+        panel: usize,
+        column: usize,
+        next: Option<(usize, Range<usize>)>,
         first: bool,
     ) -> u64 {
-        assert!(rows.len() <= self.limits[0] && k.len() <= self.limits[1], "{} rows of length {}", rows.len(), k.len());
-        let limit = MAX_STREAMED[usize::from(matches!(weight, Matrix::Columns { .. }))];
-        let streamed = |part: &&Part<'_>| part.rows.len() <= limit;
+        let (Some(start), Some(end)) = (products.first().map(|p| p.k.start), products.last().map(|p| p.k.end)) else {
+            return 0;
+        };
+        let Weight { panels, source } = weight;
+        let width = panels.width(panel);
+        let n = panels.columns(&(panel..panel + 1));
+        let mut ahead = Ahead::default();
+        let (b, limit) = match source {
+            Source::Packed(data) => (data[panels.offset(panel, start)..][..(end - start) * width].as_ptr(), 0),
+            Source::Matrix(matrix) => {
+                let limit = MAX_STREAMED[usize::from(matches!(matrix, Matrix::Columns { .. }))];
+                if products.iter().any(|product| product.rows.len() > limit) {
+                    assert!(end - start <= self.depth, "{} of at most {} inner indices", end - start, self.depth);
+                    // SAFETY: the caller's contract; the panel's memory suffices for this depth and the widest panel.
+                    unsafe { matrix.pack(isa, start..end, n.clone(), self.panel.at(0), width) };
+                    if let Some((panel, k)) = next {
+                        ahead = lines(matrix, k, panels.columns(&(panel..panel + 1)));
+                    }
+                }
+                (self.panel.at(0).cast_const(), limit)
+            }
+        };
         let mut macs = 0;
-        for part in parts.iter().filter(streamed) {
-            // SAFETY: the caller's contract; the memory suffices for this limit.
-            macs += unsafe { self.stream(isa, rows, part, weight, k.clone(), first) };
-        }
-        let tiled: Vec<&Part<'_>> = parts.iter().filter(|part| !streamed(part)).collect();
-        let Some(&head) = tiled.first() else { return macs };
-        self.place(rows.len(), &tiled);
-        let depth = depth(k.len());
-        for start in k.clone().step_by(depth.max(1)) {
-            let inner = start..(start + depth).min(k.end);
-            // SAFETY: the caller's contract; the memory suffices for copies of this length.
-            unsafe { self.copy(isa, rows, inner.clone()) };
-            let later = if inner.end < k.end { Some(inner.end) } else { next };
-            self.later = later.map_or(Ahead::default(), |k| elements(rows, k, inner.len()));
-            for (i, &part) in tiled.iter().enumerate() {
-                let then = match tiled.get(i + 1) {
-                    Some(&part) => Some((start, part)),
-                    None => later.map(|k| (k, head)),
-                };
-                let then = then.map(|(k, part)| (k..k + inner.len(), part.n.clone()));
+        for product in products.iter().filter(|product| product.rows.len() <= limit) {
+            if let Source::Matrix(matrix) = source {
                 // SAFETY: the caller's contract.
-                macs += unsafe { self.tiles(isa, rows, part, weight, inner.clone(), then, first && start == k.start) };
+                unsafe { self.stream(isa, rows, product, matrix, n.clone(), column, first) };
+                macs += product.rows.len() * product.k.len() * n.len();
             }
         }
-        macs
+        // With one product, sums are read and written once.
+        let near = if products.len() > 1 { NEAR } else { usize::MAX };
+        let mut done = 0;
+        while done < rows.len() {
+            let end = done.saturating_add(near);
+            for product in products.iter().filter(|product| product.rows.len() > limit) {
+                let before = |row: usize| product.rows.partition_point(|&r| (r as usize) < row);
+                let picked = &product.rows[before(done)..before(end)];
+                let (vectors, k) = (width / I::LANES, product.k.clone());
+                let b = b.wrapping_add((k.start - start) * width);
+                ahead = isa.vectorize(Tiles { rows, picked, k, b, vectors, column, first, ahead });
+                macs += picked.len() * product.k.len() * width;
+            }
+            done = end;
+        }
+        macs as u64
     }
 
-    /// A part of few rows.
+    /// A product of few rows.
     ///
     /// # Safety
     /// As [`Gemm::multiply`].
-    unsafe fn stream<I: Isa, A: Element, B: Element>(
+    unsafe fn stream<I: Isa, T: Element>(
         &mut self,
         isa: I,
-        rows: &[Row<A>],
-        part: &Part<'_>,
-        weight: &Matrix<B>,
-        inner: Range<usize>,
+        rows: &[Row],
+        product: &Product<'_>,
+        matrix: &Matrix<T>,
+        n: Range<usize>,
+        column: usize,
         first: bool,
-    ) -> u64 {
-        let k = inner.len();
-        // SAFETY: the caller's contract; a piece lies within `n`.
-        unsafe {
-            if A::DTYPE == DType::F32 {
-                self.lines.clear();
-                let row = |&row: &u32| rows[row as usize];
-                let line = |row: Row<A>| Row { input: row.input.add(inner.start).cast(), output: row.output };
-                self.lines.extend(part.rows.iter().map(row).map(line));
-            } else {
-                self.copied.clear();
-                self.copied.extend_from_slice(part.rows);
-                self.copy(isa, rows, inner.clone());
-                self.lines.clear();
-                for (place, &row) in part.rows.iter().enumerate() {
-                    let input = self.floats.at(self.copies + place * pitch(k));
-                    self.lines.push(Row { input, output: rows[row as usize].output });
-                }
-            }
-            let lines = self.lines.as_slice();
-            let mut at = part.n.start;
-            while at < part.n.end {
-                let (b, columns) = weight.piece(inner.start, at..part.n.end);
-                let (stride, column) = (weight.stride(), part.column + at - part.n.start);
-                match weight {
-                    Matrix::Rows { .. } => isa.vectorize(Dots { lines, k, b, stride, columns, column, first }),
-                    Matrix::Columns { .. } => isa.vectorize(Axpy { lines, k, b, stride, columns, column, first }),
-                }
-                at += columns;
-            }
-        }
-        (part.rows.len() * k * part.n.len()) as u64
-    }
-
-    /// Gives a place among the copies to the rows of `parts`.
-    fn place(&mut self, rows: usize, parts: &[&Part<'_>]) {
-        const NONE: u32 = u32::MAX;
-        self.places.clear();
-        self.places.resize(rows, NONE);
-        self.copied.clear();
-        for &row in parts.iter().flat_map(|part| part.rows) {
-            let place = &mut self.places[row as usize];
-            if *place == NONE {
-                *place = self.copied.len() as u32;
-                self.copied.push(row);
-            }
-        }
-    }
-
-    /// Copies elements `inner` of the rows that have a place.
-    ///
-    /// # Safety
-    /// As [`Gemm::multiply`]; the memory suffices.
-    unsafe fn copy<I: Isa, A: Element>(&mut self, isa: I, rows: &[Row<A>], inner: Range<usize>) {
-        let (output, start, k) = (self.floats.at(self.copies), inner.start, inner.len());
-        isa.vectorize(CopyInputs { rows, copied: &self.copied, start, k, output, pitch: pitch(k) });
-    }
-
-    /// A part of many rows, of which the inner indices `inner` have been copied. `then` are the inner indices and columns of
-    /// the weight that are wanted next.
-    ///
-    /// # Safety
-    /// As [`Gemm::multiply`].
-    unsafe fn tiles<I: Isa, A: Element, B: Element>(
-        &mut self,
-        isa: I,
-        rows: &[Row<A>],
-        part: &Part<'_>,
-        weight: &Matrix<B>,
-        inner: Range<usize>,
-        then: Option<(Range<usize>, Range<usize>)>,
-        first: bool,
-    ) -> u64 {
-        let (k, n) = (inner.len(), &part.n);
+    ) {
         self.lines.clear();
-        for &row in part.rows {
-            let input = self.floats.at(self.copies + self.places[row as usize] as usize * pitch(k));
-            self.lines.push(Row { input, output: rows[row as usize].output });
+        for &row in product.rows {
+            let Row { input, output } = rows[row as usize];
+            self.lines.push(Row { input: input.wrapping_add(product.k.start), output });
         }
-        let (lines, b) = (self.lines.as_slice(), self.floats.at(self.panel));
-        let mut at = n.start;
-        for vectors in panels(n.len().div_ceil(I::LANES), tile::vectors::<I>()) {
-            let end = (at + vectors * I::LANES).min(n.end);
-            let column = part.column + at - n.start;
-            // SAFETY: the caller's contract; the panel holds `k` rows of the most vectors.
-            unsafe { pack(isa, weight, inner.start, k, at..end, b, vectors * I::LANES) };
-            let width = |n: &Range<usize>| n.start..n.end.min(n.start + vectors * I::LANES);
-            let ahead = match &then {
-                _ if end < n.end => weight.lines(inner.clone(), width(&(end..n.end))),
-                Some((k, n)) => weight.lines(k.clone(), width(n)),
-                None => Ahead::default(),
-            };
-            self.later = isa.vectorize(Tiles { lines, k, b, vectors, column, first, ahead, later: self.later });
-            at = end;
+        let (lines, k) = (self.lines.as_slice(), product.k.len());
+        let (b, stride, columns) = (matrix.at(product.k.start, &n), matrix.stride(), n.len());
+        match matrix {
+            Matrix::Rows { .. } => isa.vectorize(Dots { lines, k, b, stride, columns, column, first }),
+            Matrix::Columns { .. } => isa.vectorize(Axpy { lines, k, b, stride, columns, column, first }),
         }
-        (lines.len() * k * n.len().next_multiple_of(I::LANES)) as u64
     }
 }
 
-/// Elements `start .. start + k` of rows that are equally far apart.
-fn elements<A>(rows: &[Row<A>], start: usize, k: usize) -> Ahead {
-    let distance = |pair: &[Row<A>]| (pair[1].input as usize).wrapping_sub(pair[0].input as usize);
-    let stride = rows.first_chunk::<2>().map_or(0, |pair| distance(pair));
-    match rows.windows(2).all(|pair| distance(pair) == stride) {
-        true => Ahead::new(rows[0].input.wrapping_add(start).cast(), stride, rows.len(), k * size_of::<A>()),
-        false => Ahead::default(),
-    }
+/// Where the elements of inner indices `k` and columns `n`, all of the same block, are.
+fn lines<T: Element>(matrix: &Matrix<T>, k: Range<usize>, n: Range<usize>) -> Ahead {
+    let (rows, columns) = match matrix {
+        Matrix::Rows { .. } => (n.len(), k.len()),
+        Matrix::Columns { .. } => (k.len(), n.len()),
+    };
+    Ahead::new(matrix.at(k.start, &n).cast(), matrix.stride() * size_of::<T>(), rows, columns * size_of::<T>())
 }
 
-/// Cuts `vectors` into panels of at most `most` and of nearly equal width.
-fn panels(vectors: usize, most: usize) -> impl Iterator<Item = usize> {
-    let count = vectors.div_ceil(most);
-    (0..count).map(move |i| vectors * (i + 1) / count - vectors * i / count)
-}
-
-/// Copies columns `n` of rows `start .. start + depth` of `weight` to a panel, whose rows are `pitch` floats.
+/// Rows of `width` elements of `x` as floats: in place where they are floats, else copied to `copies`, [`pitch`] apart.
+/// The outputs are left null.
 ///
 /// # Safety
-/// The weight has the elements; the panel is valid for writing.
-unsafe fn pack<I: Isa, T: Element>(
+/// `input(i)` is valid for reading `width` elements for every `i < count`; `copies` has room.
+pub(crate) unsafe fn load<I: Isa, T: Element>(
     isa: I,
-    weight: &Matrix<T>,
-    start: usize,
-    depth: usize,
-    n: Range<usize>,
-    panel: *mut f32,
-    pitch: usize,
+    count: usize,
+    width: usize,
+    input: impl Fn(usize) -> *const T,
+    copies: &mut Memory<'_>,
+    rows: &mut Vec<Row>,
 ) {
-    let mut at = n.start;
-    while at < n.end {
-        // SAFETY: the caller's contract; a piece lies within `n`.
-        unsafe {
-            let (input, columns) = weight.piece(start, at..n.end);
-            let output = panel.add(at - n.start);
-            let stride = weight.stride();
-            match weight {
-                Matrix::Rows { .. } => {
-                    isa.vectorize(TransposeRows { input, stride, rows: columns, columns: depth, output, pitch })
-                }
-                Matrix::Columns { .. } => {
-                    isa.vectorize(CopyRows { input, stride, rows: depth, columns, output, pitch })
-                }
-            }
-            at += columns;
-        }
+    let (copied, output) = (T::DTYPE != DType::F32, std::ptr::null_mut());
+    rows.clear();
+    for i in 0..count {
+        let place = if copied { copies.at(i * pitch(width)).cast_const() } else { input(i).cast() };
+        rows.push(Row { input: place, output });
     }
+    if copied {
+        isa.vectorize(CopyInputs { rows: count, input, k: width, output: copies.at(0), pitch: pitch(width) });
+    }
+}
+
+/// The floats that [`load`] copies to.
+pub(crate) fn copies<T: Element>(rows: usize, width: usize, sections: &mut Sections) -> Result<(), Error> {
+    if T::DTYPE != DType::F32 {
+        sections.add(rows, pitch(width))?;
+    }
+    Ok(())
 }

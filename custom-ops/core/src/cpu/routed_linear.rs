@@ -1,15 +1,16 @@
 //! RoutedProjection and RoutedCombine on a CPU.
 //!
-//! Tokens are cut into chunks and the output's columns into spans; an item of work is one of each. The heads of a chunk
-//! that the same tokens use are multiplied together, others one by one, always on the rows of their tokens alone.
+//! Tokens are cut into chunks and the weight's panels into spans; an item of work is one of each. A head is multiplied on the
+//! rows of its tokens alone.
 
 mod combine;
 mod projection;
 
 use super::Work;
-use super::gemm::{Gemm, Row, few};
-use super::isa::{Isa, MAX_LANES};
+use super::gemm::{self, Gemm, Matrix, Panels, Row, Source, Weight, few};
+use super::isa::Isa;
 use super::memory::{Memory, Sections};
+use super::packed::Packed;
 use super::selection::Selection;
 use super::workers::{Shared, share, span};
 use crate::error::Error;
@@ -19,12 +20,15 @@ use crate::shape::routed_linear::Problem;
 use crate::tensor::{Data, DataMut, Element, Tensor};
 use std::ops::Range;
 
+/// The input that can be packed.
+const WEIGHT: usize = 1;
+
 /// The tensors. Lengths are those that the validator requires of `problem`.
 struct Call<'a, I, T> {
     isa: I,
     problem: &'a Problem,
     x: &'a [T],
-    weight: &'a [T],
+    weight: Weight<'a, T>,
     gates: &'a [f32],
     bias: Option<&'a [T]>,
     output: Shared<T>,
@@ -67,15 +71,20 @@ fn run<I: Isa, O: Linear>(
     let (Some(isa), Some(Data::F32(gates))) = (I::detect(), data(2)) else { return Err(missing()) };
     macro_rules! typed {
         ($variant:ident, $output:expr) => {{
-            let (Some(Data::$variant(x)), Some(Data::$variant(weight))) = (data(0), data(1)) else {
-                return Err(missing());
+            let Some(Data::$variant(x)) = data(0) else { return Err(missing()) };
+            let panels = O::panels::<I>(problem);
+            let source = match data(WEIGHT) {
+                Some(Data::$variant(weight)) => Source::Matrix(O::matrix(problem, weight)),
+                Some(Data::Packed(packed)) => Source::Packed(packed.panels(attributes.operator(), WEIGHT, &panels)?),
+                _ => return Err(missing()),
             };
+            let weight = Weight { panels, source };
             let bias = match data(3) {
                 Some(Data::$variant(bias)) => Some(bias),
                 _ => None,
             };
             let output = Shared($output.as_mut_ptr());
-            execute::<I, _, O>(&Call { isa, problem, x, weight, gates, bias, output }, host)
+            execute::<I, _, O>(Call { isa, problem, x, weight, gates, bias, output }, host)
         }};
     }
     match output {
@@ -85,16 +94,50 @@ fn run<I: Isa, O: Linear>(
     }
 }
 
+/// Packs the weight of RoutedProjection. See [`super::Kernel`].
+pub(super) fn pack_projection<I: Isa>(
+    attributes: &Attributes,
+    input: usize,
+    weight: Tensor<'_>,
+) -> Result<Option<Packed>, Error> {
+    pack::<I, projection::Projection>(attributes, input, weight)
+}
+
+/// Packs the weight of RoutedCombine. See [`super::Kernel`].
+pub(super) fn pack_combine<I: Isa>(
+    attributes: &Attributes,
+    input: usize,
+    weight: Tensor<'_>,
+) -> Result<Option<Packed>, Error> {
+    pack::<I, combine::Combine>(attributes, input, weight)
+}
+
+fn pack<I: Isa, O: Linear>(attributes: &Attributes, input: usize, weight: Tensor<'_>) -> Result<Option<Packed>, Error> {
+    let (WEIGHT, Some(isa)) = (input, I::detect()) else { return Ok(None) };
+    let problem = &Problem::of_weight(attributes, weight.shape)?;
+    let panels = O::panels::<I>(problem);
+    macro_rules! typed {
+        ($data:expr) => {
+            // SAFETY: the weight's length is that of its shape, which the problem was read from.
+            unsafe { Packed::new(isa, &O::matrix(problem, $data), panels, $data.len()) }.map(Some)
+        };
+    }
+    match weight.data {
+        Data::F32(data) => typed!(data),
+        Data::F16(data) => typed!(data),
+        Data::BF16(data) => typed!(data),
+        Data::Packed(_) => Ok(None),
+    }
+}
+
 /// What the two operators do differently.
 trait Linear {
-    /// Columns of the output.
-    fn columns(p: &Problem) -> usize;
-    /// The longest inner length of a product.
-    fn depth(p: &Problem) -> usize;
-    /// The widest set of columns that a worker should not cut, if it need not.
+    /// The weight's panels.
+    fn panels<I: Isa>(p: &Problem) -> Panels;
+    /// The weight in place.
+    fn matrix<T: Element>(p: &Problem, weight: &[T]) -> Matrix<T>;
+    /// Inner indices that should not be cut, if they need not.
     fn unit(p: &Problem) -> usize;
-    /// Length of a token's sums over a span.
-    fn sums(p: &Problem, span: usize) -> usize;
     /// Computes an item. The result is the number of multiply-accumulate operations.
     fn item<I: Isa, T: Element>(
         call: &Call<'_, I, T>,
@@ -109,37 +152,33 @@ struct Item {
     chunk: usize,
     /// The chunk's tokens.
     tokens: Range<usize>,
-    columns: Range<usize>,
+    panels: Range<usize>,
 }
 
 /// How the output is cut.
 struct Cut {
     /// Tokens of a chunk: not a matter of the number of workers, because results depend on it.
     chunk: usize,
-    /// Columns of a span.
+    /// Panels of a span.
     span: usize,
-    spans: usize,
 }
 
-/// Most tokens of a chunk: what is packed for them is read often, and their sums stay in the second-level cache.
+/// Most tokens of a chunk: a packed panel is read often, and a panel's sums stay in the second-level cache.
 const CHUNK: usize = 384;
-/// Most columns of a span, unless one head has more.
+/// Most columns of a span.
 const SPAN: usize = 512;
 /// The same for chunks of few tokens.
 const FEW_SPAN: usize = 4096;
-/// A span is not cut below this but for chunks of few tokens: it fills a register tile on every instruction set.
-const NARROW: usize = 64;
+
 impl Cut {
-    fn new(tokens: usize, columns: usize, unit: usize, workers: usize) -> Cut {
-        let chunks = tokens.div_ceil(CHUNK).max(1);
-        let chunk = tokens.div_ceil(chunks).max(1);
-        let (unit, most) = match () {
-            _ if few(chunk) => (MAX_LANES, FEW_SPAN),
-            _ if unit <= 2 * NARROW => (unit, SPAN),
-            _ => (NARROW, SPAN),
-        };
-        let span = span(columns, unit, most, chunks, workers);
-        Cut { chunk, span, spans: columns.div_ceil(span) }
+    fn new<I, T: Element>(call: &Call<'_, I, T>, workers: usize) -> Cut {
+        let (p, panels) = (call.problem, &call.weight.panels);
+        let chunks = p.tokens.div_ceil(gemm::rows_at_once::<T>(CHUNK, panels.k)).max(1);
+        let chunk = p.tokens.div_ceil(chunks).max(1);
+        let widest = (0..panels.len()).map(|panel| panels.width(panel)).max().unwrap_or(1);
+        let most = if few(chunk) { FEW_SPAN } else { SPAN } / widest;
+        let span = span(panels.len(), 1, most, chunks, workers);
+        Cut { chunk, span }
     }
 }
 
@@ -149,35 +188,44 @@ struct Workspace<'h, T> {
     sums: Memory<'h>,
     /// Distance of the sums' rows.
     pitch: usize,
-    rows: Vec<Row<T>>,
+    copies: Memory<'h>,
+    rows: Vec<Row>,
     pairs: Vec<(*const f32, *mut T)>,
 }
 
 impl<T: Element> Workspace<'_, T> {
-    /// The sums of a row.
-    fn sums(&self, row: usize) -> *mut f32 {
-        self.sums.at(row * self.pitch)
+    /// Makes a row for each of the tokens.
+    fn load<I: Isa>(&mut self, call: &Call<'_, I, T>, tokens: Range<usize>) {
+        let width = call.weight.panels.k;
+        let input = |row: usize| call.x[(tokens.start + row) * width..].as_ptr();
+        // SAFETY: x has `width` elements for every token; the copies are as many as a chunk has tokens.
+        unsafe { gemm::load(call.isa, tokens.len(), width, input, &mut self.copies, &mut self.rows) };
+        for (row, sums) in self.rows.iter_mut().enumerate() {
+            sums.output = self.sums.at(row * self.pitch);
+        }
     }
 }
 
-fn execute<I: Isa, T: Element, O: Linear>(call: &Call<'_, I, T>, host: &dyn Host) -> Result<Work, Error> {
-    let p = call.problem;
-    let columns = O::columns(p);
-    let cut = Cut::new(p.tokens, columns, O::unit(p), host.parallelism());
+fn execute<I: Isa, T: Element, O: Linear>(call: Call<'_, I, T>, host: &dyn Host) -> Result<Work, Error> {
+    let (p, panels) = (call.problem, &call.weight.panels);
+    let cut = Cut::new(&call, host.parallelism());
     let selection = Selection::new(call.gates, p.num_heads, cut.chunk)?;
+    let spans = (0..panels.len()).step_by(cut.span).map(|start| start..(start + cut.span).min(panels.len()));
+    let spans: Vec<Range<usize>> = spans.collect();
+    let pitch = spans.iter().map(|span| panels.padded(span.start, span.end)).max().unwrap_or(0);
     let make = || {
-        let mut sections = Sections::default();
-        let pitch = O::sums(p, cut.span);
-        sections.add(cut.chunk, pitch)?;
-        let gemm = Gemm::new::<I, T>(cut.chunk, O::depth(p), host)?;
-        Ok(Workspace { gemm, sums: sections.allocate(host)?, pitch, rows: Vec::new(), pairs: Vec::new() })
+        let (mut sums, mut copies) = (Sections::default(), Sections::default());
+        sums.add(cut.chunk, pitch)?;
+        gemm::copies::<T>(cut.chunk, call.weight.panels.k, &mut copies)?;
+        let gemm = Gemm::new::<I, T>(cut.chunk, O::unit(p), &call.weight, host)?;
+        let (sums, copies) = (sums.allocate(host)?, copies.allocate(host)?);
+        Ok(Workspace { gemm, sums, pitch, copies, rows: Vec::new(), pairs: Vec::new() })
     };
     let work = |workspace: &mut Workspace<'_, T>, index: usize| {
-        let (chunk, span) = (index / cut.spans, index % cut.spans);
+        let (chunk, span) = (index / spans.len(), index % spans.len());
         let tokens = chunk * cut.chunk..((chunk + 1) * cut.chunk).min(p.tokens);
-        let columns = span * cut.span..((span + 1) * cut.span).min(columns);
-        O::item(call, &selection, Item { chunk, tokens, columns }, workspace)
+        O::item(&call, &selection, Item { chunk, tokens, panels: spans[span].clone() }, workspace)
     };
-    let items = p.tokens.div_ceil(cut.chunk) * cut.spans;
+    let items = p.tokens.div_ceil(cut.chunk) * spans.len();
     Ok(Work { macs: share(host, items, make, work)? })
 }

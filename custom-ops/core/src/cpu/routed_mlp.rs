@@ -6,9 +6,10 @@
 mod activation;
 
 use super::Work;
-use super::gemm::{AddScaled, Gemm, Matrix, Part, Row, Store, few, padded, pitch};
+use super::gemm::{self, AddScaled, Gemm, Matrix, Panels, Product, Row, Source, Store, Weight, few};
 use super::isa::Isa;
-use super::memory::{Memory, Sections};
+use super::memory::{Memory, Sections, pitch};
+use super::packed::Packed;
 use super::selection::Selection;
 use super::workers::{Shared, share, span};
 use crate::error::Error;
@@ -24,8 +25,8 @@ struct Call<'a, I, T> {
     isa: I,
     problem: &'a Problem,
     x: &'a [T],
-    fc1: &'a [T],
-    fc2: &'a [T],
+    fc1: Weight<'a, T>,
+    fc2: Weight<'a, T>,
     gates: &'a [f32],
     /// Of both matrices.
     bias: Option<[&'a [T]; 2]>,
@@ -50,11 +51,17 @@ pub(super) fn run<I: Isa>(
     let (Some(isa), Some(Data::F32(gates))) = (I::detect(), data(3)) else { return Err(missing()) };
     macro_rules! typed {
         ($variant:ident, $output:expr) => {{
-            let (Some(Data::$variant(x)), Some(Data::$variant(fc1)), Some(Data::$variant(fc2))) =
-                (data(0), data(1), data(2))
-            else {
-                return Err(missing());
+            let Some(Data::$variant(x)) = data(0) else { return Err(missing()) };
+            let weight = |input: usize| {
+                let panels = panels::<I>(problem, input);
+                let source = match data(input) {
+                    Some(Data::$variant(weight)) => Source::Matrix(matrix(problem, input, weight)),
+                    Some(Data::Packed(packed)) => Source::Packed(packed.panels(&ROUTED_MLP, input, &panels)?),
+                    _ => return Err(missing()),
+                };
+                Ok(Weight { panels, source })
             };
+            let (fc1, fc2) = (weight(1)?, weight(2)?);
             let bias = match (data(4), data(5)) {
                 (Some(Data::$variant(first)), Some(Data::$variant(second))) => Some([first, second]),
                 _ => None,
@@ -67,6 +74,42 @@ pub(super) fn run<I: Isa>(
         DataMut::F32(output) => typed!(F32, output),
         DataMut::F16(output) => typed!(F16, output),
         DataMut::BF16(output) => typed!(BF16, output),
+    }
+}
+
+/// The panels of one of the matrices, input 1 or 2. The first one's blocks are the experts' halves.
+fn panels<I: Isa>(p: &Problem, input: usize) -> Panels {
+    match input {
+        1 => Panels::new::<I>(p.width, p.num_experts * p.activation.columns(), p.hidden),
+        _ => Panels::new::<I>(p.hidden, p.num_experts, p.out_width),
+    }
+}
+
+/// The same matrix in place.
+fn matrix<T>(p: &Problem, input: usize, weight: &[T]) -> Matrix<T> {
+    let (inner, stride) = match input {
+        1 => (p.width, p.hidden * p.activation.columns()),
+        _ => (p.hidden, p.out_width),
+    };
+    Matrix::Columns { data: weight.as_ptr(), stride, block: stride, block_stride: inner * stride }
+}
+
+/// See [`super::Kernel`].
+pub(super) fn pack<I: Isa>(attributes: &Attributes, input: usize, weight: Tensor<'_>) -> Result<Option<Packed>, Error> {
+    let (1 | 2, Some(isa)) = (input, I::detect()) else { return Ok(None) };
+    let problem = &Problem::of_weight(attributes, input, weight.shape)?;
+    let panels = panels::<I>(problem, input);
+    macro_rules! typed {
+        ($data:expr) => {
+            // SAFETY: the weight's length is that of its shape, which the problem was read from.
+            unsafe { Packed::new(isa, &matrix(problem, input, $data), panels, $data.len()) }.map(Some)
+        };
+    }
+    match weight.data {
+        Data::F32(data) => typed!(data),
+        Data::F16(data) => typed!(data),
+        Data::BF16(data) => typed!(data),
+        Data::Packed(_) => Ok(None),
     }
 }
 
@@ -88,8 +131,6 @@ static ALL: [u32; ROWS] = {
 };
 /// Most columns of a product of many rows, and of few.
 const SPAN: [usize; 2] = [256, 4096];
-/// Columns are cut at multiples of this: they fill a register tile on every instruction set.
-const UNIT: usize = 64;
 /// Most floats of a worker's sums over the experts.
 const TOTALS: usize = 1 << 18;
 
@@ -153,10 +194,13 @@ struct Stage<'a, I, T> {
 }
 
 /// A worker's memory.
-struct Workspace<'h, A, O> {
+struct Workspace<'h, O> {
     gemm: Gemm<'h>,
+    /// Rows of sums, and from `totals` on a row for each token.
     floats: Memory<'h>,
-    rows: Vec<Row<A>>,
+    totals: usize,
+    copies: Memory<'h>,
+    rows: Vec<Row>,
     pairs: Vec<(*const f32, *mut O)>,
 }
 
@@ -168,75 +212,105 @@ struct Block {
 
 impl<I: Isa, T: Element> Stage<'_, I, T> {
     fn blocks(&self, expert: usize) -> impl Iterator<Item = Block> {
-        let rows = self.selection.tokens(0, expert).len();
-        (0..rows).step_by(ROWS).map(move |start| Block { expert, rows: start..(start + ROWS).min(rows) })
+        let (rows, most) = (self.selection.tokens(0, expert).len(), self.most_rows());
+        (0..rows).step_by(most).map(move |start| Block { expert, rows: start..(start + most).min(rows) })
     }
 
-    fn span(&self, columns: usize, others: usize, most: usize) -> usize {
+    fn most_rows(&self) -> usize {
+        gemm::rows_at_once::<T>(ROWS, self.call.problem.width)
+    }
+
+    /// Cuts the panels of a block of columns into spans of at most `most` columns, shared with `others`.
+    fn spans(&self, panels: &Panels, others: usize, most: usize) -> Vec<Range<usize>> {
         let widest = SPAN[usize::from(few(self.rows))].min(most);
-        span(columns, UNIT, widest, others, self.host.parallelism())
+        let Range { start, end } = panels.of_block(0);
+        let width = (start..end).map(|panel| panels.width(panel)).max().unwrap_or(1);
+        let span = span(end, 1, widest / width, others, self.host.parallelism());
+        (start..end).step_by(span).map(|start| start..(start + span).min(end)).collect()
+    }
+
+    fn workspace<O>(
+        &self,
+        floats: [usize; 2],
+        copies: bool,
+        weight: &Weight<'_, T>,
+    ) -> Result<Workspace<'_, O>, Error> {
+        let rows = self.rows.min(self.most_rows());
+        let (mut sections, mut copied) = (Sections::default(), Sections::default());
+        sections.add(rows, floats[0])?;
+        let totals = sections.add(self.tokens.len(), floats[1])?;
+        if copies {
+            gemm::copies::<T>(rows, weight.panels.k, &mut copied)?;
+        }
+        let gemm = Gemm::new::<I, T>(rows, 1, weight, self.host)?;
+        let (floats, copies) = (sections.allocate(self.host)?, copied.allocate(self.host)?);
+        Ok(Workspace { gemm, floats, totals, copies, rows: Vec::new(), pairs: Vec::new() })
     }
 
     /// The hidden activations.
     fn first(&self) -> Result<u64, Error> {
-        let p = self.call.problem;
+        let (p, weight) = (self.call.problem, &self.call.fc1);
         let blocks: Vec<Block> = self.experts.iter().flat_map(|&expert| self.blocks(expert)).collect();
-        let span = self.span(p.hidden, blocks.len(), usize::MAX);
-        let spans = p.hidden.div_ceil(span);
-        let make = || {
-            let mut sections = Sections::default();
-            let rows = self.rows.min(ROWS);
-            sections.add(rows, padded(span) * p.activation.columns())?;
-            let gemm = Gemm::new::<I, T>(rows, p.width, self.host)?;
-            Ok(Workspace { gemm, floats: sections.allocate(self.host)?, rows: Vec::new(), pairs: Vec::new() })
-        };
-        share(self.host, blocks.len() * spans, make, |workspace, item| {
-            let start = item % spans * span;
-            self.activations(&blocks[item / spans], start..(start + span).min(p.hidden), padded(span), workspace)
+        let spans = self.spans(&weight.panels, blocks.len(), usize::MAX);
+        let width = spans.iter().map(|span| weight.panels.padded(span.start, span.end)).max().unwrap_or(0);
+        let make = || self.workspace([width * p.activation.columns(), 0], true, weight);
+        share(self.host, blocks.len() * spans.len(), make, |workspace, item| {
+            self.activations(&blocks[item / spans.len()], &spans[item % spans.len()], width, workspace)
         })
     }
 
-    /// Columns `columns` of the hidden activations of a block.
-    fn activations(
-        &self,
-        block: &Block,
-        columns: Range<usize>,
-        width: usize,
-        workspace: &mut Workspace<'_, T, f32>,
-    ) -> u64 {
-        let (call, p) = (self.call, self.call.problem);
+    /// The hidden activations of a block of rows, for some of the panels of each half.
+    fn activations(&self, block: &Block, span: &Range<usize>, width: usize, workspace: &mut Workspace<'_, f32>) -> u64 {
+        let (call, p, panels) = (self.call, self.call.problem, &self.call.fc1.panels);
         let (expert, halves) = (block.expert, p.activation.columns());
-        let stride = p.hidden * halves;
-        let data = call.fc1[expert * p.width * stride..].as_ptr();
-        let weight = Matrix::Columns { data, stride, block: stride, block_stride: 0 };
-        let mut macs = 0;
-        for half in 0..halves {
-            workspace.rows.clear();
-            for (row, &token) in self.selection.tokens(0, expert)[block.rows.clone()].iter().enumerate() {
-                let input = call.x[(self.tokens.start + token as usize) * p.width..].as_ptr();
-                let output = workspace.floats.at((row * halves + half) * width);
-                workspace.rows.push(Row { input, output });
-            }
-            let n = half * p.hidden + columns.start..half * p.hidden + columns.end;
-            let parts = [Part { rows: &ALL[..block.rows.len()], n, column: 0 }];
-            // SAFETY: x has `width` elements from each input on; a row of sums has room for a padded span for each half;
-            // the expert's matrix has `stride` columns.
-            macs +=
-                unsafe { workspace.gemm.multiply(call.isa, &workspace.rows, &parts, &weight, 0..p.width, None, true) };
+        let tokens = &self.selection.tokens(0, expert)[block.rows.clone()];
+        let input = |row: usize| call.x[(self.tokens.start + tokens[row] as usize) * p.width..].as_ptr();
+        let Workspace { gemm, floats, copies, rows, pairs, .. } = workspace;
+        // SAFETY: x has `width` elements for every token; there are copies for the most rows of a block.
+        unsafe { gemm::load(call.isa, tokens.len(), p.width, input, copies, rows) };
+        for (row, sums) in rows.iter_mut().enumerate() {
+            sums.output = floats.at(row * halves * width);
         }
-        workspace.pairs.clear();
-        for row in 0..block.rows.len() {
-            let sums = workspace.floats.at(row * halves * width).cast_const();
+        let wanted: Vec<(usize, usize)> = (0..halves)
+            .flat_map(|half| span.clone().map(move |panel| (half, panel)))
+            .map(|(half, panel)| {
+                let column = half * width + panels.padded(span.start, panel);
+                (panels.of_block(expert * halves + half).start + panel, column)
+            })
+            .collect();
+        let mut macs = 0;
+        let mut blocks = gemm.blocks(p.width).peekable();
+        while let Some(k) = blocks.next() {
+            let products = [Product { rows: &ALL[..tokens.len()], k: k.clone() }];
+            for (i, &(panel, column)) in wanted.iter().enumerate() {
+                let next = match wanted.get(i + 1) {
+                    Some(&(panel, _)) => Some((panel, k.clone())),
+                    None => blocks.peek().map(|k| (wanted[0].0, k.clone())),
+                };
+                // SAFETY: x has `width` elements from each input on; a row of sums has room for a padded span for each half;
+                // the weight has what its panels say.
+                macs +=
+                    unsafe { gemm.multiply(call.isa, rows, &products, &call.fc1, panel, column, next, k.start == 0) };
+            }
+        }
+        let columns = panels.columns(span);
+        pairs.clear();
+        for (row, sums) in rows.iter().enumerate() {
             // SAFETY: there is a row of `pitch` floats for every pair.
             let output = unsafe { self.hidden_row(expert, block.rows.start + row).add(columns.start) };
-            workspace.pairs.push((sums, output));
+            pairs.push((sums.output.cast_const(), output));
         }
         let bias = call.bias.map(|[bias, _]| {
-            let at = |half: usize| bias[expert * stride + half * p.hidden + columns.start..].as_ptr();
+            let at = |half: usize| bias[(expert * halves + half) * p.hidden + columns.start..].as_ptr();
             [at(0), at(halves - 1)]
         });
-        let (activation, rows, columns) = (p.activation, &workspace.pairs, columns.len());
-        call.isa.vectorize(Activate { activation, rows, columns, other: width, bias });
+        call.isa.vectorize(Activate {
+            activation: p.activation,
+            rows: pairs,
+            columns: columns.len(),
+            other: width,
+            bias,
+        });
         macs
     }
 
@@ -247,62 +321,63 @@ impl<I: Isa, T: Element> Stage<'_, I, T> {
 
     /// The output.
     fn second(&self) -> Result<u64, Error> {
-        let p = self.call.problem;
-        let span = self.span(p.out_width, 1, TOTALS / self.tokens.len());
-        let spans = p.out_width.div_ceil(span);
-        let make = || {
-            let mut sections = Sections::default();
-            let rows = self.rows.min(ROWS);
-            sections.add(self.tokens.len(), padded(span))?;
-            sections.add(rows, padded(span))?;
-            let gemm = Gemm::new::<I, f32>(rows, p.hidden, self.host)?;
-            Ok(Workspace { gemm, floats: sections.allocate(self.host)?, rows: Vec::new(), pairs: Vec::new() })
-        };
-        share(self.host, spans, make, |workspace, item| {
-            let start = item * span;
-            self.outputs(start..(start + span).min(p.out_width), padded(span), workspace)
-        })
+        let weight = &self.call.fc2;
+        let spans = self.spans(&weight.panels, 1, TOTALS / self.tokens.len());
+        let width = spans.iter().map(|span| weight.panels.padded(span.start, span.end)).max().unwrap_or(0);
+        let make = || self.workspace([width, width], false, weight);
+        share(self.host, spans.len(), make, |workspace, item| self.outputs(&spans[item], width, workspace))
     }
 
-    /// Columns `columns` of the output.
-    fn outputs(&self, columns: Range<usize>, width: usize, workspace: &mut Workspace<'_, f32, T>) -> u64 {
-        let (call, p) = (self.call, self.call.problem);
-        let totals = self.tokens.len() * width;
-        workspace.floats.slice(0..totals).fill(0.0);
+    /// The outputs of some of the panels of an expert's columns.
+    fn outputs(&self, span: &Range<usize>, width: usize, workspace: &mut Workspace<'_, T>) -> u64 {
+        let (call, p, panels) = (self.call, self.call.problem, &self.call.fc2.panels);
+        let columns = panels.columns(span);
+        let &mut Workspace { ref mut gemm, ref mut floats, totals, ref mut rows, ref mut pairs, .. } = workspace;
+        floats.slice(totals..totals + self.tokens.len() * width).fill(0.0);
         let mut macs = 0;
         for block in self.experts.iter().flat_map(|&expert| self.blocks(expert)) {
             let expert = block.expert;
-            let parts = [Part { rows: &ALL[..block.rows.len()], n: columns.clone(), column: 0 }];
-            let data = call.fc2[expert * p.hidden * p.out_width..].as_ptr();
-            let weight = Matrix::Columns { data, stride: p.out_width, block: p.out_width, block_stride: 0 };
-            workspace.rows.clear();
+            rows.clear();
             for (i, row) in block.rows.clone().enumerate() {
-                let output = workspace.floats.at(totals + i * width);
-                workspace.rows.push(Row { input: self.hidden_row(expert, row).cast_const(), output });
+                let input = self.hidden_row(expert, row).cast_const();
+                rows.push(Row { input, output: floats.at(i * width) });
             }
-            // SAFETY: the hidden rows were written by the first stage; a row of sums has room for a padded span; the
-            // expert's matrix has all columns of the output.
-            macs +=
-                unsafe { workspace.gemm.multiply(call.isa, &workspace.rows, &parts, &weight, 0..p.hidden, None, true) };
+            let of_expert = panels.of_block(expert).start;
+            let mut blocks = gemm.blocks(p.hidden).peekable();
+            while let Some(k) = blocks.next() {
+                let products = [Product { rows: &ALL[..rows.len()], k: k.clone() }];
+                for panel in span.clone() {
+                    let next = match panel + 1 < span.end {
+                        true => Some((of_expert + panel + 1, k.clone())),
+                        false => blocks.peek().map(|k| (of_expert + span.start, k.clone())),
+                    };
+                    let (column, panel) = (panels.padded(span.start, panel), of_expert + panel);
+                    // SAFETY: the hidden rows were written by the first stage; a row of sums has room for a padded span; the
+                    // weight has what its panels say.
+                    macs += unsafe {
+                        gemm.multiply(call.isa, rows, &products, &call.fc2, panel, column, next, k.start == 0)
+                    };
+                }
+            }
             let tokens = &self.selection.tokens(0, expert)[block.rows];
             let gate = |token: u32| call.gates[(self.tokens.start + token as usize) * p.num_experts + expert];
-            let total = |token: u32| workspace.floats.at(token as usize * width);
-            let rows: Vec<_> = tokens
+            let total = |token: u32| floats.at(totals + token as usize * width);
+            let scaled: Vec<_> = tokens
                 .iter()
-                .zip(&workspace.rows)
+                .zip(rows.iter())
                 .map(|(&token, row)| (row.output.cast_const(), total(token), gate(token)))
                 .collect();
             let bias = call.bias.map(|[_, bias]| bias[expert * p.out_width + columns.start..].as_ptr());
-            call.isa.vectorize(AddScaled { rows: &rows, columns: columns.len(), bias });
+            call.isa.vectorize(AddScaled { rows: &scaled, columns: columns.len(), bias });
         }
-        workspace.pairs.clear();
+        pairs.clear();
         for token in 0..self.tokens.len() {
-            let sums = workspace.floats.at(token * width).cast_const();
+            let sums = floats.at(totals + token * width).cast_const();
             // SAFETY: the output has `out_width` columns for every token.
             let output = unsafe { call.output.0.add((self.tokens.start + token) * p.out_width + columns.start) };
-            workspace.pairs.push((sums, output));
+            pairs.push((sums, output));
         }
-        call.isa.vectorize(Store { rows: &workspace.pairs, columns: columns.len(), bias: None });
+        call.isa.vectorize(Store { rows: pairs, columns: columns.len(), bias: None });
         macs
     }
 }

@@ -40,6 +40,21 @@ impl Problem {
             per_head: attributes.int("weight_layout") == 1,
         })
     }
+
+    /// Of no tokens, read from the weight's shape alone.
+    ///
+    /// # Errors
+    /// As [`crate::Operator::output_shape`].
+    pub fn of_weight(attributes: &Attributes, weight: &[usize]) -> Result<Problem, Error> {
+        let heads = count(attributes, "num_heads")?;
+        let width = match (is_projection(attributes.operator()), weight) {
+            (true, &[_, width] | &[_, width, _]) | (false, &[_, width]) => width,
+            (false, &[heads, block, _]) => heads.saturating_mul(block),
+            // Any that is accepted, so that the weight is found wrong.
+            _ => heads,
+        };
+        Problem::new(attributes, &[Some(&[0, 0, width.max(1)]), Some(weight), Some(&[0, 0, heads])])
+    }
 }
 
 fn is_projection(operator: &Operator) -> bool {

@@ -64,6 +64,20 @@ impl Problem {
             activation: activation(attributes)?,
         })
     }
+
+    /// Of no tokens, read from the shape of one of the matrices alone: input 1 or 2. What that does not say is 1.
+    ///
+    /// # Errors
+    /// As [`crate::Operator::output_shape`].
+    pub fn of_weight(attributes: &Attributes, input: usize, weight: &[usize]) -> Result<Problem, Error> {
+        let (experts, columns) = (count(attributes, "num_experts")?, activation(attributes)?.columns());
+        let inner = weight.get(1).copied().unwrap_or(1).max(1);
+        let (width, fc1, fc2) = match input {
+            1 => (inner, weight, &[experts, (weight.get(2).copied().unwrap_or(1) / columns).max(1), 1][..]),
+            _ => (1, &[experts, 1, inner.saturating_mul(columns)][..], weight),
+        };
+        Problem::new(attributes, &[Some(&[0, 0, width]), Some(fc1), Some(fc2), Some(&[0, 0, experts])])
+    }
 }
 
 fn activation(attributes: &Attributes) -> Result<Activation, Error> {

@@ -224,6 +224,7 @@ fn bytes(data: Data<'_>) -> &[u8] {
         Data::F32(x) => view(x),
         Data::F16(x) => view(x),
         Data::BF16(x) => view(x),
+        Data::Packed(_) => unreachable!("no input is packed"),
     }
 }
 

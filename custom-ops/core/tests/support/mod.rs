@@ -119,6 +119,7 @@ fn inside(data: Data<'_>) -> Data<'_> {
         Data::F32(x) => Data::F32(&x[range]),
         Data::F16(x) => Data::F16(&x[range]),
         Data::BF16(x) => Data::BF16(&x[range]),
+        Data::Packed(_) => unreachable!("no input is packed"),
     }
 }
 

@@ -1,33 +1,29 @@
 //! Between the caller's tensors and the tiles: widening, transposing.
 
-use super::Row;
 use crate::cpu::isa::{Isa, Job, MAX_LANES};
 use crate::tensor::Element;
 
-/// Copies elements `start .. start + k` of the inputs of the rows `copied` to floats, `pitch` apart. Floats beyond, up to a
-/// whole vector, become 0.
+/// Copies rows of `k` elements to floats, `pitch` apart. Floats beyond, up to a whole vector, become 0.
 ///
 /// Contract of the constructor: the inputs are valid for reading; `output` for writing whole vectors.
-pub(super) struct CopyInputs<'a, T> {
-    pub(super) rows: &'a [Row<T>],
-    pub(super) copied: &'a [u32],
-    pub(super) start: usize,
+pub(super) struct CopyInputs<F> {
+    pub(super) rows: usize,
+    pub(super) input: F,
     pub(super) k: usize,
     pub(super) output: *mut f32,
     pub(super) pitch: usize,
 }
 
-impl<T: Element> Job for CopyInputs<'_, T> {
+impl<T: Element, F: Fn(usize) -> *const T> Job for CopyInputs<F> {
     type Output = ();
 
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let whole = self.k - self.k % I::LANES;
-        for (i, &row) in self.copied.iter().enumerate() {
-            let row = &self.rows[row as usize];
+        for row in 0..self.rows {
             // SAFETY: the constructor's contract.
             unsafe {
-                let (input, output) = (row.input.add(self.start), self.output.add(i * self.pitch));
+                let (input, output) = ((self.input)(row), self.output.add(row * self.pitch));
                 for k in (0..whole).step_by(I::LANES) {
                     isa.store(output.add(k), isa.widen(input.add(k)));
                 }
@@ -39,9 +35,10 @@ impl<T: Element> Job for CopyInputs<'_, T> {
     }
 }
 
-/// Copies `rows` rows of `columns` elements, `stride` apart, to floats `pitch` apart.
+/// Copies `rows` rows of `columns` elements, `stride` apart, to floats `pitch` apart. Floats beyond, up to a whole vector,
+/// become 0.
 ///
-/// Contract of the constructor: `input` is valid for reading, `output` for writing.
+/// Contract of the constructor: `input` is valid for reading, `output` for writing whole vectors.
 pub(super) struct CopyRows<T> {
     pub(super) input: *const T,
     pub(super) stride: usize,
@@ -65,8 +62,7 @@ impl<T: Element> Job for CopyRows<T> {
                     isa.store(output.add(i), isa.widen(input.add(i)));
                 }
                 if whole < self.columns {
-                    let rest = self.columns - whole;
-                    isa.narrow_part(output.add(whole), isa.widen_part(input.add(whole), rest), rest);
+                    isa.store(output.add(whole), isa.widen_part(input.add(whole), self.columns - whole));
                 }
             }
         }

@@ -13,7 +13,7 @@ pub(super) const ROWS: usize = 6;
 /// Contract of the constructor: there are at most [`ROWS`] lines; their inputs are valid for reading `k` floats, `b` for
 /// reading the columns, the outputs for reading and writing `columns` floats from `column` on.
 pub(super) struct Dots<'a, T> {
-    pub(super) lines: &'a [Row<f32>],
+    pub(super) lines: &'a [Row],
     pub(super) k: usize,
     pub(super) b: *const T,
     pub(super) stride: usize,
@@ -106,7 +106,7 @@ impl<T: Element> Dots<'_, T> {
 ///
 /// Contract of the constructor: there are at most 4 lines; otherwise as for [`Dots`].
 pub(super) struct Axpy<'a, T> {
-    pub(super) lines: &'a [Row<f32>],
+    pub(super) lines: &'a [Row],
     pub(super) k: usize,
     pub(super) b: *const T,
     pub(super) stride: usize,

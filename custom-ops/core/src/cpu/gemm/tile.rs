@@ -2,31 +2,32 @@
 
 use super::Row;
 use crate::cpu::isa::{Isa, Job};
+use std::ops::Range;
 
-/// The most rows of a register tile: with the vectors, as many as the registers hold, of numbers and of addresses.
-const ROWS: usize = 6;
+/// The most rows of a register tile of [`vectors`] vectors a row, and of a narrower one: as many as the registers hold, of
+/// numbers and of addresses.
+const ROWS: [usize; 2] = [5, 6];
 
 /// Vectors in a register tile's row.
 pub(super) const fn vectors<I: Isa>() -> usize {
-    if I::GROUP == 8 { 4 } else { 2 }
+    if I::GROUP == 8 { 5 } else { 2 }
 }
 
-/// `lines`' products with a packed panel of `k` rows of `vectors` vectors, added to their outputs from `column` on, or
-/// written there.
+/// Products of the rows `picked`, over inner indices `k`, with a packed panel of `vectors` vectors a row, added to their
+/// outputs from `column` on, or written there.
 ///
-/// Contract of the constructor: the lines' inputs are valid for reading `k` floats, the panel for reading, the outputs for
-/// reading and writing `vectors` vectors from `column` on.
+/// Contract of the constructor: the rows' inputs are valid for reading the elements `k`, the panel for reading `k.len()` rows,
+/// the outputs for reading and writing `vectors` vectors from `column` on.
 pub(super) struct Tiles<'a> {
-    pub(super) lines: &'a [Row<f32>],
-    pub(super) k: usize,
+    pub(super) rows: &'a [Row],
+    pub(super) picked: &'a [u32],
+    pub(super) k: Range<usize>,
     pub(super) b: *const f32,
     pub(super) vectors: usize,
     pub(super) column: usize,
     pub(super) first: bool,
-    /// What is packed next: it comes from memory meanwhile.
+    /// What is wanted next: it comes from memory meanwhile. The result is what remains of it.
     pub(super) ahead: Ahead,
-    /// What is wanted after that. The result is what remains of it.
-    pub(super) later: Ahead,
 }
 
 /// Memory that will be read soon: rows of some bytes, `stride` bytes apart. It is never read here.
@@ -50,12 +51,11 @@ impl Ahead {
         Ahead { row, stride, rows, bytes, done: 0 }
     }
 
-    /// Asks for one cache line more; false if there is none.
+    /// Asks for one cache line more, if there is one.
     #[inline(always)]
-    fn fetch<I: Isa>(&mut self, isa: I) -> bool {
+    fn fetch<I: Isa>(&mut self, isa: I) {
         const LINE: usize = 64;
-        let some = self.rows > 0;
-        if some {
+        if self.rows > 0 {
             isa.prefetch(self.row.wrapping_add(self.done));
             self.done += LINE;
             if self.done >= self.bytes {
@@ -64,7 +64,6 @@ impl Ahead {
                 self.done = 0;
             }
         }
-        some
     }
 }
 
@@ -78,64 +77,65 @@ impl Job for Tiles<'_> {
             2 => self.rows::<I, 2>(isa),
             3 if vectors::<I>() > 2 => self.rows::<I, 3>(isa),
             4 if vectors::<I>() > 2 => self.rows::<I, 4>(isa),
+            5 if vectors::<I>() > 2 => self.rows::<I, 5>(isa),
             _ => debug_assert!(false, "{} vectors", self.vectors),
         }
-        self.later
+        self.ahead
     }
 }
 
 impl Tiles<'_> {
     #[inline(always)]
     fn rows<I: Isa, const V: usize>(&mut self, isa: I) {
-        let mut lines = self.lines;
-        while !lines.is_empty() {
+        let most = ROWS[usize::from(V < 5)];
+        let mut picked = self.picked;
+        while !picked.is_empty() {
             // The last two tiles share their rows: a tile of very few would wait for every sum.
-            let rows = if lines.len() < 2 * ROWS && lines.len() > ROWS { lines.len().div_ceil(2) } else { ROWS };
-            let (tile, rest) = lines.split_at(rows.min(lines.len()));
+            let rows = if picked.len() < 2 * most && picked.len() > most { picked.len().div_ceil(2) } else { most };
+            let (tile, rest) = picked.split_at(rows.min(picked.len()));
             match tile.len() {
-                1 => self.lines::<I, 1, V>(isa, tile),
-                2 => self.lines::<I, 2, V>(isa, tile),
-                3 => self.lines::<I, 3, V>(isa, tile),
-                4 => self.lines::<I, 4, V>(isa, tile),
-                5 => self.lines::<I, 5, V>(isa, tile),
-                _ => self.lines::<I, ROWS, V>(isa, tile),
+                1 => self.picked::<I, 1, V>(isa, tile),
+                2 => self.picked::<I, 2, V>(isa, tile),
+                3 => self.picked::<I, 3, V>(isa, tile),
+                4 => self.picked::<I, 4, V>(isa, tile),
+                5 => self.picked::<I, 5, V>(isa, tile),
+                _ if V < 5 => self.picked::<I, 6, V>(isa, tile),
+                _ => {}
             }
-            lines = rest;
+            picked = rest;
         }
     }
 
     #[inline(always)]
-    fn lines<I: Isa, const G: usize, const V: usize>(&mut self, isa: I, lines: &[Row<f32>]) {
-        if let Some(rows) = lines.first_chunk::<G>() {
-            self.tile::<I, G, V>(isa, rows);
+    fn picked<I: Isa, const G: usize, const V: usize>(&mut self, isa: I, picked: &[u32]) {
+        if let Some(picked) = picked.first_chunk::<G>() {
+            self.tile::<I, G, V>(isa, picked.map(|row| self.rows[row as usize]));
         }
     }
 
     /// `G` rows, held in registers over the whole inner length.
     #[inline(always)]
-    fn tile<I: Isa, const G: usize, const V: usize>(&mut self, isa: I, rows: &[Row<f32>; G]) {
+    fn tile<I: Isa, const G: usize, const V: usize>(&mut self, isa: I, rows: [Row; G]) {
         /// Inner steps for each cache line that is asked for.
         const STEPS: usize = 4;
         let mut acc = [[isa.splat(0.0); V]; G];
         let mut input = [self.b; G];
         for g in 0..G {
-            input[g] = rows[g].input;
+            input[g] = rows[g].input.wrapping_add(self.k.start);
         }
         // SAFETY: the constructor's contract.
         unsafe {
-            let mut b = self.b;
-            let whole = self.k - self.k % STEPS;
+            let (mut b, k) = (self.b, self.k.len());
+            let whole = k - k % STEPS;
             for start in (0..whole).step_by(STEPS) {
-                if !self.ahead.fetch(isa) {
-                    self.later.fetch(isa);
-                }
+                self.ahead.fetch(isa);
                 // A constant number of steps, so that they are laid out one after the other.
                 for i in start..start + STEPS {
                     step(isa, &mut acc, &input, b, i);
                     b = b.add(V * I::LANES);
                 }
             }
-            for i in whole..self.k {
+            for i in whole..k {
                 step(isa, &mut acc, &input, b, i);
                 b = b.add(V * I::LANES);
             }

@@ -1,29 +1,30 @@
 //! RoutedCombine: heads are parts of the inner length, and add up.
 
 use super::{Call, Item, Linear, Workspace};
-use crate::cpu::gemm::{Matrix, Part, Row, Store, padded};
+use crate::cpu::gemm::{Matrix, Panels, Product, Store};
 use crate::cpu::isa::Isa;
-use crate::cpu::selection::Selection;
+use crate::cpu::selection::{Run, Selection};
 use crate::shape::routed_linear::Problem;
 use crate::tensor::Element;
+use std::ops::Range;
 
 pub(super) struct Combine;
 
 impl Linear for Combine {
-    fn columns(p: &Problem) -> usize {
-        p.width
+    fn panels<I: Isa>(p: &Problem) -> Panels {
+        Panels::new::<I>(p.num_heads * p.block, 1, p.width)
     }
 
-    fn depth(p: &Problem) -> usize {
-        p.num_heads * p.block
+    fn matrix<T: Element>(p: &Problem, weight: &[T]) -> Matrix<T> {
+        let data = weight.as_ptr();
+        match p.per_head {
+            true => Matrix::Columns { data, stride: p.width, block: p.width, block_stride: 0 },
+            false => Matrix::Rows { data, stride: p.num_heads * p.block },
+        }
     }
 
-    fn unit(_: &Problem) -> usize {
-        super::NARROW
-    }
-
-    fn sums(_: &Problem, span: usize) -> usize {
-        padded(span)
+    fn unit(p: &Problem) -> usize {
+        p.block
     }
 
     fn item<I: Isa, T: Element>(
@@ -32,47 +33,46 @@ impl Linear for Combine {
         item: Item,
         workspace: &mut Workspace<'_, T>,
     ) -> u64 {
-        let p = call.problem;
-        let (first, tokens) = (item.tokens.start, item.tokens.len());
-        let pitch = workspace.pitch;
-        workspace.sums.slice(0..tokens * pitch).fill(0.0);
-        workspace.rows.clear();
-        for token in 0..tokens {
-            let input = call.x[(first + token) * p.num_heads * p.block..].as_ptr();
-            let row = Row { input, output: workspace.sums(token) };
-            workspace.rows.push(row);
-        }
-        let weight = weight(call);
+        let (p, panels) = (call.problem, &call.weight.panels);
+        workspace.load(call, item.tokens.clone());
+        workspace.sums.slice(0..item.tokens.len() * workspace.pitch).fill(0.0);
         let mut macs = 0;
-        let mut runs = selection.runs(item.chunk, 0..p.num_heads).peekable();
-        while let Some(run) = runs.next() {
-            let parts = [Part { rows: run.tokens, n: item.columns.clone(), column: 0 }];
-            let k = run.heads.start * p.block..run.heads.end * p.block;
-            let next = runs.peek().map(|run| run.heads.start * p.block);
-            // SAFETY: x has all heads' blocks from each input on; a row of sums has room for a padded span; the weight has
-            // all heads' blocks for all columns of the output.
-            macs += unsafe {
-                let Workspace { gemm, rows, .. } = &mut *workspace;
-                gemm.multiply(call.isa, rows, &parts, &weight, k, next, false)
-            };
+        let mut blocks = workspace.gemm.blocks(panels.k).peekable();
+        while let Some(k) = blocks.next() {
+            let products = products(p, selection, item.chunk, &k);
+            for panel in item.panels.clone() {
+                let next = match panel + 1 < item.panels.end {
+                    true => Some((panel + 1, k.clone())),
+                    false => blocks.peek().map(|k| (item.panels.start, k.clone())),
+                };
+                let column = panels.padded(item.panels.start, panel);
+                // SAFETY: x has all heads' blocks from each input on; a row of sums has room for the span's padded panels; the
+                // weight has what its panels say.
+                macs += unsafe {
+                    let Workspace { gemm, rows, .. } = &mut *workspace;
+                    gemm.multiply(call.isa, rows, &products, &call.weight, panel, column, next, false)
+                };
+            }
         }
+        let columns = panels.columns(&item.panels);
         workspace.pairs.clear();
-        for token in 0..tokens {
-            let sums = workspace.sums(token).cast_const();
+        for (row, token) in workspace.rows.iter().zip(item.tokens) {
             // SAFETY: the output has `width` columns for every token.
-            let output = unsafe { call.output.0.add((first + token) * p.width + item.columns.start) };
-            workspace.pairs.push((sums, output));
+            let output = unsafe { call.output.0.add(token * p.width + columns.start) };
+            workspace.pairs.push((row.output.cast_const(), output));
         }
-        let bias = call.bias.map(|bias| bias[item.columns.clone()].as_ptr());
-        call.isa.vectorize(Store { rows: &workspace.pairs, columns: item.columns.len(), bias });
+        let bias = call.bias.map(|bias| bias[columns.clone()].as_ptr());
+        call.isa.vectorize(Store { rows: &workspace.pairs, columns: columns.len(), bias });
         macs
     }
 }
 
-fn weight<I, T>(call: &Call<'_, I, T>) -> Matrix<T> {
-    let (p, data) = (call.problem, call.weight.as_ptr());
-    match p.per_head {
-        true => Matrix::Columns { data, stride: p.width, block: p.width, block_stride: 0 },
-        false => Matrix::Rows { data, stride: p.num_heads * p.block },
-    }
+/// What the heads of inner indices `k` are multiplied with.
+fn products<'a>(p: &Problem, selection: &'a Selection, chunk: usize, k: &Range<usize>) -> Vec<Product<'a>> {
+    let heads = k.start / p.block..k.end.div_ceil(p.block);
+    let product = |Run { heads, tokens }: Run<'a>| Product {
+        rows: tokens,
+        k: (heads.start * p.block).max(k.start)..(heads.end * p.block).min(k.end),
+    };
+    selection.runs(chunk, heads).map(product).collect()
 }

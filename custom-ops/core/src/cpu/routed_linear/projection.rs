@@ -1,8 +1,8 @@
-//! RoutedProjection: heads are columns of the output.
+//! RoutedProjection: heads are blocks of columns of the output.
 
 use super::{Call, Item, Linear, Workspace};
-use crate::cpu::gemm::{Matrix, Part, Row, Store, padded};
-use crate::cpu::isa::{Isa, MAX_LANES};
+use crate::cpu::gemm::{Matrix, Panels, Product, Store};
+use crate::cpu::isa::Isa;
 use crate::cpu::selection::Selection;
 use crate::shape::routed_linear::Problem;
 use crate::tensor::Element;
@@ -11,21 +11,20 @@ use std::ops::Range;
 pub(super) struct Projection;
 
 impl Linear for Projection {
-    fn columns(p: &Problem) -> usize {
-        p.num_heads * p.block
+    fn panels<I: Isa>(p: &Problem) -> Panels {
+        Panels::new::<I>(p.width, p.num_heads, p.block)
     }
 
-    fn depth(p: &Problem) -> usize {
-        p.width
+    fn matrix<T: Element>(p: &Problem, weight: &[T]) -> Matrix<T> {
+        let data = weight.as_ptr();
+        match p.per_head {
+            true => Matrix::Columns { data, stride: p.block, block: p.block, block_stride: p.width * p.block },
+            false => Matrix::Rows { data, stride: p.width },
+        }
     }
 
-    fn unit(p: &Problem) -> usize {
-        p.block
-    }
-
-    fn sums(p: &Problem, span: usize) -> usize {
-        // Every head's columns are padded, and a span may begin and end within a head.
-        padded(span) + (span.div_ceil(p.block) + 1) * MAX_LANES
+    fn unit(_: &Problem) -> usize {
+        1
     }
 
     fn item<I: Isa, T: Element>(
@@ -34,58 +33,54 @@ impl Linear for Projection {
         item: Item,
         workspace: &mut Workspace<'_, T>,
     ) -> u64 {
-        let p = call.problem;
-        let weight = weight(call);
-        let heads = item.columns.start / p.block..item.columns.end.div_ceil(p.block);
-        for head in heads.clone() {
-            let columns = of_item(&item, p, head..head + 1);
-            clear(call, &item, selection.tokens(item.chunk, head), columns);
-        }
-        let input = |token: usize| call.x[(item.tokens.start + token) * p.width..].as_ptr();
-        workspace.rows.clear();
-        for token in 0..item.tokens.len() {
-            let row = Row { input: input(token), output: workspace.sums(token) };
-            workspace.rows.push(row);
-        }
-        let mut column = 0;
-        let mut parts = Vec::new();
-        for run in selection.runs(item.chunk, heads) {
-            let n = of_item(&item, p, run.heads);
-            let width = padded(n.len());
-            parts.push(Part { rows: run.tokens, n, column });
-            column += width;
-        }
-        // SAFETY: x has `width` elements from each input on; a row of sums has room for every part, padded; the weight has
-        // all columns of the output.
-        let macs = unsafe {
-            let Workspace { gemm, rows, .. } = &mut *workspace;
-            gemm.multiply(call.isa, rows, &parts, &weight, 0..p.width, None, true)
-        };
-        for part in parts {
-            workspace.pairs.clear();
-            for &token in part.rows {
-                // SAFETY: a row of sums has room for every part.
-                let sums = unsafe { workspace.sums(token as usize).add(part.column).cast_const() };
-                workspace.pairs.push((sums, output(call, &item, token, part.n.start)));
+        let panels = &call.weight.panels;
+        workspace.load(call, item.tokens.clone());
+        let used: Vec<(usize, &[u32])> = panels
+            .blocks(&item.panels)
+            .flat_map(|head| of_item(&item, panels, head).map(move |panel| (panel, head)))
+            .map(|(panel, head)| (panel, selection.tokens(item.chunk, head)))
+            .filter(|(_, tokens)| !tokens.is_empty())
+            .collect();
+        let mut macs = 0;
+        let mut blocks = workspace.gemm.blocks(panels.k).peekable();
+        while let Some(k) = blocks.next() {
+            for (i, &(panel, rows)) in used.iter().enumerate() {
+                let next = match used.get(i + 1) {
+                    Some(&(panel, _)) => Some((panel, k.clone())),
+                    None => blocks.peek().map(|k| (used[0].0, k.clone())),
+                };
+                let column = panels.padded(item.panels.start, panel);
+                let products = [Product { rows, k: k.clone() }];
+                // SAFETY: x has `width` elements from each input on; a row of sums has room for the span's padded panels; the
+                // weight has what its panels say.
+                macs += unsafe {
+                    let Workspace { gemm, rows, .. } = &mut *workspace;
+                    gemm.multiply(call.isa, rows, &products, &call.weight, panel, column, next, k.start == 0)
+                };
             }
-            let bias = call.bias.map(|bias| bias[part.n.clone()].as_ptr());
-            call.isa.vectorize(Store { rows: &workspace.pairs, columns: part.n.len(), bias });
+        }
+        for head in panels.blocks(&item.panels) {
+            let of_head = of_item(&item, panels, head);
+            let (columns, sums) = (panels.columns(&of_head), panels.padded(item.panels.start, of_head.start));
+            let tokens = selection.tokens(item.chunk, head);
+            clear(call, &item, tokens, columns.clone());
+            workspace.pairs.clear();
+            for &token in tokens {
+                // SAFETY: a row of sums has room for the span's padded panels.
+                let sums = unsafe { workspace.rows[token as usize].output.add(sums).cast_const() };
+                workspace.pairs.push((sums, output(call, &item, token, columns.start)));
+            }
+            let bias = call.bias.map(|bias| bias[columns.clone()].as_ptr());
+            call.isa.vectorize(Store { rows: &workspace.pairs, columns: columns.len(), bias });
         }
         macs
     }
 }
 
-/// The columns of `heads` that belong to the item.
-fn of_item(item: &Item, p: &Problem, heads: Range<usize>) -> Range<usize> {
-    (heads.start * p.block).max(item.columns.start)..(heads.end * p.block).min(item.columns.end)
-}
-
-fn weight<I, T>(call: &Call<'_, I, T>) -> Matrix<T> {
-    let (p, data) = (call.problem, call.weight.as_ptr());
-    match p.per_head {
-        true => Matrix::Columns { data, stride: p.block, block: p.block, block_stride: p.width * p.block },
-        false => Matrix::Rows { data, stride: p.width },
-    }
+/// The panels of a head that belong to the item.
+fn of_item(item: &Item, panels: &Panels, head: usize) -> Range<usize> {
+    let of_head = panels.of_block(head);
+    of_head.start.max(item.panels.start)..of_head.end.min(item.panels.end)
 }
 
 fn output<I, T>(call: &Call<'_, I, T>, item: &Item, token: u32, column: usize) -> *mut T {
