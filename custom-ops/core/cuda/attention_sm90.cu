@@ -401,6 +401,8 @@ template <class C> struct Consumer {
             keep(output);
             leave_slot(at, release);
         }
+        // A warp's wait is for its own part of the products; the query's memory is all warps' operand.
+        barrier_sync(4 + w, 128);
         store(rows);
         __syncwarp();
         if (lane == 0) mbarrier_arrive(&shared.query_empty[w][query_at.slot]);

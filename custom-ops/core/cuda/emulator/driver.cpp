@@ -1,20 +1,23 @@
 // A stand-in for libcuda.so: the part of the driver interface that the launchers use, on host memory and the emulator.
 //
-// An allocation ends at a page that cannot be touched (rounded up to 16 bytes) and starts out as NaN.
+// An allocation ends at a page that cannot be touched (rounded up to 16 bytes) and starts out as NaN. While a thread captures a stream,
+// launches are recorded, and what a capture forbids, waiting, allocating, copying, loading, is an error.
 
 #include "simt.h"
 
 #include <chrono>
 #include <cstdlib>
+#include <functional>
 #include <map>
 #include <mutex>
+#include <vector>
 
 #include <sys/mman.h>
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace {
-enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_FOUND = 500, NOT_SUPPORTED = 801 };
+enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_FOUND = 500, NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901 };
 constexpr size_t page = 4096;
 
 struct Allocation {
@@ -24,7 +27,31 @@ struct Allocation {
 std::map<uintptr_t, Allocation> allocations;
 std::mutex lock;
 int context, module, stream;
+
+struct Graph {
+    std::vector<std::function<void()>> nodes;
+    bool valid = true;
+};
+thread_local Graph* capture = nullptr;
+
+int forbidden() {
+    capture->valid = false;
+    return CAPTURE_UNSUPPORTED;
+}
+
+// Runs, or records.
+template <class Node> int enqueue(Node node) {
+    if (capture)
+        capture->nodes.push_back(node);
+    else
+        node();
+    return SUCCESS;
+}
 } // namespace
+
+// What a capture forbids.
+#define WAITS                                                                                                          \
+    if (capture) return forbidden()
 
 typedef uintptr_t Pointer;
 
@@ -58,15 +85,40 @@ EXPORT int cuCtxPushCurrent_v2(void*) { return SUCCESS; }
 EXPORT int cuCtxPopCurrent_v2(void** c) { return *c = &context, SUCCESS; }
 EXPORT int cuCtxGetDevice(int* device) { return *device = 0, SUCCESS; }
 EXPORT int cuCtxGetId(void*, unsigned long long* id) { return *id = 1, SUCCESS; }
-EXPORT int cuCtxSynchronize() { return SUCCESS; }
+EXPORT int cuCtxSynchronize() {
+    WAITS;
+    return SUCCESS;
+}
 EXPORT int cuStreamCreate(void** s, unsigned) { return *s = &stream, SUCCESS; }
 EXPORT int cuStreamDestroy_v2(void*) { return SUCCESS; }
 EXPORT int cuStreamGetCtx(void*, void** c) { return *c = &context, SUCCESS; }
-EXPORT int cuStreamSynchronize(void*) { return SUCCESS; }
-EXPORT int cuStreamIsCapturing(void*, int* status) { return *status = 0, SUCCESS; }
+EXPORT int cuStreamSynchronize(void*) {
+    WAITS;
+    return SUCCESS;
+}
+EXPORT int cuStreamIsCapturing(void*, int* status) { return *status = capture ? 1 : 0, SUCCESS; }
+EXPORT int cuStreamBeginCapture_v2(void*, int) {
+    if (capture) return INVALID_VALUE;
+    return capture = new Graph, SUCCESS;
+}
+EXPORT int cuStreamEndCapture(void*, void** graph) {
+    if (!capture) return INVALID_VALUE;
+    const bool valid = capture->valid;
+    *graph = valid ? capture : nullptr;
+    capture = nullptr;
+    return valid ? SUCCESS : CAPTURE_INVALIDATED;
+}
+EXPORT int cuGraphInstantiateWithFlags(void** executable, void* graph, unsigned long long) { return *executable = graph, SUCCESS; }
+EXPORT int cuGraphLaunch(void* executable, void*) {
+    for (const auto& node : static_cast<Graph*>(executable)->nodes) node();
+    return SUCCESS;
+}
 
 // Every image is the one that is linked in.
-EXPORT int cuModuleLoadData(void** m, const void* image) { return image ? (*m = &module, SUCCESS) : INVALID_VALUE; }
+EXPORT int cuModuleLoadData(void** m, const void* image) {
+    WAITS;
+    return image ? (*m = &module, SUCCESS) : INVALID_VALUE;
+}
 EXPORT int cuModuleUnload(void*) { return SUCCESS; }
 EXPORT int cuModuleGetFunction(const void** function, void*, const char* name) {
     *function = simt::find(name);
@@ -77,11 +129,14 @@ EXPORT int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void*,
 EXPORT int cuLaunchKernel(const void* function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned threads_y,
                           unsigned threads_z, unsigned shared_bytes, void*, void** params, void**) {
     if (!function || !x || !y || !z || y > 65535 || z > 65535 || threads_y != 1 || threads_z != 1) return INVALID_VALUE;
-    simt::launch(*static_cast<const simt::Kernel*>(function), {x, y, z}, threads, shared_bytes, params[0]);
-    return SUCCESS;
+    const auto& kernel = *static_cast<const simt::Kernel*>(function);
+    const auto bytes = static_cast<const unsigned char*>(params[0]);
+    std::vector<unsigned char> copy(bytes, bytes + kernel.params_size);
+    return enqueue([=, &kernel] { simt::launch(kernel, {x, y, z}, threads, shared_bytes, copy.data()); });
 }
 
 EXPORT int cuMemAlloc_v2(Pointer* pointer, size_t bytes) {
+    WAITS;
     if (!bytes) return INVALID_VALUE;
     size_t used = (bytes + 15) / 16 * 16, pages = (used + page - 1) / page * page;
     void* base = mmap(nullptr, pages + 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -96,6 +151,7 @@ EXPORT int cuMemAlloc_v2(Pointer* pointer, size_t bytes) {
     return SUCCESS;
 }
 EXPORT int cuMemFree_v2(Pointer pointer) {
+    WAITS;
     std::lock_guard<std::mutex> guard(lock);
     auto found = allocations.find(pointer);
     if (found == allocations.end()) return INVALID_VALUE;
@@ -107,7 +163,10 @@ EXPORT int cuMemAllocAsync(Pointer* pointer, size_t bytes, void*) { return cuMem
 EXPORT int cuMemFreeAsync(Pointer pointer, void*) { return cuMemFree_v2(pointer); }
 
 namespace {
-int copy(void* to, const void* from, size_t bytes) { return memmove(to, from, bytes), SUCCESS; }
+int copy(void* to, const void* from, size_t bytes) {
+    WAITS;
+    return memmove(to, from, bytes), SUCCESS;
+}
 } // namespace
 EXPORT int cuMemcpyHtoD_v2(void* to, const void* from, size_t bytes) { return copy(to, from, bytes); }
 EXPORT int cuMemcpyDtoH_v2(void* to, const void* from, size_t bytes) { return copy(to, from, bytes); }
@@ -115,17 +174,30 @@ EXPORT int cuMemcpyDtoD_v2(void* to, const void* from, size_t bytes) { return co
 EXPORT int cuMemcpyHtoDAsync_v2(void* to, const void* from, size_t bytes, void*) { return copy(to, from, bytes); }
 EXPORT int cuMemcpyDtoHAsync_v2(void* to, const void* from, size_t bytes, void*) { return copy(to, from, bytes); }
 EXPORT int cuMemcpyDtoDAsync_v2(void* to, const void* from, size_t bytes, void*) { return copy(to, from, bytes); }
-EXPORT int cuMemsetD8_v2(void* to, unsigned char x, size_t n) { return memset(to, x, n), SUCCESS; }
-EXPORT int cuMemsetD8Async(void* to, unsigned char x, size_t n, void*) { return memset(to, x, n), SUCCESS; }
-EXPORT int cuMemsetD32_v2(uint32_t* to, uint32_t x, size_t n) { return std::fill(to, to + n, x), SUCCESS; }
-EXPORT int cuMemsetD32Async(uint32_t* to, uint32_t x, size_t n, void*) { return std::fill(to, to + n, x), SUCCESS; }
+EXPORT int cuMemsetD8_v2(void* to, unsigned char x, size_t n) {
+    WAITS;
+    return memset(to, x, n), SUCCESS;
+}
+EXPORT int cuMemsetD8Async(void* to, unsigned char x, size_t n, void*) {
+    return enqueue([=] { memset(to, x, n); });
+}
+EXPORT int cuMemsetD32_v2(uint32_t* to, uint32_t x, size_t n) {
+    WAITS;
+    return std::fill(to, to + n, x), SUCCESS;
+}
+EXPORT int cuMemsetD32Async(uint32_t* to, uint32_t x, size_t n, void*) {
+    return enqueue([=] { std::fill(to, to + n, x); });
+}
 
 EXPORT int cuEventCreate(void** event, unsigned) { return *event = new std::chrono::steady_clock::time_point, SUCCESS; }
 EXPORT int cuEventRecord(void* event, void*) {
     *static_cast<std::chrono::steady_clock::time_point*>(event) = std::chrono::steady_clock::now();
     return SUCCESS;
 }
-EXPORT int cuEventSynchronize(void*) { return SUCCESS; }
+EXPORT int cuEventSynchronize(void*) {
+    WAITS;
+    return SUCCESS;
+}
 EXPORT int cuEventElapsedTime(float* milliseconds, void* start, void* end) {
     auto at = [](void* e) { return *static_cast<std::chrono::steady_clock::time_point*>(e); };
     *milliseconds = std::chrono::duration<float, std::milli>(at(end) - at(start)).count();
@@ -136,7 +208,8 @@ EXPORT int cuEventDestroy_v2(void* event) {
     return SUCCESS;
 }
 EXPORT int cuGetErrorString(int error, const char** text) {
-    *text = error == SUCCESS ? "no error" : error == OUT_OF_MEMORY ? "out of memory" : error == NOT_FOUND ? "not found" : "invalid value";
+    *text = error == SUCCESS ? "no error" : error == OUT_OF_MEMORY ? "out of memory" : error == NOT_FOUND ? "not found"
+            : error == CAPTURE_UNSUPPORTED || error == CAPTURE_INVALIDATED ? "not allowed in a capture" : "invalid value";
     return SUCCESS;
 }
 EXPORT int cuGetErrorName(int error, const char** text) { return cuGetErrorString(error, text); }

@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <deque>
+#include <memory>
 #include <vector>
 
 namespace simt {
@@ -35,8 +36,12 @@ void complete_if_done(Barrier& barrier) {
 
 // -------------------------------------------------------------------------------------------------------------- wgmma
 
+using Bits = std::vector<uint16_t>;
+
 struct Pending {
     Wgmma lane[32];
+    Bits a;                      // the operands as they were when the product was issued; a only from shared memory
+    std::shared_ptr<const Bits> b; // of all four warps
     std::vector<float> before[32]; // the accumulator when the chain of products on it began
     unsigned group;
     int first_row;
@@ -75,18 +80,34 @@ struct Matrix {
     }
 };
 
+// 16 rows of A, [row][k]; B, [k][column].
+Bits read_a(const Wgmma& op, int first_row) {
+    Bits a;
+    if (op.product == Product::RegisterA) return a;
+    Matrix matrix(op.a_descriptor, true);
+    for (int i = 0; i < 16; i++)
+        for (int k = 0; k < 16; k++) a.push_back(matrix.at(first_row + i, k));
+    return a;
+}
+Bits read_b(const Wgmma& op) {
+    Bits b;
+    Matrix matrix(op.b_descriptor, op.product == Product::SharedA);
+    for (int k = 0; k < 16; k++)
+        for (int j = 0; j < op.n; j++) b.push_back(matrix.at(j, k));
+    return b;
+}
+
 // The 16 rows of one warp.
 void execute(const Pending& p) {
     const Wgmma& op = p.lane[0];
+    if (read_a(op, p.first_row) != p.a || (p.first_row == 0 && read_b(op) != *p.b))
+        fail("wgmma: an operand changed between the product and the wait for it");
     std::vector<float> b(size_t(op.n) * 16);
-    Matrix b_matrix(op.b_descriptor, op.product == Product::SharedA);
-    for (int k = 0; k < 16; k++)
-        for (int j = 0; j < op.n; j++) b[size_t(k * op.n + j)] = op.convert(b_matrix.at(j, k));
+    for (size_t i = 0; i < b.size(); i++) b[i] = op.convert((*p.b)[i]);
     float a[16][16];
     if (op.product != Product::RegisterA) {
-        Matrix a_matrix(op.a_descriptor, true);
         for (int i = 0; i < 16; i++)
-            for (int k = 0; k < 16; k++) a[i][k] = op.convert(a_matrix.at(p.first_row + i, k));
+            for (int k = 0; k < 16; k++) a[i][k] = op.convert(p.a[size_t(i * 16 + k)]);
     } else {
         for (int lane = 0; lane < 32; lane++)
             for (int e = 0; e < 8; e++)
@@ -140,11 +161,14 @@ void wgmma(Wgmma argument) {
     } thread{argument, threadIdx.x};
     collective(what, 128, &thread, [](void** threads) {
         const Wgmma& first = static_cast<Thread*>(threads[0])->wgmma;
+        const auto b = std::make_shared<const Bits>(read_b(first));
         for (int warp = 0; warp < 4; warp++) {
             Queue& queue = queues[static_cast<Thread*>(threads[32 * warp])->index / 32];
             Pending p;
             p.group = queue.open;
             p.first_row = 16 * warp;
+            p.a = read_a(first, p.first_row);
+            p.b = b;
             for (int lane = 0; lane < 32; lane++) {
                 const Wgmma& op = p.lane[lane] = static_cast<Thread*>(threads[32 * warp + lane])->wgmma;
                 if (op.a_descriptor != first.a_descriptor || op.b_descriptor != first.b_descriptor || op.n != first.n ||

@@ -40,6 +40,8 @@ handles! {
     RawModule;
     /// `CUfunction`.
     RawFunction;
+    /// `CUgraph`, or `CUgraphExec`.
+    RawGraph;
 }
 
 /// A number of the driver's, `CUdeviceptr`: an address in the memory of a GPU.
@@ -126,6 +128,10 @@ functions! {
     stream_create = cuStreamCreate(stream: *mut RawStream, flags: c_uint);
     stream_get_ctx = cuStreamGetCtx(stream: RawStream, context: *mut RawContext);
     stream_synchronize = cuStreamSynchronize(stream: RawStream);
+    stream_begin_capture = cuStreamBeginCapture_v2(stream: RawStream, mode: c_uint);
+    stream_end_capture = cuStreamEndCapture(stream: RawStream, graph: *mut RawGraph);
+    graph_instantiate = cuGraphInstantiateWithFlags(executable: *mut RawGraph, graph: RawGraph, flags: u64);
+    graph_launch = cuGraphLaunch(executable: RawGraph, stream: RawStream);
     module_load_data = cuModuleLoadData(module: *mut RawModule, image: *const c_void);
     module_get_function = cuModuleGetFunction(function: *mut RawFunction, module: RawModule, name: *const c_char);
     func_set_attribute = cuFuncSetAttribute(function: RawFunction, attribute: c_int, value: c_int);

@@ -6,6 +6,7 @@
 use crate::data::Buffer;
 use moh_kernels::cuda::{
     self, Arena, DeviceTensor, Driver, RawPtr, RawStream, Stream, driver::DRIVER_VARIABLE, driver::RawContext,
+    driver::RawGraph,
 };
 use moh_kernels::{Attributes, DType, Data, Error, Tensor, tolerance};
 use std::path::{Path, PathBuf};
@@ -97,46 +98,56 @@ impl Device {
     ///
     /// Panics where a kernel writes beyond the output.
     pub(crate) fn run(&self, attributes: &Attributes, inputs: &[Option<Tensor<'_>>]) -> Result<Vec<f64>, Error> {
-        let operator = attributes.operator();
-        let (dtype, shape) = operator.validate(attributes, inputs)?;
-        let stream = self.stream();
-        let memories: Vec<Option<Memory>> = inputs
-            .iter()
-            .map(|input| {
-                input.map(|input| {
-                    let bytes = bytes(input.data);
-                    let memory = self.memory(bytes.len());
-                    memory.write(bytes);
-                    memory
-                })
-            })
-            .collect();
-        let tensors: Vec<Option<DeviceTensor<'_>>> = inputs
-            .iter()
-            .zip(&memories)
-            .map(|(input, memory)| {
-                let (input, memory) = (input.as_ref()?, memory.as_ref()?);
-                Some(DeviceTensor { shape: input.shape, dtype: input.data.dtype(), ptr: memory.ptr() })
-            })
-            .collect();
-        let len: usize = shape.iter().product();
-        let size = if dtype == DType::F32 { 4 } else { 2 };
-        let output = self.memory(len * size);
-        let room = if self.emulated { EMULATED_WORKSPACE } else { WORKSPACE };
-        let workspace = self.memory(room);
-        let tensor = DeviceTensor { shape: &shape, dtype, ptr: output.ptr() };
-        // SAFETY: all memory is the device's, of these sizes, and lives until the stream is synchronised.
+        let (stream, memories) = (self.stream(), self.memories(attributes, inputs)?);
+        memories.launch(attributes, inputs, &stream)?;
+        stream.synchronize()?;
+        Ok(memories.read())
+    }
+
+    /// Runs an operator once, captures it as a CUDA graph with the same memory, and launches the graph on the inputs `later`.
+    ///
+    /// Nothing is run while it is captured.
+    pub(crate) fn run_captured(
+        &self,
+        attributes: &Attributes,
+        inputs: &[Option<Tensor<'_>>],
+        later: &[Option<Tensor<'_>>],
+    ) -> Result<Vec<f64>, Error> {
+        const THREAD_LOCAL: u32 = 1;
+        let (stream, memories) = (self.stream(), self.memories(attributes, inputs)?);
+        memories.launch(attributes, inputs, &stream)?;
+        stream.synchronize()?;
+        memories.output.poison();
+        let (mut graph, mut executable) = (RawGraph::NULL, RawGraph::NULL);
+        // SAFETY: the stream is alive, and captured and launched on by this thread alone; the memory outlives the launch.
         unsafe {
-            let arena = Arena::new(workspace.ptr(), room);
-            cuda::run(attributes, &tensors, tensor, &stream, &arena)?;
+            self.driver.stream_begin_capture(stream.raw(), THREAD_LOCAL)?;
+            let launched = memories.launch(attributes, inputs, &stream);
+            let ended = self.driver.stream_end_capture(stream.raw(), &raw mut graph);
+            launched?;
+            ended?;
+            assert!(memories.read().iter().all(|x| x.is_nan()), "something ran while it was captured");
+            memories.write(later);
+            self.driver.graph_instantiate(&raw mut executable, graph, 0)?;
+            self.driver.graph_launch(executable, stream.raw())?;
         }
         stream.synchronize()?;
-        for memory in memories.iter().flatten().chain([&output, &workspace]) {
-            memory.check_frame();
-        }
-        let mut buffer = Buffer::new(dtype, &vec![0.0; len]);
-        output.read(bytes_mut(&mut buffer));
-        Ok((0..len).map(|i| buffer.data().at(i)).collect())
+        Ok(memories.read())
+    }
+
+    /// Device memory for a call, with its inputs.
+    fn memories(&self, attributes: &Attributes, inputs: &[Option<Tensor<'_>>]) -> Result<Memories, Error> {
+        let (dtype, shape) = attributes.operator().validate(attributes, inputs)?;
+        let len: usize = shape.iter().product();
+        let memories = Memories {
+            inputs: inputs.iter().map(|input| input.map(|input| self.memory(bytes(input.data).len()))).collect(),
+            output: self.memory(len * if dtype == DType::F32 { 4 } else { 2 }),
+            workspace: self.memory(if self.emulated { EMULATED_WORKSPACE } else { WORKSPACE }),
+            dtype,
+            shape,
+        };
+        memories.write(inputs);
+        Ok(memories)
     }
 
     /// Runs an operator twice, and panics where the results differ, or are further from the f64 reference than kernels may
@@ -149,6 +160,54 @@ impl Device {
         compare(dtype, &found, &expected, exact);
         let same = found.iter().zip(&again).position(|(a, b)| a.to_bits() != b.to_bits());
         assert_eq!(same, None, "the same call gave another result at this element");
+    }
+}
+
+/// A call's inputs, output and workspace.
+struct Memories {
+    inputs: Vec<Option<Memory>>,
+    output: Memory,
+    workspace: Memory,
+    dtype: DType,
+    shape: Vec<usize>,
+}
+
+impl Memories {
+    fn write(&self, inputs: &[Option<Tensor<'_>>]) {
+        for (memory, input) in self.inputs.iter().zip(inputs) {
+            if let (Some(memory), Some(input)) = (memory, input) {
+                memory.write(bytes(input.data));
+            }
+        }
+    }
+
+    /// Puts the operator on the stream; of `inputs`, only shapes and types count.
+    fn launch(&self, attributes: &Attributes, inputs: &[Option<Tensor<'_>>], stream: &Stream<'_>) -> Result<(), Error> {
+        let tensors: Vec<Option<DeviceTensor<'_>>> = inputs
+            .iter()
+            .zip(&self.inputs)
+            .map(|(input, memory)| {
+                let (input, memory) = (input.as_ref()?, memory.as_ref()?);
+                Some(DeviceTensor { shape: input.shape, dtype: input.data.dtype(), ptr: memory.ptr() })
+            })
+            .collect();
+        let output = DeviceTensor { shape: &self.shape, dtype: self.dtype, ptr: self.output.ptr() };
+        // SAFETY: all memory is the device's, of these sizes; it lives until callers have synchronised the stream.
+        unsafe {
+            let arena = Arena::new(self.workspace.ptr(), self.workspace.bytes);
+            cuda::run(attributes, &tensors, output, stream, &arena)
+        }
+    }
+
+    /// The output. Panics where something was written beyond its memory.
+    fn read(&self) -> Vec<f64> {
+        for memory in self.inputs.iter().flatten().chain([&self.output, &self.workspace]) {
+            memory.check_frame();
+        }
+        let len = self.shape.iter().product();
+        let mut buffer = Buffer::new(self.dtype, &vec![0.0; len]);
+        self.output.read(bytes_mut(&mut buffer));
+        (0..len).map(|i| buffer.data().at(i)).collect()
     }
 }
 
@@ -191,6 +250,12 @@ impl Memory {
     pub(crate) fn read(&self, bytes: &mut [u8]) {
         assert!(bytes.len() <= self.bytes);
         self.read_at(self.ptr(), bytes);
+    }
+
+    fn poison(&self) {
+        // SAFETY: the memory is as long as said.
+        unsafe { self.driver.memset_d8(self.ptr(), POISON, self.bytes) }
+            .unwrap_or_else(|error| panic!("{}", Error::from(error)));
     }
 
     fn read_at(&self, from: RawPtr, bytes: &mut [u8]) {
