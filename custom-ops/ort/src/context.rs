@@ -98,10 +98,25 @@ impl KernelInfo<'_> {
     /// The sizes of every input, as far as they are known: -1 for a symbol; `None` for an absent input.
     /// No dimensions are a scalar's or an unknown rank's.
     pub(crate) fn input_sizes(&self) -> Result<Vec<Option<Vec<i64>>>, Failure> {
+        (0..self.input_count()?).map(|index| self.sizes_of(index)).collect()
+    }
+
+    /// The number of inputs that the node has; some may be absent.
+    pub(crate) fn input_count(&self) -> Result<usize, Failure> {
         let mut count = 0;
         // SAFETY: the node is alive; the host writes a number to a local variable.
         unsafe { call!(self.api, KernelInfo_GetInputCount(self.raw, &raw mut count))? };
-        (0..count).map(|index| self.sizes_of(index)).collect()
+        Ok(count)
+    }
+
+    /// An input that is the same at every call, or `None`. Its data live as long as the node's session is being made.
+    pub(crate) fn constant(&self, index: usize) -> Result<Option<TensorPtr>, Failure> {
+        let (mut constant, mut value) = (0, ptr::null());
+        // SAFETY: the node is alive, and its session owns what the host writes to the local variables.
+        unsafe {
+            call!(self.api, KernelInfoGetConstantInput_tensor(self.raw, index, &raw mut constant, &raw mut value))?;
+            (constant != 0 && !value.is_null()).then(|| tensor(self.api, value.cast_mut())).transpose()
+        }
     }
 
     fn sizes_of(&self, index: usize) -> Result<Option<Vec<i64>>, Failure> {
@@ -260,7 +275,7 @@ impl KernelContext<'_> {
         // SAFETY: the context is alive, and owns what the host writes to the local variable.
         unsafe { call!(self.api, KernelContext_GetInput(self.raw, index, &raw mut value))? };
         // SAFETY: a value of the context.
-        (!value.is_null()).then(|| unsafe { self.tensor(value.cast_mut()) }).transpose()
+        (!value.is_null()).then(|| unsafe { tensor(self.api, value.cast_mut()) }).transpose()
     }
 
     /// Makes the output; its data are writable, and live as long as the context.
@@ -274,29 +289,6 @@ impl KernelContext<'_> {
             call!(self.api, GetTensorMutableData(made(value, "output")?.as_ptr(), &raw mut data))?;
         }
         Ok(data)
-    }
-
-    /// # Safety
-    /// `value` is a value of the context.
-    unsafe fn tensor(&self, value: *mut OrtValue) -> Result<TensorPtr, Failure> {
-        let (mut info, mut data) = (ptr::null_mut(), ptr::null_mut());
-        let (mut element_type, mut rank) = (ElementNumber(0), 0);
-        let mut sizes = [0i64; MAX_RANK];
-        // SAFETY: the value is alive; `info` is owned from its creation on. The host writes no more sizes
-        // than there is room for.
-        unsafe {
-            call!(self.api, GetTensorTypeAndShape(value, &raw mut info))?;
-            let info = TensorInfo::from_raw(self.api, made(info, "type of an input")?);
-            call!(self.api, GetTensorElementType(info.as_ptr(), element_type.place()))?;
-            call!(self.api, GetDimensionsCount(info.as_ptr(), &raw mut rank))?;
-            call!(self.api, GetDimensions(info.as_ptr(), sizes.as_mut_ptr(), rank.min(MAX_RANK)))?;
-            call!(self.api, GetTensorMutableData(value, &raw mut data))?;
-        }
-        let mut dims = [0; MAX_RANK];
-        for (dim, size) in dims.iter_mut().zip(&sizes) {
-            *dim = usize::try_from(*size).map_err(|_| Failure::Host(format!("an input has a dimension of {size}")))?;
-        }
-        Ok(TensorPtr { element_type, rank, dims, data })
     }
 
     /// The allocator of the session, which reuses memory from call to call.
@@ -347,6 +339,31 @@ impl KernelContext<'_> {
         // SAFETY: the context is alive, and the task is as promised. 0 batches: every task is scheduled by itself.
         unsafe { call!(self.api, KernelContext_ParallelFor(self.raw, task, tasks, 0, data)) }
     }
+}
+
+/// What a value holds.
+///
+/// # Safety
+/// `value` is a live tensor of the host.
+unsafe fn tensor(api: Api, value: *mut OrtValue) -> Result<TensorPtr, Failure> {
+    let (mut info, mut data) = (ptr::null_mut(), ptr::null_mut());
+    let (mut element_type, mut rank) = (ElementNumber(0), 0);
+    let mut sizes = [0i64; MAX_RANK];
+    // SAFETY: the value is alive; `info` is owned from its creation on. The host writes no more sizes
+    // than there is room for.
+    unsafe {
+        call!(api, GetTensorTypeAndShape(value, &raw mut info))?;
+        let info = TensorInfo::from_raw(api, made(info, "type of an input")?);
+        call!(api, GetTensorElementType(info.as_ptr(), element_type.place()))?;
+        call!(api, GetDimensionsCount(info.as_ptr(), &raw mut rank))?;
+        call!(api, GetDimensions(info.as_ptr(), sizes.as_mut_ptr(), rank.min(MAX_RANK)))?;
+        call!(api, GetTensorMutableData(value, &raw mut data))?;
+    }
+    let mut dims = [0; MAX_RANK];
+    for (dim, size) in dims.iter_mut().zip(&sizes) {
+        *dim = usize::try_from(*size).map_err(|_| Failure::Host(format!("an input has a dimension of {size}")))?;
+    }
+    Ok(TensorPtr { element_type, rank, dims, data })
 }
 
 /// The sizes of a shape, -1 for what is not known.

@@ -7,6 +7,7 @@ mod tests;
 
 use crate::api::Api;
 use crate::op::CustomOp;
+use crate::settings::Settings;
 use moh_kernels::{DType, Operator};
 use ort_sys::OrtApiBase;
 
@@ -31,15 +32,20 @@ pub(crate) fn host(_: &OrtApiBase) -> Result<Api, String> {
 
 /// The operator on the CUDA provider, or why it has no kernel there.
 #[cfg(feature = "cuda")]
-pub(crate) fn custom_op(api: Api, operator: &'static Operator, dtype: DType) -> Result<CustomOp, String> {
+pub(crate) fn custom_op(
+    api: Api,
+    operator: &'static Operator,
+    dtype: DType,
+    settings: Settings,
+) -> Result<CustomOp, String> {
     match moh_kernels::cuda::supports(operator) {
-        true => Ok(CustomOp::new::<kernel::CudaKernel>(api, operator, dtype, None)),
+        true => Ok(CustomOp::new::<kernel::CudaKernel>(api, operator, dtype, settings, None)),
         false => Err(format!("{} has no CUDA kernel", operator.name)),
     }
 }
 
 /// See above.
 #[cfg(not(feature = "cuda"))]
-pub(crate) fn custom_op(_: Api, operator: &'static Operator, _: DType) -> Result<CustomOp, String> {
+pub(crate) fn custom_op(_: Api, operator: &'static Operator, _: DType, _: Settings) -> Result<CustomOp, String> {
     Err(format!("{} has no CUDA kernel", operator.name))
 }

@@ -76,6 +76,8 @@ pub(crate) struct Node {
     pub(crate) inputs: Vec<Option<Info>>,
     /// What shape inference said.
     pub(crate) output: Option<Info>,
+    /// Inputs that are constants, by their number.
+    pub(crate) constants: Vec<(usize, *const Tensor)>,
 }
 
 /// A tensor whose data start at `offset` in a buffer that is aligned to 64 bytes.
@@ -150,8 +152,14 @@ pub(crate) struct Domain {
     pub(crate) sessions: usize,
 }
 
-/// Session options: the domains added to them.
-pub(crate) type Options = Vec<*mut Domain>;
+/// Session options.
+#[derive(Default)]
+pub(crate) struct Options {
+    /// The domains added to them.
+    pub(crate) domains: Vec<*mut Domain>,
+    /// Config entries.
+    pub(crate) entries: Vec<(CString, CString)>,
+}
 
 /// The host's functions; what is not listed fails as unimplemented.
 pub(crate) fn api() -> OrtApi {
@@ -164,6 +172,9 @@ pub(crate) fn api() -> OrtApi {
         AddCustomOpDomain: add_domain,
         CreateEnv: create_env,
         CreateSessionOptions: create_options,
+        HasSessionConfigEntry: has_entry,
+        GetSessionConfigEntry: get_entry,
+        KernelInfoGetConstantInput_tensor: constant_input,
         SetIntraOpNumThreads: set_threads,
         CreateSessionFromArray: create_session,
         ReleaseSession: release::<usize, _>,
@@ -235,7 +246,7 @@ unsafe extern "system" fn add_op(domain: *mut OrtCustomOpDomain, op: *const OrtC
 }
 
 unsafe extern "system" fn add_domain(options: *mut OrtSessionOptions, domain: *mut OrtCustomOpDomain) -> OrtStatusPtr {
-    unsafe { (*options.cast::<Options>()).push(domain.cast()) };
+    unsafe { (*options.cast::<Options>()).domains.push(domain.cast()) };
     ok()
 }
 
@@ -244,8 +255,54 @@ unsafe extern "system" fn create_env(_: OrtLoggingLevel, name: *const c_char, ou
     ok()
 }
 
+unsafe fn find_entry<'a>(options: *const OrtSessionOptions, key: *const c_char) -> Option<&'a CString> {
+    let (options, key) = unsafe { (&*options.cast::<Options>(), CStr::from_ptr(key)) };
+    options.entries.iter().find(|(k, _)| k.as_c_str() == key).map(|(_, value)| value)
+}
+
+unsafe extern "system" fn has_entry(
+    options: *const OrtSessionOptions,
+    key: *const c_char,
+    out: *mut i32,
+) -> OrtStatusPtr {
+    unsafe { out.write(i32::from(find_entry(options, key).is_some())) };
+    ok()
+}
+
+unsafe extern "system" fn get_entry(
+    options: *const OrtSessionOptions,
+    key: *const c_char,
+    value: *mut c_char,
+    size: *mut usize,
+) -> OrtStatusPtr {
+    let Some(found) = (unsafe { find_entry(options, key) }) else { return fail("no such entry") };
+    let bytes = found.as_bytes_with_nul();
+    unsafe {
+        match value.is_null() {
+            true => size.write(bytes.len()),
+            false if size.read() < bytes.len() => return fail("the buffer is too small"),
+            false => value.copy_from_nonoverlapping(bytes.as_ptr().cast(), bytes.len()),
+        }
+    }
+    ok()
+}
+
+unsafe extern "system" fn constant_input(
+    info: *const OrtKernelInfo,
+    index: usize,
+    is_constant: *mut i32,
+    out: *mut *const OrtValue,
+) -> OrtStatusPtr {
+    let found = unsafe { node(info) }.constants.iter().find(|(i, _)| *i == index);
+    unsafe {
+        is_constant.write(i32::from(found.is_some()));
+        out.write(found.map_or(std::ptr::null(), |(_, tensor)| tensor.cast()));
+    }
+    ok()
+}
+
 unsafe extern "system" fn create_options(out: *mut *mut OrtSessionOptions) -> OrtStatusPtr {
-    unsafe { out.write(give(Options::new())) };
+    unsafe { out.write(give(Options::default())) };
     ok()
 }
 
@@ -261,7 +318,7 @@ unsafe extern "system" fn create_session(
     out: *mut *mut OrtSession,
 ) -> OrtStatusPtr {
     assert!(!model.is_null() && bytes > 0);
-    for &domain in unsafe { &*options.cast::<Options>() } {
+    for &domain in unsafe { &(*options.cast::<Options>()).domains } {
         unsafe { (*domain).sessions += 1 };
     }
     unsafe { out.write(give(bytes)) };

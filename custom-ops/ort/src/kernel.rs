@@ -6,8 +6,10 @@ use crate::failure::Failure;
 use crate::host::SessionHost;
 use crate::infer;
 use crate::op::NodeKernel;
+use crate::settings::Settings;
 use crate::threads::SessionThreads;
 use half::{bf16, f16};
+use moh_kernels::cpu::Packed;
 use moh_kernels::{Attributes, DType, Data, DataMut, Element, Error, Operator, Tensor, cpu};
 use std::borrow::Cow;
 use std::ffi::{CStr, c_void};
@@ -22,6 +24,8 @@ pub(crate) struct Kernel {
     dtype: DType,
     memory: CpuMemory,
     threads: SessionThreads,
+    /// Of each input of the node, what it was packed into, with its shape.
+    packed: Vec<Option<(Vec<usize>, Packed)>>,
 }
 
 /// Reads and checks a node's attributes, and the shapes of its inputs as far as they are known.
@@ -36,9 +40,16 @@ pub(crate) fn read_node(operator: &'static Operator, info: &KernelInfo<'_>) -> R
 impl NodeKernel for Kernel {
     const PROVIDER: Option<&'static CStr> = None;
 
-    fn new(api: Api, operator: &'static Operator, dtype: DType, info: &KernelInfo<'_>) -> Result<Kernel, Failure> {
+    fn new(
+        api: Api,
+        operator: &'static Operator,
+        dtype: DType,
+        settings: Settings,
+        info: &KernelInfo<'_>,
+    ) -> Result<Kernel, Failure> {
         let attributes = read_node(operator, info)?;
-        Ok(Kernel { api, attributes, dtype, memory: CpuMemory::new(api)?, threads: SessionThreads::new() })
+        let packed = if settings.pack_weights { pack_weights(&attributes, info)? } else { Vec::new() };
+        Ok(Kernel { api, attributes, dtype, memory: CpuMemory::new(api)?, threads: SessionThreads::new(), packed })
     }
 
     fn api(&self) -> Api {
@@ -47,8 +58,11 @@ impl NodeKernel for Kernel {
 
     fn compute(&self, context: &KernelContext<'_>) -> Result<(), Failure> {
         let operator = self.attributes.operator();
-        // SAFETY: inputs of this context.
-        let read = |index| context.input(index)?.map(|t| unsafe { Input::new(operator, index, t) }).transpose();
+        let read = |index: usize| match self.packed.get(index).and_then(Option::as_ref) {
+            Some((shape, packed)) => Ok(Some(Input::packed(shape, packed))),
+            // SAFETY: inputs of this context.
+            None => context.input(index)?.map(|t| unsafe { Input::new(operator, index, t) }).transpose(),
+        };
         let inputs: Vec<Option<Input<'_>>> = (0..context.input_count()?).map(read).collect::<Result<_, Failure>>()?;
         let tensors: Vec<Option<Tensor<'_>>> = inputs.iter().map(|input| input.as_ref().map(Input::tensor)).collect();
         let (_, dims) = operator.validate(&self.attributes, &tensors)?;
@@ -69,6 +83,18 @@ impl NodeKernel for Kernel {
     }
 }
 
+/// Packs the node's constant inputs, as far as its kernel takes them packed.
+fn pack_weights(attributes: &Attributes, info: &KernelInfo<'_>) -> Result<Vec<Option<(Vec<usize>, Packed)>>, Failure> {
+    let pack = |index| {
+        let Some(tensor) = info.constant(index)? else { return Ok(None) };
+        // SAFETY: a constant of the node, which is alive.
+        let input = unsafe { Input::new(attributes.operator(), index, tensor)? };
+        let packed = cpu::pack(attributes, index, input.tensor())?;
+        Ok(packed.map(|packed| (input.tensor().shape.to_vec(), packed)))
+    };
+    (0..info.input_count()?).map(pack).collect()
+}
+
 /// An input of a call.
 struct Input<'c> {
     rank: usize,
@@ -81,6 +107,7 @@ enum Elements<'c> {
     F32(Cow<'c, [f32]>),
     F16(Cow<'c, [f16]>),
     BF16(Cow<'c, [bf16]>),
+    Packed(&'c Packed),
 }
 
 impl<'c> Input<'c> {
@@ -104,11 +131,19 @@ impl<'c> Input<'c> {
         Ok(Input { rank, dims, data })
     }
 
+    /// A weight in its tensor's place, of which the shape was checked when it was packed.
+    fn packed(shape: &[usize], packed: &'c Packed) -> Input<'c> {
+        let mut dims = [0; MAX_RANK];
+        dims[..shape.len()].copy_from_slice(shape);
+        Input { rank: shape.len(), dims, data: Elements::Packed(packed) }
+    }
+
     fn tensor(&self) -> Tensor<'_> {
         let data = match &self.data {
             Elements::F32(data) => Data::F32(data),
             Elements::F16(data) => Data::F16(data),
             Elements::BF16(data) => Data::BF16(data),
+            Elements::Packed(packed) => Data::Packed(packed),
         };
         Tensor { shape: &self.dims[..self.rank], data }
     }

@@ -5,6 +5,9 @@
 //! registered for every [`moh_kernels::DType`] on the CPU provider, and runs [`moh_kernels::cpu::run`]. With feature `cuda`, and
 //! a driver, those that have CUDA kernels are registered on the CUDA provider too.
 //!
+//! A session whose config entry `ai.moh.pack_weights` is `1` when the library is registered, or whose process has
+//! `MOH_PACK_WEIGHTS=1`, keeps a second copy of constant weights, packed for the kernels: faster, for 4 bytes an element more.
+//!
 //! The host's C API is used through raw tables of version [`API_VERSION`], so one binary serves all hosts.
 //! Nothing unwinds into the host: a panic becomes an error status.
 
@@ -19,6 +22,7 @@ mod kernel;
 mod notice;
 mod op;
 mod registry;
+mod settings;
 mod threads;
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use crate::context::{KernelContext, KernelInfo, ShapeContext};
 use crate::failure::{Failure, guard};
 use crate::infer;
 use crate::notice;
+use crate::settings::Settings;
 use moh_kernels::schema::{ElementType, VERSION};
 use moh_kernels::{DType, Operator};
 use ort_sys::{
@@ -22,7 +23,13 @@ pub(crate) trait NodeKernel: Sized + Send + Sync {
     const PROVIDER: Option<&'static CStr>;
 
     /// Reads and checks what is known of the node.
-    fn new(api: Api, operator: &'static Operator, dtype: DType, info: &KernelInfo<'_>) -> Result<Self, Failure>;
+    fn new(
+        api: Api,
+        operator: &'static Operator,
+        dtype: DType,
+        settings: Settings,
+        info: &KernelInfo<'_>,
+    ) -> Result<Self, Failure>;
 
     /// The functions of the session's host.
     fn api(&self) -> Api;
@@ -40,6 +47,7 @@ pub(crate) struct CustomOp {
     api: Api,
     operator: &'static Operator,
     dtype: DType,
+    settings: Settings,
     name: CString,
     /// Why the operator has no CUDA kernel: said where it runs on the CPU beside a CUDA provider.
     without_cuda: Option<String>,
@@ -50,6 +58,7 @@ impl CustomOp {
         api: Api,
         operator: &'static Operator,
         dtype: DType,
+        settings: Settings,
         without_cuda: Option<String>,
     ) -> CustomOp {
         // SAFETY: a number and optional function pointers, for which zeros are the values 0 and None.
@@ -77,7 +86,8 @@ impl CustomOp {
             // Null: the callbacks without a status, which V2 replaces, the last version, and what later API versions added.
             ..empty
         };
-        CustomOp { table, api, operator, dtype, name: CString::new(operator.name).unwrap_or_default(), without_cuda }
+        let name = CString::new(operator.name).unwrap_or_default();
+        CustomOp { table, api, operator, dtype, settings, name, without_cuda }
     }
 
     /// The table, for the host; valid as long as self.
@@ -188,7 +198,7 @@ unsafe extern "system" fn create_kernel<K: NodeKernel>(
     guard(op.api, || {
         // SAFETY: the host's node, alive during this call.
         let info = unsafe { KernelInfo::new(op.api, info) };
-        let made = K::new(op.api, op.operator, op.dtype, &info)?;
+        let made = K::new(op.api, op.operator, op.dtype, op.settings, &info)?;
         if let Some(reason) = &op.without_cuda {
             notice::runs_on_cpu(&info, reason);
         }

@@ -1,4 +1,4 @@
-//! The operators of the process, as the host sees them: one domain a host.
+//! The operators of the process, as the host sees them: one domain for each host and each choice of settings.
 //!
 //! Sessions keep pointers to a domain and to its operators, and onnxruntime may unload a library with the last session
 //! that loaded it. Domains and operators are therefore made once, never freed, and shared by all sessions, and the linker
@@ -10,6 +10,7 @@ use crate::cuda;
 use crate::failure::Failure;
 use crate::kernel::Kernel;
 use crate::op::CustomOp;
+use crate::settings::Settings;
 use moh_kernels::schema::DOMAIN;
 use moh_kernels::{DType, OPERATORS};
 use ort_sys::{OrtApiBase, OrtCustomOpDomain, OrtSessionOptions};
@@ -19,6 +20,7 @@ use std::sync::{Mutex, PoisonError};
 
 struct Domain {
     api: Api,
+    settings: Settings,
     raw: NonNull<OrtCustomOpDomain>,
 }
 
@@ -33,15 +35,16 @@ static DOMAINS: Mutex<Vec<Domain>> = Mutex::new(Vec::new());
 /// # Safety
 /// `options` are live options of the host.
 pub(crate) unsafe fn register(api: Api, base: &OrtApiBase, options: NonNull<OrtSessionOptions>) -> Result<(), Failure> {
-    let domain = domain(api, base)?;
+    // SAFETY: the options are alive, as promised.
+    let domain = domain(api, base, unsafe { Settings::read(api, options)? })?;
     // SAFETY: the options are alive, as promised; the domain is never freed.
     Ok(unsafe { call!(api, AddCustomOpDomain(options.as_ptr(), domain.as_ptr())) }?)
 }
 
-/// The host's domain, made at its first use.
-fn domain(api: Api, base: &OrtApiBase) -> Result<NonNull<OrtCustomOpDomain>, Failure> {
+/// The host's domain for these settings, made at its first use.
+fn domain(api: Api, base: &OrtApiBase, settings: Settings) -> Result<NonNull<OrtCustomOpDomain>, Failure> {
     let mut domains = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(domain) = domains.iter().find(|domain| domain.api == api) {
+    if let Some(domain) = domains.iter().find(|domain| domain.api == api && domain.settings == settings) {
         return Ok(domain.raw);
     }
     let name = CString::new(DOMAIN).unwrap_or_default();
@@ -51,8 +54,8 @@ fn domain(api: Api, base: &OrtApiBase) -> Result<NonNull<OrtCustomOpDomain>, Fai
     let raw = made(raw, "operator domain")?;
     let cuda = cuda::host(base);
     for (operator, dtype) in OPERATORS.iter().flat_map(|operator| DType::ALL.map(|dtype| (*operator, dtype))) {
-        let on_cuda = cuda.clone().and_then(|api| cuda::custom_op(api, operator, dtype));
-        let on_cpu = CustomOp::new::<Kernel>(api, operator, dtype, on_cuda.as_ref().err().cloned());
+        let on_cuda = cuda.clone().and_then(|api| cuda::custom_op(api, operator, dtype, settings));
+        let on_cpu = CustomOp::new::<Kernel>(api, operator, dtype, settings, on_cuda.as_ref().err().cloned());
         for op in [Some(on_cpu), on_cuda.ok()].into_iter().flatten() {
             let op: &'static CustomOp = Box::leak(Box::new(op));
             // SAFETY: domain and operator are alive for good.
@@ -60,7 +63,9 @@ fn domain(api: Api, base: &OrtApiBase) -> Result<NonNull<OrtCustomOpDomain>, Fai
         }
     }
     // Without it all works but for the first sessions made at once, which is no reason to refuse this one.
-    let _ = announce(api, raw);
-    domains.push(Domain { api, raw });
+    if !domains.iter().any(|domain| domain.api == api) {
+        let _ = announce(api, raw);
+    }
+    domains.push(Domain { api, settings, raw });
     Ok(raw)
 }

@@ -10,10 +10,10 @@ use crate::host::SessionHost;
 use crate::threads::SessionThreads;
 use crate::{API_VERSION, RegisterCustomOps};
 use half::{bf16, f16};
-use moh_kernels::schema::{DOMAIN, ElementType, Value};
+use moh_kernels::schema::{DOMAIN, ElementType, ROUTED_PROJECTION, Value};
 use moh_kernels::{Attributes, DType, Data, Host, OPERATORS, Operator, Scratch};
 use ort_sys::*;
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{CStr, CString, c_char, c_void};
 use std::ptr;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -41,7 +41,12 @@ pub(crate) fn api() -> Api {
 }
 
 fn register(base: &OrtApiBase) -> (Options, Option<(OrtErrorCode, String)>) {
-    let mut options = Options::new();
+    register_with(base, &[])
+}
+
+fn register_with(base: &OrtApiBase, entries: &[(&str, &str)]) -> (Options, Option<(OrtErrorCode, String)>) {
+    let entries = entries.iter().map(|(key, value)| (CString::new(*key).unwrap(), CString::new(*value).unwrap()));
+    let mut options = Options { entries: entries.collect(), ..Options::default() };
     let status = unsafe { RegisterCustomOps((&raw mut options).cast(), base) };
     (options, outcome(status))
 }
@@ -55,13 +60,22 @@ fn table(operator: &Operator, dtype: DType) -> &'static OrtCustomOp {
 pub(crate) fn table_on(provider: Option<&CStr>, operator: &Operator, dtype: DType) -> Option<&'static OrtCustomOp> {
     let (options, status) = register(&HOST);
     assert_eq!(status, None);
+    table_of(&options, provider, operator, dtype)
+}
+
+fn table_of(
+    options: &Options,
+    provider: Option<&CStr>,
+    operator: &Operator,
+    dtype: DType,
+) -> Option<&'static OrtCustomOp> {
     let of = |op: &&&OrtCustomOp| unsafe {
         let name = CStr::from_ptr(op.GetName.unwrap()(**op)).to_str().unwrap();
         let on = op.GetExecutionProviderType.unwrap()(**op);
         let on = if on.is_null() { None } else { Some(CStr::from_ptr(on)) };
         on == provider && name == operator.name && op.GetOutputType.unwrap()(**op, 0) == crate::op::onnx_type(dtype)
     };
-    let ops: Vec<&OrtCustomOp> = unsafe { &*options[0] }.ops.iter().map(|&op| unsafe { &*op }).collect();
+    let ops: Vec<&OrtCustomOp> = unsafe { &*options.domains[0] }.ops.iter().map(|&op| unsafe { &*op }).collect();
     ops.iter().find(of).copied()
 }
 
@@ -69,7 +83,7 @@ pub(crate) fn table_on(provider: Option<&CStr>, operator: &Operator, dtype: DTyp
 fn every_operator_is_registered_for_every_type() {
     let (options, status) = register(&HOST);
     assert_eq!(status, None);
-    let [domain] = options[..] else { panic!("{} domains", options.len()) };
+    let [domain] = options.domains[..] else { panic!("{} domains", options.domains.len()) };
     let domain = unsafe { &*domain };
     assert_eq!(domain.name.to_str().unwrap(), DOMAIN);
     let cuda =
@@ -97,7 +111,8 @@ fn every_operator_is_registered_for_every_type() {
 #[test]
 fn sessions_of_a_host_share_a_domain() {
     let other = OrtApiBase { GetApi: other_host, GetVersionString: version };
-    let (first, second, third) = (register(&HOST).0, register(&HOST).0, register(&other).0);
+    let domains = |base| register(base).0.domains;
+    let (first, second, third) = (domains(&HOST), domains(&HOST), domains(&other));
     assert_eq!(first, second);
     assert_ne!(first, third);
     for domain in [first[0], third[0]] {
@@ -107,9 +122,61 @@ fn sessions_of_a_host_share_a_domain() {
 }
 
 #[test]
+fn an_entry_that_is_no_switch_is_an_error() {
+    let (options, status) = register_with(&HOST, &[("ai.moh.pack_weights", "yes")]);
+    assert!(options.domains.is_empty());
+    let (_, message) = status.unwrap();
+    assert_eq!(message, "session config entry ai.moh.pack_weights: expected 0 or 1, found \"yes\"");
+    assert_eq!(live(), 0);
+}
+
+/// RoutedProjection with a constant weight: 3 tokens of width 5, 2 heads of width 3.
+#[test]
+fn constant_weights_are_packed_on_request() {
+    let attributes = vec![("num_heads", Value::Int(2)), ("weight_layout", Value::Int(0))];
+    let shapes = [vec![1, 3, 5], vec![6, 5], vec![1, 3, 2]];
+    let number = |i: usize, j: usize| ((i * 31 + j * 7) % 11) as f32 / 8.0 - 0.5;
+    let numbers = shapes.iter().enumerate().map(|(i, s)| (0..s.iter().product()).map(|j| number(i, j)).collect());
+    let numbers: Vec<Vec<f32>> = numbers.collect();
+    let tensor = |i: usize| Tensor::new(&shapes[i], Data::F32(&numbers[i]), 2 * i);
+    let weight = tensor(1);
+    let node = Node {
+        attributes: attributes.clone(),
+        inputs: shapes.iter().map(|shape| Some(Info::sized(DType::F32, shape))).collect(),
+        output: None,
+        constants: vec![(1, &raw const weight)],
+    };
+    let expected = {
+        let get = |name| attributes.iter().find(|(n, _)| *n == name).map(|(_, value)| *value);
+        let attributes = Attributes::read(&ROUTED_PROJECTION, |def| get(def.name)).unwrap();
+        let tensors = shapes.iter().zip(&numbers);
+        let tensors: Vec<_> =
+            tensors.map(|(shape, data)| Some(moh_kernels::Tensor { shape, data: Data::F32(data) })).collect();
+        (ROUTED_PROJECTION.reference)(&attributes, &tensors)
+    };
+    for (entry, packs) in [(None, false), (Some("0"), false), (Some("1"), true)] {
+        let entries: Vec<_> = entry.map(|value| ("ai.moh.pack_weights", value)).into_iter().collect();
+        let (options, status) = register_with(&HOST, &entries);
+        assert_eq!(status, None);
+        let table = table_of(&options, None, &ROUTED_PROJECTION, DType::F32).unwrap();
+        let before = live();
+        drop(Made::of(table, &node).unwrap());
+        assert_eq!(live(), before);
+        let kernel = Made::of(table, &node).unwrap();
+        // What a call brings in a constant's place shows whether the weight was kept.
+        let mut call = Call::new(DType::F32, vec![Some(tensor(0)), None, Some(tensor(2))]);
+        call.inputs[1] = Some(Tensor::new(&shapes[1], Data::F32(&[0.0; 30]), 0));
+        let found = kernel.run(&mut call).unwrap();
+        let matches = found.iter().zip(&expected).all(|(found, expected)| (found - expected).abs() < 1e-6);
+        assert_eq!(matches, packs, "{entry:?}: {found:?}");
+        assert!(packs || found.iter().all(|&x| x == 0.0), "{entry:?}: {found:?}");
+    }
+}
+
+#[test]
 fn an_old_host_gets_an_error() {
     let (options, status) = register(&OrtApiBase { GetApi: old_host, GetVersionString: version });
-    assert!(options.is_empty());
+    assert!(options.domains.is_empty());
     let (_, message) = status.unwrap();
     assert!(message.contains("1.17 or newer") && message.contains("1.16.3"), "{message}");
     assert_eq!(live(), 0);
@@ -154,6 +221,7 @@ impl Example {
             attributes: self.attributes.clone(),
             inputs: self.shapes.iter().enumerate().map(info).collect(),
             output: None,
+            constants: Vec::new(),
         }
     }
 

@@ -5,6 +5,7 @@ use crate::context::{KernelContext, KernelInfo, TensorPtr};
 use crate::failure::Failure;
 use crate::kernel::{check_input, read_node};
 use crate::op::NodeKernel;
+use crate::settings::Settings;
 use moh_kernels::cuda::{self, DeviceTensor, Driver, RawPtr, RawStream, Stream, Workspace};
 use moh_kernels::{Attributes, DType, Error, Operator};
 use std::cell::RefCell;
@@ -23,7 +24,13 @@ pub(crate) struct CudaKernel {
 impl NodeKernel for CudaKernel {
     const PROVIDER: Option<&'static CStr> = Some(c"CUDAExecutionProvider");
 
-    fn new(api: Api, operator: &'static Operator, dtype: DType, info: &KernelInfo<'_>) -> Result<CudaKernel, Failure> {
+    fn new(
+        api: Api,
+        operator: &'static Operator,
+        dtype: DType,
+        _: Settings,
+        info: &KernelInfo<'_>,
+    ) -> Result<CudaKernel, Failure> {
         Ok(CudaKernel { api, attributes: read_node(operator, info)?, dtype, allocator: info.allocator()? })
     }
 
