@@ -2,11 +2,13 @@
 # Shows what the CUDA kernels take: registers, shared memory, spills, and the instructions that matter.
 #
 # usage: ci/cuda-report.sh                    a table of all kernels (Markdown), from the last build with feature cuda
+#        ci/cuda-report.sh --write            the same as docs/cuda-resources.md, after a run of the kernels on the emulator
+#        ci/cuda-report.sh --drift            whether that file's registers and spills are those of the last build
 #        ci/cuda-report.sh --check LIBRARY    whether a library links no CUDA library; its size and that of the kernels in it
 #
-# Registers, stack and spills are ptxas' words; bytes of shared memory are static ones, kernels ask for more when they are launched.
-# Instructions are counted in the disassembly: HGMMA is wgmma, HMMA mma.sync, UTMALDG a TMA load, LDGSTS cp.async, LDL and STL local
-# memory. Needs ci/cuda-toolchain.sh's tools.
+# Registers and spills are ptxas' words. Threads and bytes of shared memory are the most that any launch asked for, from
+# target/cuda-emulator/launches.tsv, which the emulator writes as MOH_EMULATOR_LOG. Instructions are counted in the disassembly: HGMMA is
+# wgmma, HMMA mma.sync, UTMALDG a TMA load, LDGSTS cp.async, LDL and STL local memory. Needs ci/cuda-toolchain.sh's tools, and python3.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -20,37 +22,66 @@ if [ -z "$resources" ]; then
     exit 1
 fi
 images=$(dirname "$resources")
+document=docs/cuda-resources.md
+launches=$PWD/target/cuda-emulator/launches.tsv
 
-if [ "${1:-}" = --check ]; then
-    library=${2:?usage: ci/cuda-report.sh --check LIBRARY}
-    if ldd "$library" | grep -iE 'libcuda|libcublas|libnv'; then
-        echo "cuda-report: $library links a CUDA library" >&2
+check() {
+    if ldd "$1" | grep -iE 'libcuda|libcublas|libnv'; then
+        echo "cuda-report: $1 links a CUDA library" >&2
         exit 1
     fi
-    if nm -D --undefined-only "$library" | grep -E ' cu[A-Z]'; then
-        echo "cuda-report: $library needs a function of CUDA" >&2
+    if nm -D --undefined-only "$1" | grep -E ' cu[A-Z]'; then
+        echo "cuda-report: $1 needs a function of CUDA" >&2
         exit 1
     fi
     kernels=$(cat "$images"/*.fatbin | wc -c)
-    echo "$library: $(stat -Lc %s "$library") bytes, of which $kernels are CUDA kernels; links no CUDA library"
-    exit
-fi
+    echo "$1: $(stat -Lc %s "$1") bytes, of which $kernels are CUDA kernels; links no CUDA library"
+}
 
-tools=$(dirname "$(ci/cuda-toolchain.sh)")
-counts=$(mktemp)
-trap 'rm -f "$counts"' EXIT
-for image in "$images"/*.fatbin; do
-    # The modules of the last build: images of files that are gone stay behind.
-    grep -q "^$(basename "$image" .fatbin)	" "$resources" || continue
-    PATH=$tools:$PATH "$tools/cuobjdump" --dump-sass "$image"
-done | awk '
-    function flush() { if (kernel != "") print kernel "\t" target "\t" hg "\t" hm "\t" tma "\t" ldgsts "\t" local_memory }
-    /arch = sm_/ { flush(); kernel = ""; target = $NF }
-    /Function : / { flush(); kernel = $NF; hg = hm = tma = ldgsts = local_memory = 0 }
-    / HGMMA/ { hg++ } / HMMA/ { hm++ } / UTMALDG/ { tma++ } / LDGSTS/ { ldgsts++ } / (LDL|STL)/ { local_memory++ }
-    END { flush() }' >"$counts"
-printf '| module | kernel | target | registers | shared | stack | spilled | HGMMA | HMMA | UTMALDG | LDGSTS | LDL, STL |\n'
-printf '|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|\n'
-awk -F '\t' -v OFS=' | ' '
-    FNR == NR { rest[$1, $2] = $3 " | " $4 " | " $5 " | " $6 " | " $7; next }
-    FNR > 1 { print "| " $1, $2, $3, $4, $5, $6, ($7 > $8 ? $7 : $8), rest[$2, $3] " |" }' "$counts" "$resources"
+table() {
+    tools=$(dirname "$(ci/cuda-toolchain.sh)")
+    counts=$(mktemp)
+    trap 'rm -f "$counts"' EXIT
+    for image in "$images"/*.fatbin; do
+        # The modules of the last build: images of files that are gone stay behind.
+        grep -q "^$(basename "$image" .fatbin)	" "$resources" || continue
+        PATH=$tools:$PATH "$tools/cuobjdump" --dump-sass "$image"
+    done | awk '
+        function flush() { if (kernel != "") print kernel "\t" target "\t" hg "\t" hm "\t" tma "\t" ldgsts "\t" local_memory }
+        /arch = sm_/ { flush(); kernel = ""; target = $NF }
+        /Function : / { flush(); kernel = $NF; hg = hm = tma = ldgsts = local_memory = 0 }
+        / HGMMA/ { hg++ } / HMMA/ { hm++ } / UTMALDG/ { tma++ } / LDGSTS/ { ldgsts++ } / (LDL|STL)/ { local_memory++ }
+        END { flush() }' >"$counts"
+    if [ -f "$launches" ]; then set -- "$launches"; else set --; fi
+    python3 ci/cuda_resources.py table "$resources" "$counts" "$@"
+}
+
+write() {
+    MOH_CUDA_DRIVER=$(ci/cuda-emulator.sh)
+    export MOH_CUDA_DRIVER MOH_EMULATOR_LOG=$launches
+    rm -f "$launches"
+    cargo test --release --locked --quiet -p moh-kernels --features cuda --test 'cuda*'
+    sort -u "$launches" -o "$launches"
+    cat >"$document" <<'TEXT'
+# What the CUDA kernels take
+
+Written by `ci/cuda-report.sh --write`, with nvcc 13.0.88; `ci/cuda-report.sh --drift` compares. Nothing here is measured on a GPU.
+
+Registers of a thread, and bytes of them that are spilled, as ptxas counts them; bytes of shared memory, the most that a test's launch
+asked for; instructions in the kernel's text: `HGMMA` is wgmma, `HMMA` mma.sync, `UTMALDG` a TMA load, `LDGSTS` cp.async, `LDL, STL`
+local memory. Where targets differ: sm_80 / sm_90. The kernels of `*_sm90.cu` are for sm_90a alone, where 168 registers are what a
+thread starts with; producers then give up what consumers take. A `bf16` kernel that differs from its `f16` one in nothing is left out.
+TEXT
+    table >>"$document"
+}
+
+case ${1:-} in
+'') table ;;
+--write) write ;;
+--drift) python3 ci/cuda_resources.py drift "$resources" "$document" ;;
+--check) check "${2:?usage: ci/cuda-report.sh --check LIBRARY}" ;;
+*)
+    sed -n '2,/^set/s/^# \{0,1\}//p' "$0" | sed '$d' >&2
+    exit 2
+    ;;
+esac

@@ -8,6 +8,19 @@
 #include "combine_dense.cuh"
 #include "combine_routed.cuh"
 
+namespace {
+
+// The parts' sums, one after the other; a thread an element.
+template <class T> MOH_DEVICE void sum_parts(const LinearParams& p) {
+    const int64_t elements = int64_t(p.tokens) * p.columns, i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i >= elements) return;
+    float sum = 0.0f;
+    for (int part = 0; part < p.parts; part++) sum += p.partial[part * elements + i];
+    static_cast<T*>(p.output)[i / p.columns * p.output_row + i % p.columns] = from_float<T>(sum);
+}
+
+} // namespace
+
 // moh_combine_{dense,routed}_<type>_<layout>_<tokens>, with _any where addresses or widths are not multiples of 16 bytes. Up to 32
 // tokens wait for the weights alone: the dense kernel reads those of the heads in use once, in narrow tiles with many copies under way.
 #define MOH_DENSE(variant, type, layout, rows, columns, stages, aligned)                                               \
@@ -36,3 +49,6 @@ MOH_COMBINE_LARGE(bf16, 0)
 MOH_COMBINE_LARGE(bf16, 1)
 MOH_COMBINE(float, 0)
 MOH_COMBINE(float, 1)
+MOH_KERNEL(moh_combine_sum_f16, LinearParams, 256, 4) { sum_parts<f16>(p); }
+MOH_KERNEL(moh_combine_sum_bf16, LinearParams, 256, 4) { sum_parts<bf16>(p); }
+MOH_KERNEL(moh_combine_sum_float, LinearParams, 256, 4) { sum_parts<float>(p); }

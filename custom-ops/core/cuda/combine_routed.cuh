@@ -1,4 +1,7 @@
 // The routed way of a combination: head by head, the rows that are on.
+//
+// Where tiles are few, each is computed by several blocks, which take a part of every head's inner length; another kernel adds the
+// parts' sums.
 #pragma once
 
 #include "combine.cuh"
@@ -16,17 +19,20 @@ template <class T, int layout, int tokens, int stages, bool aligned> struct Rout
 
     // What the heads multiply, one after the other: 128 rows and a part of the inner length at a time.
     struct Step {
+        const int begin, end; // of the inner length
         int head, row, k;
+        MOH_DEVICE explicit Step(const LinearParams& p)
+            : begin(int(blockIdx.z) * p.part_depth), end(min(p.depth, begin + p.part_depth)) {}
         MOH_DEVICE void start(const int* counts, int listed) { head = -1, next_head(counts, listed); }
         MOH_DEVICE void next_head(const int* counts, int listed) {
-            row = k = 0;
+            row = 0, k = begin;
             do head++;
             while (head < listed && counts[head] == 0);
         }
-        MOH_DEVICE void advance(const int* counts, int listed, int inner) {
+        MOH_DEVICE void advance(const int* counts, int listed) {
             k += depth;
-            if (k < inner) return;
-            k = 0;
+            if (k < end) return;
+            k = begin;
             row += rows;
             if (row >= counts[head]) next_head(counts, listed);
         }
@@ -57,8 +63,18 @@ template <class T, int layout, int tokens, int stages, bool aligned> struct Rout
         constexpr int width = aligned ? elements : 1, chunks = columns / width;
         for (int i = thread; i < count * chunks; i += threads) {
             int row = i / chunks, n = i % chunks * width;
-            store<T, aligned>(p, first + row, column + n, sums + row * pitch + n);
+            if (p.partial)
+                store_part<width>(p, first + row, column + n, sums + row * pitch + n);
+            else
+                store<T, aligned>(p, first + row, column + n, sums + row * pitch + n);
         }
+    }
+
+    template <int width> static MOH_DEVICE void store_part(const LinearParams& p, int token, int column, const float* sums) {
+        if (column >= p.columns) return;
+        float* at = p.partial + (int64_t(blockIdx.z) * p.tokens + token) * p.columns + column;
+#pragma unroll
+        for (int e = 0; e < width; e++) at[e] = sums[e];
     }
 
     // A head's rows, ascending, by a warp.
@@ -109,13 +125,13 @@ template <class T, int layout, int tokens, int stages, bool aligned> struct Rout
         const int warp = int(threadIdx.x / 32), warp_row = warp % 2, warp_column = warp / 2 * 32;
         const Lane lane;
         float products[4][4][4] = {};
-        Step writing, reading;
+        Step writing(p), reading(p);
         writing.start(counts, listed);
         reading.start(counts, listed);
         auto copy_next = [&](int stage) {
             if (writing.head < listed) {
                 copy(p, writing, first, column, first_head, memory + stage * stage_bytes, counts, lists);
-                writing.advance(counts, listed, p.depth);
+                writing.advance(counts, listed);
             }
             cp_async_commit();
         };
@@ -129,10 +145,10 @@ template <class T, int layout, int tokens, int stages, bool aligned> struct Rout
             const int blocks = __shfl_sync(0xffffffffu, ((count + 15) / 16 + 1 - warp_row) / 2, 0);
             unsigned char* a = memory + stage * stage_bytes;
             Multiply<T, layout, a_chunks, b_chunks, 4, 4>::run(products, a, 16 * warp_row, 32, a + a_bytes, warp_column, blocks);
-            if (reading.k + depth >= p.depth)
+            if (reading.k + depth >= reading.end)
                 add(p, first, column + warp_column, first_head + reading.head, lists + reading.head * tokens + reading.row, count,
                     16 * warp_row + lane.group, products, sums + warp_column + 2 * lane.pair, 2 * lane.pair);
-            reading.advance(counts, listed, p.depth);
+            reading.advance(counts, listed);
         }
         cp_async_wait<0>();
     }
@@ -141,7 +157,8 @@ template <class T, int layout, int tokens, int stages, bool aligned> struct Rout
     // sums of a token.
     static MOH_DEVICE void add(const LinearParams& p, int first, int column, int head, const uint8_t* list, int count, int row,
                                float (&products)[4][4][4], float* sums, int pair) {
-        const T* bias = static_cast<const T*>(p.bias) + (p.bias ? head * p.bias_head : 0);
+        const bool biased = p.scale_by_gates && p.bias && blockIdx.z == 0;
+        const T* bias = static_cast<const T*>(p.bias) + (biased ? head * p.bias_head : 0);
 #pragma unroll
         for (int i = 0; i < 4; i++)
 #pragma unroll
@@ -153,7 +170,7 @@ template <class T, int layout, int tokens, int stages, bool aligned> struct Rout
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
                     float x = products[i][j][2 * half], y = products[i][j][2 * half + 1];
-                    if (p.scale_by_gates && p.bias) {
+                    if (biased) {
                         int n = column + 8 * j + pair;
                         if (n < p.columns) x += to_float(bias[n]);
                         if (n + 1 < p.columns) y += to_float(bias[n + 1]);

@@ -98,6 +98,7 @@ struct LinearParams {
     void* output;           // element n of the block of head h of token t: t * output_row + h * output_head + n
     const int32_t* counts;  // projection: the plan of one batch entry of all tokens
     const int32_t* entries;
+    float* partial;         // combine, only = 1: [parts][tokens][columns] sums over a part of the inner length; or null
     int64_t x_row, weight_row, output_row;
     int64_t x_head, weight_head, output_head, bias_head;
     int32_t tokens, heads;
@@ -109,6 +110,8 @@ struct LinearParams {
     int32_t write_zeros;    // projection: to the blocks of the heads that are off
     int32_t scale_by_gates; // combine, only = 1: heads are multiplied by their gates, and the bias is one a head
     int32_t routed_cost;    // combine: of a product in the routed way, in percent of one in the dense way
+    int32_t part_depth;     // combine, only = 1: input elements of a head in a part, a multiple of 64; depth where there is one part
+    int32_t parts;
 };
 
 // linear_sm90.cu and combine_sm90.cu.

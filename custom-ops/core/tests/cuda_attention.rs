@@ -263,3 +263,31 @@ fn random_calls() {
         }
     });
 }
+
+/// A value that is NaN reaches every row that sees it, and no other sequence or KV head. Rows of its own tile that do not see it may
+/// become NaN too, see docs/cuda-attention.md.
+#[test]
+fn a_nan_in_a_value_stays_with_its_keys() {
+    on_device(|device| {
+        for dtype in DType::ALL {
+            for q_len in [1, 100] {
+                let case =
+                    Case { batch: 2, q_len, kv_len: 100, kv_num_heads: 2, is_causal: true, dtype, ..Case::default() };
+                let case = Case { head_dim: 64, value_dim: 64, gates: Gates::Random(0.6), seed: 8, ..case };
+                let mut call = case.call();
+                let at = case.kv_index(0, 60, 1, case.value_dim) + 5;
+                call.value[at] = f32::NAN;
+                let expected = call.expected();
+                let found = call.with_inputs(|inputs| device.run(&case.attributes(), inputs)).unwrap();
+                let (heads, width) = (case.num_heads(), case.value_dim);
+                for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                    let (batch, head) = (i / width / heads / q_len, i / width % heads);
+                    let own =
+                        batch == 0 && head / case.group_size == 1 && i % width == 5 && call.gates[i / width] != 0.0;
+                    assert!(!expected.is_nan() || found.is_nan(), "{case:?}: element {i} sees the NaN, found {found}");
+                    assert!(own || !found.is_nan(), "{case:?}: element {i} is NaN");
+                }
+            }
+        }
+    });
+}

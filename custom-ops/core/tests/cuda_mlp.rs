@@ -91,6 +91,20 @@ fn large_tiles() {
     });
 }
 
+/// Few tokens and a long inner length, which several blocks share.
+#[test]
+fn few_tokens() {
+    on_device(|device| {
+        for dtype in DType::ALL {
+            for (q_len, hidden, out_width, bias) in [(1, 520, 136, true), (5, 1000, 24, false), (40, 513, 33, true)] {
+                let case = Case { q_len, hidden, out_width, bias, dtype, experts: 4, seed: 6, ..CASE };
+                Case { gates: Gates::TopK(2), ..case }.check(device);
+                Case { gates: Gates::Off, ..case }.check(device);
+            }
+        }
+    });
+}
+
 #[test]
 fn shares_of_experts() {
     on_device(|device| {

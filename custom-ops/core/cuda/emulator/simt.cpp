@@ -361,6 +361,12 @@ void launch(const Kernel& kernel, Index grid, unsigned threads, size_t shared_by
     machine.reversed = kernel.launches++ % 2 == 1;
     if (threads == 0 || threads > kernel.max_threads) fail("%u threads, at most %u", threads, kernel.max_threads);
     if (shared_bytes > shared_limit) fail("%zu bytes of shared memory", shared_bytes);
+    if (const char* log = getenv("MOH_EMULATOR_LOG")) {
+        FILE* file = fopen(log, "a");
+        if (!file) fail("MOH_EMULATOR_LOG: cannot write %s", log);
+        fprintf(file, "%s\t%u\t%zu\n", kernel.name, threads, shared_bytes);
+        fclose(file);
+    }
     std::vector<unsigned char> copy(static_cast<const unsigned char*>(params),
                                     static_cast<const unsigned char*>(params) + kernel.params_size);
     // A parameter struct may hold 64-byte-aligned descriptors.

@@ -86,6 +86,7 @@ pub struct LinearParams {
     pub output: RawPtr,
     pub counts: RawPtr,
     pub entries: RawPtr,
+    pub partial: RawPtr,
     pub x_row: i64,
     pub weight_row: i64,
     pub output_row: i64,
@@ -103,6 +104,8 @@ pub struct LinearParams {
     pub write_zeros: i32,
     pub scale_by_gates: i32,
     pub routed_cost: i32,
+    pub part_depth: i32,
+    pub parts: i32,
 }
 // SAFETY: as above.
 unsafe impl Params for LinearParams {}

@@ -52,7 +52,7 @@ pub(super) unsafe fn combine(call: &Call<'_>) -> Result<(), Error> {
             ..params(call, &p)?
         };
         int(p.num_heads * p.block)?;
-        combination(&Product { params, dtype: call.dtype, per_head: p.per_head }, call.stream)
+        combination(&Product { params, dtype: call.dtype, per_head: p.per_head }, call.stream, call.workspace)
     }
 }
 
@@ -101,13 +101,16 @@ impl Product {
 
     /// A kernel's name: `moh_<operation>_<type>_<layout>_<variant>`.
     fn name(&self, operation: &str, variant: &str) -> CString {
-        let dtype = match self.dtype {
+        let (dtype, layout) = (self.type_name(), u8::from(self.per_head));
+        CString::new(format!("moh_{operation}_{dtype}_{layout}_{variant}")).unwrap_or_default()
+    }
+
+    fn type_name(&self) -> &'static str {
+        match self.dtype {
             DType::F32 => "float",
             DType::F16 => "f16",
             DType::BF16 => "bf16",
-        };
-        let layout = u8::from(self.per_head);
-        CString::new(format!("moh_{operation}_{dtype}_{layout}_{variant}")).unwrap_or_default()
+        }
     }
 }
 
@@ -216,7 +219,11 @@ unsafe fn launch_projection(
 ///
 /// # Safety
 /// The parameters describe device memory that stays as it is until the kernels have run.
-pub(super) unsafe fn combination(product: &Product, stream: &Stream<'_>) -> Result<(), Error> {
+pub(super) unsafe fn combination(
+    product: &Product,
+    stream: &Stream<'_>,
+    workspace: &dyn Workspace,
+) -> Result<(), Error> {
     let p = &product.params;
     let (tokens, columns) = (p.tokens as usize, p.columns as usize);
     let properties = stream.properties();
@@ -244,14 +251,28 @@ pub(super) unsafe fn combination(product: &Product, stream: &Stream<'_>) -> Resu
         () if half && tokens > 64 && fits(128) => (128, "128"),
         () => (64, "64"),
     };
+    let tiles = columns.div_ceil(ROUTED_COLUMNS) * tokens.div_ceil(rows);
+    let (part_depth, parts) = match p.only {
+        1 => parts(p.depth as usize, tiles, properties.multiprocessors as usize),
+        _ => (p.depth as usize, 1),
+    };
+    let partial = if parts > 1 { workspace.allocate(parts * tokens * columns * 4)? } else { 0 };
+    let params = LinearParams { partial, part_depth: part_depth as i32, parts: parts as i32, ..params };
     let launch = |operation: &str, width: usize, threads: usize, shared: usize| {
         let name = product.name(operation, variant);
         let kernel = Kernel { module: modules::COMBINE, name: &name };
-        let grid = [columns.div_ceil(width) as u32, tokens.div_ceil(rows) as u32, 1];
+        let grid = [columns.div_ceil(width) as u32, tokens.div_ceil(rows) as u32, parts as u32];
         // SAFETY: as the caller promises.
         unsafe { stream.launch(kernel, grid, threads as u32, shared as u32, &params) }
     };
     launch("combine_routed", ROUTED_COLUMNS, 256, routed_bytes(rows))?;
+    if parts > 1 {
+        let name = CString::new(format!("moh_combine_sum_{}", product.type_name())).unwrap_or_default();
+        let kernel = Kernel { module: modules::COMBINE, name: &name };
+        let blocks = int((tokens * columns).div_ceil(SUM_THREADS))? as u32;
+        // SAFETY: as the caller promises; the parts are the workspace's.
+        unsafe { stream.launch(kernel, [blocks, 1, 1], SUM_THREADS as u32, 0, &params)? };
+    }
     if p.only == 1 {
         return Ok(());
     }
@@ -264,8 +285,22 @@ pub(super) unsafe fn combination(product: &Product, stream: &Stream<'_>) -> Resu
 }
 
 const ROUTED_COLUMNS: usize = 128;
+const SUM_THREADS: usize = 256;
+/// A part of the inner length takes at least so much of it: adding parts costs about as much as 64.
+const PART_DEPTH: usize = 256;
 /// What a product in the routed way costs, in percent of one in the dense way.
 const ROUTED_COST: i32 = 125;
+
+/// How a head's inner length is shared where there are fewer tiles than multiprocessors: the length of a part, a multiple of the
+/// kernels' steps, and the number of parts.
+fn parts(depth: usize, tiles: usize, multiprocessors: usize) -> (usize, usize) {
+    let parts = (multiprocessors / tiles.max(1)).min(depth / PART_DEPTH);
+    if parts < 2 {
+        return (depth, 1);
+    }
+    let part = depth.div_ceil(parts).next_multiple_of(64);
+    (part, depth.div_ceil(part))
+}
 
 /// Shared memory of `combine_routed`: stages, sums, and the rows of 32 heads as bits, numbers and lists.
 fn routed_bytes(rows: usize) -> usize {
@@ -293,6 +328,7 @@ impl LinearParams {
         output: 0,
         counts: 0,
         entries: 0,
+        partial: 0,
         x_row: 0,
         weight_row: 0,
         output_row: 0,
@@ -310,5 +346,20 @@ impl LinearParams {
         write_zeros: 0,
         scale_by_gates: 0,
         routed_cost: ROUTED_COST,
+        part_depth: 0,
+        parts: 1,
     };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parts;
+
+    #[test]
+    fn few_tiles_are_shared() {
+        assert_eq!(parts(2048, 8, 132), (256, 8));
+        assert_eq!(parts(2048, 100, 132), (2048, 1));
+        assert_eq!(parts(200, 1, 132), (200, 1));
+        assert_eq!(parts(1000, 1, 4), (384, 3));
+    }
 }

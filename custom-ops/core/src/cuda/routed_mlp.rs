@@ -73,7 +73,7 @@ pub(super) unsafe fn launch(call: &Call<'_>) -> Result<(), Error> {
         // free for the next tokens once the second half has run.
         unsafe {
             projection(&product(first_half), call.stream, call.workspace)?;
-            combination(&product(second_half), call.stream)?;
+            combination(&product(second_half), call.stream, call.workspace)?;
         }
     }
     Ok(())
