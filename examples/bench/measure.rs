@@ -26,6 +26,8 @@ impl Settings {
 pub(crate) enum Way {
     /// onnxruntime with libmoh_ops.
     Library,
+    /// The same with weights packed once.
+    Packed,
     /// onnxruntime alone.
     Alone,
     /// tract.
@@ -41,8 +43,13 @@ pub(crate) struct Contender {
 impl Contender {
     pub(crate) fn new(path: &Path, way: Way, threads: usize, inputs: Vec<(String, Value)>) -> Result<Contender> {
         let runtime = if way == Way::Tract { RuntimeChoice::Tract } else { RuntimeChoice::Ort };
-        let options =
-            Options { runtime, threads: Some(threads), without_custom_ops: way == Way::Alone, ..Options::default() };
+        let options = Options {
+            runtime,
+            threads: Some(threads),
+            without_custom_ops: way == Way::Alone,
+            pack_weights: way == Way::Packed,
+            ..Options::default()
+        };
         let model = Model::load(path, &options)?;
         // A library that is not there would make every ratio 1.
         anyhow::ensure!(way == Way::Alone || model.notices().is_empty(), "{}", model.notices()[0]);

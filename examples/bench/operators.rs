@@ -297,7 +297,18 @@ fn decode(settings: &Settings, tables: &mut Vec<Json>) -> Result<()> {
 
 /// The query and the output projection of a layer, against two MatMuls.
 fn projections(settings: &Settings, tables: &mut Vec<Json>) -> Result<()> {
-    let columns = ["threads", "width", "tokens", "dense ms", "all heads ms", "75 % ms", "50 % ms", "ratios"];
+    let columns = [
+        "threads",
+        "width",
+        "tokens",
+        "dense ms",
+        "all heads ms",
+        "75 % ms",
+        "50 % ms",
+        "ratios",
+        "75 % packed once ms",
+        "ratios packed once",
+    ];
     let mut table = Table::new("RoutedProjection + RoutedCombine against two MatMuls, f32", &columns, tables);
     for &threads in &settings.threads {
         for (heads, dim, len) in [(32, 64, 256), (16, 72, 256), (16, 72, 4096), (12, 32, 196)] {
@@ -322,14 +333,20 @@ fn projections(settings: &Settings, tables: &mut Vec<Json>) -> Result<()> {
                 Ok(vec![random("q", &shape)?, gates(1, len, heads, (share * heads as f64).round() as usize)?])
             };
             let mut graphs = vec![(dense, Way::Alone, inputs(1.0)?)];
-            for share in SHARES {
-                graphs.push((ours(), Way::Library, inputs(share)?));
+            for way in [Way::Library, Way::Packed] {
+                for share in SHARES {
+                    graphs.push((ours(), way, inputs(share)?));
+                }
             }
             let times = times(graphs, threads, settings)?;
-            let ratios: Vec<String> = times[1..].iter().map(|t| format!("{:.2}", t.min / times[0].min)).collect();
-            let cells = times.iter().map(Times::cell);
-            let head = [threads.to_string(), width.to_string(), len.to_string()];
-            table.row(&head.into_iter().chain(cells).chain([ratios.join(" / ")]).collect::<Vec<_>>());
+            let dense_time = times[0].min;
+            let (packing, packed) = times[1..].split_at(SHARES.len());
+            let ratios = |times: &[Times]| {
+                times.iter().map(|t| format!("{:.2}", t.min / dense_time)).collect::<Vec<_>>().join(" / ")
+            };
+            let head = [threads.to_string(), width.to_string(), len.to_string(), times[0].cell()];
+            let cells = packing.iter().map(Times::cell).chain([ratios(packing), packed[1].cell(), ratios(packed)]);
+            table.row(&head.into_iter().chain(cells).collect::<Vec<_>>());
         }
     }
     Ok(())

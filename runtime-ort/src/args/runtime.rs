@@ -16,6 +16,9 @@ pub(crate) struct RuntimeArgs {
     /// Do not load the ai.moh kernels: onnxruntime runs the bodies that the model carries.
     #[arg(long, conflicts_with = "ops_library")]
     no_custom_ops: bool,
+    /// Pack the ai.moh operators' weights once, not at every run: faster, but onnxruntime holds these weights twice.
+    #[arg(long, conflicts_with = "no_custom_ops")]
+    pack_weights: bool,
     #[command(flatten)]
     library: LibraryArgs,
 }
@@ -76,6 +79,7 @@ impl RuntimeArgs {
             },
             threads: self.threads.map(NonZeroUsize::get),
             without_custom_ops: self.no_custom_ops,
+            pack_weights: self.pack_weights,
             ..self.library.options()
         }
     }

@@ -21,6 +21,9 @@ use std::path::{Path, PathBuf};
 
 pub(crate) const NAME: &str = "onnxruntime";
 
+/// The entry of libmoh_ops for [`Options::pack_weights`].
+const PACK_WEIGHTS: &str = "ai.moh.pack_weights";
+
 pub(crate) struct OrtModel {
     path: PathBuf,
     session: Session,
@@ -44,6 +47,10 @@ impl OrtModel {
         let on_cuda;
         (builder, on_cuda) = device::choose(builder, options.device, &mut notices).map_err(refused)?;
         if !options.without_custom_ops && header.opset(DOMAIN).is_some() {
+            if options.pack_weights {
+                // The library reads it when it is registered.
+                builder = builder.with_config_entry(PACK_WEIGHTS, "1").map_err(|e| refused(e.into()))?;
+            }
             builder = with_operators(builder, options.ops_library.as_deref(), &mut notices)?;
         }
         let session = builder.commit_from_file(path).map_err(refused)?;

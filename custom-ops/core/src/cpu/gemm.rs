@@ -161,7 +161,13 @@ impl<'h> Gemm<'h> {
         let n = panels.columns(&(panel..panel + 1));
         let mut ahead = Ahead::default();
         let (b, limit) = match source {
-            Source::Packed(data) => (data[panels.offset(panel, start)..][..(end - start) * width].as_ptr(), 0),
+            Source::Packed(data) => {
+                if let Some((panel, k)) = next {
+                    let packed = &data[panels.offset(panel, k.start)..][..k.len() * panels.width(panel)];
+                    ahead = Ahead::new(packed.as_ptr().cast(), 0, 1, size_of_val(packed));
+                }
+                (data[panels.offset(panel, start)..][..(end - start) * width].as_ptr(), 0)
+            }
             Source::Matrix(matrix) => {
                 let limit = MAX_STREAMED[usize::from(matches!(matrix, Matrix::Columns { .. }))];
                 if products.iter().any(|product| product.rows.len() > limit) {
