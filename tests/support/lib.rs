@@ -155,7 +155,7 @@ pub fn runtimes() -> Vec<(&'static str, Options)> {
     ways
 }
 
-/// Every way to run a checkpoint: candle, and its exports, routed and portable, in every runtime.
+/// Every way to run a checkpoint: candle, and its exports, routed (also with weights packed once) and portable, in every runtime.
 pub fn ways(folder: &Path, target: &Path, export_options: &Export) -> Vec<(String, Box<dyn Runner>)> {
     let routed = export(folder, &target.join("routed"), export_options);
     let portable_options = Export { attention: AttentionStyle::Portable, ..export_options.clone() };
@@ -164,7 +164,11 @@ pub fn ways(folder: &Path, target: &Path, export_options: &Export) -> Vec<(Strin
         vec![("candle".to_owned(), Box::new(Candle::load(folder, export_options.part)))];
     for (name, options) in runtimes() {
         ways.push((name.to_owned(), Box::new(moh_runtime::Model::load(&routed, &options).unwrap())));
-        if name != "onnxruntime + library" {
+        if name == "onnxruntime + library" {
+            let packed = moh_runtime::Options { pack_weights: true, ..options };
+            let model = moh_runtime::Model::load(&routed, &packed).unwrap();
+            ways.push((format!("{name}, weights packed"), Box::new(model)));
+        } else {
             let model = moh_runtime::Model::load(&portable, &options).unwrap();
             ways.push((format!("{name}, portable export"), Box::new(model)));
         }

@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::host::Host;
 use crate::schema::Attributes;
 use crate::shape::routed_linear::Problem;
-use crate::tensor::{Data, DataMut, Element, Tensor};
+use crate::tensor::{DType, Data, DataMut, Element, Tensor};
 use std::ops::Range;
 
 /// The input that can be packed.
@@ -186,7 +186,7 @@ impl Cut {
 struct Workspace<'h, T> {
     gemm: Gemm<'h>,
     sums: Memory<'h>,
-    /// Distance of the sums' rows.
+    /// Distance of the sums' rows; 0 where the sums are the output itself.
     pitch: usize,
     copies: Memory<'h>,
     rows: Vec<Row>,
@@ -194,14 +194,38 @@ struct Workspace<'h, T> {
 }
 
 impl<T: Element> Workspace<'_, T> {
-    /// Makes a row for each of the tokens.
-    fn load<I: Isa>(&mut self, call: &Call<'_, I, T>, tokens: Range<usize>) {
+    /// Makes a row for each of the item's tokens.
+    fn load<I: Isa>(&mut self, call: &Call<'_, I, T>, item: &Item) {
+        let (tokens, panels) = (&item.tokens, &call.weight.panels);
         let width = call.weight.panels.k;
         let input = |row: usize| call.x[(tokens.start + row) * width..].as_ptr();
         // SAFETY: x has `width` elements for every token; the copies are as many as a chunk has tokens.
         unsafe { gemm::load(call.isa, tokens.len(), width, input, &mut self.copies, &mut self.rows) };
-        for (row, sums) in self.rows.iter_mut().enumerate() {
-            sums.output = self.sums.at(row * self.pitch);
+        let (columns, start) =
+            (panels.all_columns(), panels.columns(&(item.panels.start..item.panels.start + 1)).start);
+        for (i, row) in self.rows.iter_mut().enumerate() {
+            row.output = match self.pitch {
+                // SAFETY: the output has all columns for every token; it holds floats, or the sums would not be there.
+                0 => unsafe { call.output.0.add((tokens.start + i) * columns + start).cast() },
+                pitch => self.sums.at(i * pitch),
+            };
+        }
+    }
+
+    /// Whether the rows' sums are the output itself.
+    fn in_place(&self) -> bool {
+        self.pitch == 0
+    }
+
+    /// Lets sums begin with the bias, or 0: `columns` columns of `rows`, from `column` on.
+    fn begin(&self, rows: impl Iterator<Item = usize>, column: usize, columns: usize, bias: Option<&[T]>) {
+        for row in rows {
+            // SAFETY: the caller has room for these columns in each row of sums, which are this worker's.
+            let sums = unsafe { std::slice::from_raw_parts_mut(self.rows[row].output.add(column), columns) };
+            match bias {
+                Some(bias) => sums.iter_mut().zip(bias).for_each(|(sum, bias)| *sum = bias.to_f32()),
+                None => sums.fill(0.0),
+            }
         }
     }
 }
@@ -212,7 +236,10 @@ fn execute<I: Isa, T: Element, O: Linear>(call: Call<'_, I, T>, host: &dyn Host)
     let selection = Selection::new(call.gates, p.num_heads, cut.chunk)?;
     let spans = (0..panels.len()).step_by(cut.span).map(|start| start..(start + cut.span).min(panels.len()));
     let spans: Vec<Range<usize>> = spans.collect();
-    let pitch = spans.iter().map(|span| panels.padded(span.start, span.end)).max().unwrap_or(0);
+    let pitch = match T::DTYPE == DType::F32 && panels.exact() {
+        true => 0,
+        false => spans.iter().map(|span| panels.padded(span.start, span.end)).max().unwrap_or(0),
+    };
     let make = || {
         let (mut sums, mut copies) = (Sections::default(), Sections::default());
         sums.add(cut.chunk, pitch)?;

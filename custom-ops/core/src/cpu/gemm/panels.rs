@@ -30,6 +30,11 @@ impl Panels {
         Panels { lanes: I::LANES, k, blocks, columns, vectors, count: vectors.div_ceil(tile::vectors::<I>()) }
     }
 
+    /// Columns of all blocks.
+    pub(crate) fn all_columns(&self) -> usize {
+        self.blocks * self.columns
+    }
+
     /// The number of panels.
     pub(crate) fn len(&self) -> usize {
         self.blocks * self.count
@@ -67,6 +72,11 @@ impl Panels {
         let column = |panel: usize| (self.first(panel) - block * self.vectors) * self.lanes;
         let end = column(panels.end).min(self.columns);
         block * self.columns + column(panels.start)..block * self.columns + end
+    }
+
+    /// Whether no vector is longer than its columns: then sums may be the rows of an output themselves.
+    pub(crate) fn exact(&self) -> bool {
+        self.columns.is_multiple_of(self.lanes)
     }
 
     /// The number of floats of all panels, packed; `None` where no address space has so many.

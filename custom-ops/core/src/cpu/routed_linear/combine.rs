@@ -34,8 +34,11 @@ impl Linear for Combine {
         workspace: &mut Workspace<'_, T>,
     ) -> u64 {
         let (p, panels) = (call.problem, &call.weight.panels);
-        workspace.load(call, item.tokens.clone());
-        workspace.sums.slice(0..item.tokens.len() * workspace.pitch).fill(0.0);
+        workspace.load(call, &item);
+        let columns = panels.columns(&item.panels);
+        let bias = call.bias.map(|bias| &bias[columns.clone()]);
+        let width = panels.padded(item.panels.start, item.panels.end);
+        workspace.begin(0..item.tokens.len(), 0, width, bias.filter(|_| workspace.in_place()));
         let mut macs = 0;
         let mut blocks = workspace.gemm.blocks(panels.k).peekable();
         while let Some(k) = blocks.next() {
@@ -54,14 +57,16 @@ impl Linear for Combine {
                 };
             }
         }
-        let columns = panels.columns(&item.panels);
+        if workspace.in_place() {
+            return macs;
+        }
         workspace.pairs.clear();
         for (row, token) in workspace.rows.iter().zip(item.tokens) {
             // SAFETY: the output has `width` columns for every token.
             let output = unsafe { call.output.0.add(token * p.width + columns.start) };
             workspace.pairs.push((row.output.cast_const(), output));
         }
-        let bias = call.bias.map(|bias| bias[columns.clone()].as_ptr());
+        let bias = bias.map(<[T]>::as_ptr);
         call.isa.vectorize(Store { rows: &workspace.pairs, columns: columns.len(), bias });
         macs
     }

@@ -34,13 +34,24 @@ impl Linear for Projection {
         workspace: &mut Workspace<'_, T>,
     ) -> u64 {
         let panels = &call.weight.panels;
-        workspace.load(call, item.tokens.clone());
+        workspace.load(call, &item);
         let used: Vec<(usize, &[u32])> = panels
             .blocks(&item.panels)
             .flat_map(|head| of_item(&item, panels, head).map(move |panel| (panel, head)))
             .map(|(panel, head)| (panel, selection.tokens(item.chunk, head)))
             .filter(|(_, tokens)| !tokens.is_empty())
             .collect();
+        let begun = workspace.in_place() && call.bias.is_some();
+        for head in panels.blocks(&item.panels) {
+            let of_head = of_item(&item, panels, head);
+            let (columns, tokens) = (panels.columns(&of_head), selection.tokens(item.chunk, head));
+            clear(call, &item, tokens, columns.clone());
+            if begun {
+                let (column, bias) = (panels.padded(item.panels.start, of_head.start), call.bias);
+                let rows = tokens.iter().map(|&token| token as usize);
+                workspace.begin(rows, column, columns.len(), bias.map(|bias| &bias[columns.clone()]));
+            }
+        }
         let mut macs = 0;
         let mut blocks = workspace.gemm.blocks(panels.k).peekable();
         while let Some(k) = blocks.next() {
@@ -55,15 +66,17 @@ impl Linear for Projection {
                 // weight has what its panels say.
                 macs += unsafe {
                     let Workspace { gemm, rows, .. } = &mut *workspace;
-                    gemm.multiply(call.isa, rows, &products, &call.weight, panel, column, next, k.start == 0)
+                    gemm.multiply(call.isa, rows, &products, &call.weight, panel, column, next, !begun && k.start == 0)
                 };
             }
+        }
+        if workspace.in_place() {
+            return macs;
         }
         for head in panels.blocks(&item.panels) {
             let of_head = of_item(&item, panels, head);
             let (columns, sums) = (panels.columns(&of_head), panels.padded(item.panels.start, of_head.start));
             let tokens = selection.tokens(item.chunk, head);
-            clear(call, &item, tokens, columns.clone());
             workspace.pairs.clear();
             for &token in tokens {
                 // SAFETY: a row of sums has room for the span's padded panels.
