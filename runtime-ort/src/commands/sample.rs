@@ -46,7 +46,8 @@ pub(crate) fn run(args: &SampleArgs) -> Result<()> {
         let (images, steps) = (labels.len(), options.steps);
         eprintln!("runtime {}", model.model().runtime_name());
         eprintln!(
-            "sampled {images} images in {seconds:.3} s, {:.1} ms a step and image",
+            "sampled {images} {} in {seconds:.3} s, {:.1} ms a step and image",
+            if images == 1 { "image" } else { "images" },
             1e3 * seconds / (images * steps) as f64
         );
     }
