@@ -93,7 +93,7 @@ proptest! {
 }
 
 /// The types that have tiles of their own.
-const TILED: [DType; 2] = [DType::F32, DType::BF16];
+const TILED: [DType; 3] = DType::ALL;
 
 #[test]
 fn every_edge_of_the_tiles() {
@@ -179,11 +179,12 @@ fn scores_of_any_size_do_not_overflow() {
 #[test]
 fn a_nan_or_infinity_reaches_exactly_the_rows_that_see_it() {
     for poison in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-        for (q_len, kv_len) in [(60, 60), (60, 100), (100, 60), (3, 40)] {
+        for ((q_len, kv_len), is_causal) in
+            [(60, 60), (60, 100), (100, 60), (3, 40)].into_iter().flat_map(|case| [(case, false), (case, true)])
+        {
             for in_key in [false, true] {
                 for dtype in TILED {
-                    let case =
-                        Case { q_len, kv_len, is_causal: true, gates: Gates::Random(0.8), dtype, ..Case::default() };
+                    let case = Case { q_len, kv_len, is_causal, gates: Gates::Random(0.8), dtype, ..Case::default() };
                     let mut call = case.call();
                     let target = if in_key { &mut call.key } else { &mut call.value };
                     target[(kv_len - 20) * 8 + 3] = poison;
@@ -217,7 +218,8 @@ fn a_nan_in_a_used_head_stays_one() {
 
 #[test]
 fn work_follows_the_gates() {
-    const VECTOR: usize = 16;
+    // A register tile works on up to 16 rows at once, and on up to 8 keys where the rows' masks differ; a matrix unit on 32 of both.
+    let tile = |isa| if isa == "amx" { (32, 32) } else { (16, 8) };
     for (q_len, kv_len) in [(1, 200), (150, 150), (150, 40), (40, 150)] {
         for is_causal in [false, true] {
             for p in [0.0, 0.02, 0.25, 0.5, 1.0] {
@@ -228,7 +230,7 @@ fn work_follows_the_gates() {
                     true => (token + 1 + kv_len).saturating_sub(q_len).min(kv_len),
                     false => kv_len,
                 };
-                let (mut least, mut most) = (0, 0);
+                let mut heads = Vec::new();
                 for head in 0..case.batch * case.kv_num_heads {
                     let (batch, kv_head) = (head / case.kv_num_heads, head % case.kv_num_heads);
                     let mut keys = Vec::new();
@@ -237,15 +239,16 @@ fn work_follows_the_gates() {
                         let selected = call.gates[first..first + 2].iter().filter(|&&gate| gate != 0.0).count();
                         keys.extend(std::iter::repeat_n(visible(token), selected));
                     }
-                    least += keys.iter().sum::<usize>();
-                    // A register tile works on up to 16 rows at once, and on up to 8 keys where the rows' masks differ.
-                    most +=
-                        keys.chunks(VECTOR).map(|keys| VECTOR * (keys.last().unwrap() + 7).min(kv_len)).sum::<usize>();
+                    heads.push(keys);
                 }
                 let per_key = case.head_dim + case.value_dim;
-                let bounds = least * per_key..=most * per_key;
-                for work in call.check_kernels(2..=2) {
-                    assert!(bounds.contains(&(work.macs as usize)), "{case:?}: {work:?} not in {bounds:?}");
+                let least = heads.iter().flatten().sum::<usize>() * per_key;
+                for (kernel, work) in call.check_kernels(2..=2) {
+                    let (rows, columns) = tile(kernel.isa);
+                    let filled = |keys: &[usize]| rows * keys.last().unwrap().next_multiple_of(columns);
+                    let most = heads.iter().flat_map(|keys| keys.chunks(rows)).map(filled).sum::<usize>() * per_key;
+                    let bounds = least..=most;
+                    assert!(bounds.contains(&(work.macs as usize)), "{kernel:?} {case:?}: {work:?} not in {bounds:?}");
                 }
             }
         }
@@ -255,9 +258,9 @@ fn work_follows_the_gates() {
 /// With full vectors and no mask there is nothing to round up.
 #[test]
 fn work_of_whole_vectors_is_exact() {
-    for (q_len, kv_len) in [(1, 77), (48, 77), (128, 200)] {
+    for (q_len, kv_len) in [(1, 77), (96, 64), (128, 224)] {
         let call = Case { q_len, kv_len, kv_num_heads: 2, ..Case::default() }.call();
-        for work in call.check_kernels(1..=2) {
+        for (_, work) in call.check_kernels(1..=2) {
             assert_eq!(work.macs as usize, 2 * q_len * kv_len * 16);
         }
     }

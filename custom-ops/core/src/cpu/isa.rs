@@ -130,6 +130,35 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
         }
     }
 
+    /// The upper halves of both, which are bf16 rounded towards zero, as [`Isa::pair`] puts them together.
+    #[inline(always)]
+    fn halves(self, a: Self::V, b: Self::V) -> Self::V {
+        let (mut low, mut high) = ([0.0f32; MAX_LANES], [0.0f32; MAX_LANES]);
+        // SAFETY: the arrays hold MAX_LANES floats.
+        unsafe {
+            self.store(low.as_mut_ptr(), a);
+            self.store(high.as_mut_ptr(), b);
+            for (low, high) in low.iter_mut().zip(&high) {
+                *low = f32::from_bits(low.to_bits() >> 16 | high.to_bits() & 0xffff_0000);
+            }
+            self.load(low.as_ptr())
+        }
+    }
+
+    /// What rounding to bf16 towards zero takes away: exact where `x` is finite, else NaN.
+    #[inline(always)]
+    fn rest(self, x: Self::V) -> Self::V {
+        let mut upper = [0.0f32; MAX_LANES];
+        // SAFETY: the array holds MAX_LANES floats.
+        unsafe {
+            self.store(upper.as_mut_ptr(), x);
+            for x in &mut upper {
+                *x = f32::from_bits(x.to_bits() & 0xffff_0000);
+            }
+            self.sub(x, self.load(upper.as_ptr()))
+        }
+    }
+
     /// Exchanges rows and columns of the first `LANES` vectors.
     fn transpose(self, rows: &mut [Self::V; MAX_LANES]);
 

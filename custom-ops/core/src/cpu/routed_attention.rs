@@ -25,9 +25,10 @@ use crate::error::Error;
 use crate::host::{Host, Scratch};
 use crate::schema::{Attributes, ROUTED_ATTENTION};
 use crate::shape::routed_attention::Problem;
-use crate::tensor::{DType, Data, DataMut, Element, Tensor};
+use crate::tensor::{Data, DataMut, Element, Tensor};
 use call::{Call, Head, Output};
 use matrix::MatrixMemory;
+use matrix_pack::planes;
 use plan::{Item, Plan, Selection, share};
 use row_step::ROWS;
 use rows::RowMemory;
@@ -47,7 +48,7 @@ pub(super) fn run<I: Isa>(
     dispatch::<I>(attributes, inputs, output, host, None)
 }
 
-/// The same with AMX for bfloat16.
+/// The same with AMX.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub(super) fn run_amx(
     attributes: &Attributes,
@@ -126,8 +127,8 @@ fn execute<I: Isa, T: Element>(
 ) -> Result<Work, Error> {
     let p = call.problem;
     let selection = Selection::new(p, call.gates)?;
-    let unit = unit.filter(|_| T::DTYPE == DType::BF16 && (p.scale * LOG2_E).is_finite());
-    let tiling = if unit.is_some() { matrix::tiling(p) } else { Tiling::new::<I>(p) };
+    let unit = unit.filter(|unit| planes(T::DTYPE) <= unit.most_planes() && (p.scale * LOG2_E).is_finite());
+    let tiling = if unit.is_some() { matrix::tiling(p, T::DTYPE) } else { Tiling::new::<I>(p) };
     let workers = host.parallelism().max(1);
     let plan = Plan::new(p, &selection, tiling.width, tiling.chunk, workers);
     let tiling = Tiling { chunk: plan.chunk, ..tiling };
@@ -165,7 +166,7 @@ fn execute<I: Isa, T: Element>(
 struct Worker<'a, I, T> {
     call: &'a Call<'a, I, T>,
     host: &'a dyn Host,
-    /// For tiles of bfloat16.
+    /// For tiles.
     unit: Option<MatrixUnit>,
     selection: &'a Selection,
     tiling: Tiling,
@@ -200,7 +201,8 @@ impl<I: Isa, T: Element> Worker<'_, I, T> {
             Item::Tiles { .. } => {
                 let spare = make(&mut memory.rows, || RowMemory::new(p, self.host))?;
                 if let Some(unit) = self.unit {
-                    let matrix = make(&mut memory.matrix, || MatrixMemory::new(p, self.tiling.chunk, self.host))?;
+                    let matrix =
+                        make(&mut memory.matrix, || MatrixMemory::new(p, T::DTYPE, self.tiling.chunk, self.host))?;
                     return Ok(matrix::attend(unit, self.call, self.head(item), self.rows(item), matrix, spare));
                 }
                 let tiles = make(&mut memory.tiles, || TileMemory::new(p, self.tiling, self.host))?;

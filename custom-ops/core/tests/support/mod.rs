@@ -299,12 +299,11 @@ impl Call {
     }
 
     /// [`Call::check`] for every kernel that this processor supports.
-    pub(crate) fn check_kernels(&self, threads: std::ops::RangeInclusive<usize>) -> Vec<Work> {
+    pub(crate) fn check_kernels(&self, threads: std::ops::RangeInclusive<usize>) -> Vec<(&'static Kernel, Work)> {
         let expected = self.expected();
         let hosts = || threads.clone().map(Threads::new);
-        kernels()
-            .flat_map(|kernel| hosts().map(|host| self.check(&expected, kernel, &host)).collect::<Vec<_>>())
-            .collect()
+        let checked = |kernel| hosts().map(|host| (kernel, self.check(&expected, kernel, &host))).collect::<Vec<_>>();
+        kernels().flat_map(checked).collect()
     }
 }
 

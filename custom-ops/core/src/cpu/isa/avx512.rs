@@ -166,6 +166,24 @@ impl Isa for Avx512 {
     }
 
     #[inline(always)]
+    fn halves(self, a: __m512, b: __m512) -> __m512 {
+        // Every second half is `b`'s.
+        simd!(_mm512_castsi512_ps(_mm512_mask_mov_epi16(
+            _mm512_srli_epi32::<16>(_mm512_castps_si512(a)),
+            0xaaaa_aaaa,
+            _mm512_castps_si512(b)
+        )))
+    }
+
+    #[inline(always)]
+    fn rest(self, x: __m512) -> __m512 {
+        simd!({
+            let mask = _mm512_set1_epi32(0xffff_0000_u32 as i32);
+            _mm512_sub_ps(x, _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), mask)))
+        })
+    }
+
+    #[inline(always)]
     fn transpose(self, rows: &mut [__m512; MAX_LANES]) {
         // b[q][c] holds, in its 128-bit lane l, column 4l + c of rows 4q .. 4q + 4.
         let mut b = [[self.splat(0.0); 4]; 4];

@@ -8,7 +8,8 @@ use super::dot::Dot;
 /// Rows of a tile, and numbers of f32 in its row.
 pub(crate) const TILE: usize = 16;
 
-/// Two factors of bf16 and their product of f32. Strides and steps are in bytes.
+/// Two factors and their product of f32. A number of a factor is the sum of as many of bf16 as the factor has planes, largest first.
+/// Strides and steps are in bytes.
 #[derive(Debug, Clone, Copy)]
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub(crate) struct TileProduct {
@@ -20,6 +21,10 @@ pub(crate) struct TileProduct {
     pub(crate) b_stride: usize,
     /// From 32 inner indices of `b` to the next.
     pub(crate) b_step: usize,
+    /// 1, 2 or 3. Of 3, the products of a third with a second or third are left out: they are below the last bit of f32.
+    pub(crate) planes: usize,
+    /// From one plane of `a`, and of `b`, to the next.
+    pub(crate) plane_strides: [usize; 2],
     /// Blocks of 32 inner indices.
     pub(crate) steps: usize,
     /// 16 rows of 32 columns for each of `a`.
@@ -47,6 +52,16 @@ pub(crate) enum Multiplier {
 }
 
 impl MatrixUnit {
+    /// The most planes of a factor with which it is faster than vectors of f32: three planes are six products.
+    pub(crate) fn most_planes(self) -> usize {
+        match self {
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            MatrixUnit::Amx(_) => 3,
+            #[cfg(target_arch = "x86_64")]
+            MatrixUnit::Dot(_) => 1,
+        }
+    }
+
     pub(crate) fn start(self) -> Multiplier {
         match self {
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
@@ -58,42 +73,23 @@ impl MatrixUnit {
 }
 
 impl Multiplier {
-    /// The products of both of `a` with `b`.
+    /// The products of both of `a` with `b`, or of the first one.
     ///
     /// # Safety
-    /// All addresses named are valid: for reading `steps` blocks of the factors, for reading and writing `c`.
+    /// All addresses named are valid: for reading `steps` blocks of the factors' planes, at most [`MatrixUnit::most_planes`], for reading
+    /// and writing `c`.
     #[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
-    pub(crate) unsafe fn pair(&self, product: &TileProduct) {
+    pub(crate) unsafe fn multiply<const BOTH: bool>(&self, product: &TileProduct) {
         match *self {
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
             Multiplier::Amx(ref tiles) => {
                 // SAFETY: the caller's contract.
-                unsafe { tiles.pair(product) }
+                unsafe { tiles.multiply::<BOTH>(product) }
             }
             #[cfg(target_arch = "x86_64")]
             Multiplier::Dot(dot) => {
                 // SAFETY: the caller's contract.
-                unsafe { dot.product(product, 2) }
-            }
-        }
-    }
-
-    /// The product of the first of `a` with `b`.
-    ///
-    /// # Safety
-    /// As [`Multiplier::pair`].
-    #[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
-    pub(crate) unsafe fn single(&self, product: &TileProduct) {
-        match *self {
-            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-            Multiplier::Amx(ref tiles) => {
-                // SAFETY: the caller's contract.
-                unsafe { tiles.single(product) }
-            }
-            #[cfg(target_arch = "x86_64")]
-            Multiplier::Dot(dot) => {
-                // SAFETY: the caller's contract.
-                unsafe { dot.product(product, 1) }
+                unsafe { dot.product(product, if BOTH { 2 } else { 1 }) }
             }
         }
     }

@@ -196,3 +196,35 @@ fn conversions_round_to_nearest_even() {
 fn parts_touch_nothing_else() {
     everywhere(Parts);
 }
+
+#[derive(Clone, Copy)]
+struct Halves;
+
+impl Job for Halves {
+    type Output = ();
+    fn run<I: Isa>(self, isa: I) {
+        let number = |i: usize| (i as f32 + 0.3) * if i.is_multiple_of(2) { -1.7e-5 } else { 3.1e7 };
+        let (a, b) = (|i| number(i), |i| number(i + 100));
+        let (paired, halves) = (isa.pair(vector(isa, a), vector(isa, b)), isa.halves(vector(isa, a), vector(isa, b)));
+        let mut sums = vec![0.0; I::LANES];
+        let mut rest = vector(isa, a);
+        for _ in 0..3 {
+            for (sum, bits) in sums.iter_mut().zip(lanes(isa, isa.halves(rest, rest))) {
+                *sum += bf16::from_bits(bits.to_bits() as u16).to_f32();
+            }
+            rest = isa.rest(rest);
+        }
+        for i in 0..I::LANES {
+            let bits = |x: f32| u32::from(bf16::from_f32(x).to_bits());
+            assert_eq!(lanes(isa, paired)[i].to_bits(), bits(a(i)) | bits(b(i)) << 16);
+            assert_eq!(lanes(isa, halves)[i].to_bits(), a(i).to_bits() >> 16 | b(i).to_bits() & 0xffff_0000);
+            assert_eq!(sums[i], a(i), "24 bits are three times 8");
+        }
+        assert!(lanes(isa, isa.rest(isa.splat(f32::INFINITY)))[0].is_nan());
+    }
+}
+
+#[test]
+fn halves() {
+    everywhere(Halves);
+}

@@ -1,11 +1,11 @@
-//! Many rows in bfloat16, on a matrix unit: tiles of 32 query rows against blocks of keys.
+//! Many rows, on a matrix unit of bfloat16: tiles of 32 query rows against blocks of keys.
 //!
 //! As in [`super::tiles`], query rows lie in the lanes: scores are keys times queries, outputs are transposed values times
-//! weights. The unit wants pairs of neighbours along the inner index in one lane; weights are rounded to bfloat16, their
-//! sums are not.
+//! weights. The unit wants pairs along the inner index in one lane. Numbers of other types are the sums of several of bfloat16, their planes;
+//! weights have as many, rounded, and their sums are those of the weights in f32.
 
 use super::call::{Call, Head};
-use super::matrix_pack::{PackKeys, PackQueries, PackValues};
+use super::matrix_pack::{PackKeys, PackQueries, PackValues, planes};
 use super::matrix_softmax::Softmax;
 use super::pack::Scatter;
 use super::rows::RowMemory;
@@ -16,7 +16,7 @@ use crate::cpu::memory::{Memory, Sections};
 use crate::error::Error;
 use crate::host::Host;
 use crate::shape::routed_attention::Problem;
-use crate::tensor::Element;
+use crate::tensor::{DType, Element};
 use std::f32::consts::LOG2_E;
 
 /// Query rows of a tile.
@@ -29,11 +29,11 @@ const STRIDE: usize = WIDTH * size_of::<f32>();
 const STEP: usize = TILE * STRIDE;
 
 /// Sizes that fit the caches.
-pub(super) fn tiling(p: &Problem) -> Tiling {
+pub(super) fn tiling(p: &Problem, dtype: DType) -> Tiling {
     /// Floats of queries and outputs that a worker holds: they stay in the second-level cache.
     const CHUNK_FLOATS: usize = 192 << 10;
     const MIN_TILES: usize = 2;
-    let tiles = (CHUNK_FLOATS / (pairs(p.head_dim) + rows(p.value_dim)) / WIDTH).max(MIN_TILES);
+    let tiles = (CHUNK_FLOATS / (planes(dtype) * pairs(p.head_dim) + rows(p.value_dim)) / WIDTH).max(MIN_TILES);
     Tiling { width: WIDTH, keys: KEYS, chunk: tiles * WIDTH }
 }
 
@@ -51,40 +51,41 @@ fn rows(dim: usize) -> usize {
 pub(super) struct MatrixMemory<'h> {
     floats: Memory<'h>,
     chunk: usize,
-    /// Of each tile (pairs, WIDTH).
+    /// Of each tile (planes, pairs, WIDTH).
     queries: usize,
     /// Of each tile (rows, WIDTH).
     outputs: usize,
     max: usize,
     sum: usize,
-    /// (KEYS, pairs)
+    /// (planes, KEYS, pairs)
     keys: usize,
-    /// (rows, KEYS / 2)
+    /// (planes, rows, KEYS / 2)
     values: usize,
     /// (KEYS, WIDTH)
     scores: usize,
     /// The same.
     bias: usize,
-    /// (KEYS / 2, WIDTH)
+    /// (planes, KEYS / 2, WIDTH)
     weights: usize,
     lanes: usize,
 }
 
 impl<'h> MatrixMemory<'h> {
-    pub(super) fn new(p: &Problem, chunk: usize, host: &'h dyn Host) -> Result<MatrixMemory<'h>, Error> {
+    pub(super) fn new(p: &Problem, dtype: DType, chunk: usize, host: &'h dyn Host) -> Result<MatrixMemory<'h>, Error> {
+        let planes = planes(dtype);
         let chunk = chunk.next_multiple_of(WIDTH);
         let mut sections = Sections::default();
         Ok(MatrixMemory {
             chunk,
-            queries: sections.add(chunk, pairs(p.head_dim))?,
+            queries: sections.add(chunk, planes * pairs(p.head_dim))?,
             outputs: sections.add(chunk, rows(p.value_dim))?,
             max: sections.add(chunk, 1)?,
             sum: sections.add(chunk, 1)?,
-            keys: sections.add(KEYS, pairs(p.head_dim))?,
-            values: sections.add(rows(p.value_dim), KEYS / 2)?,
+            keys: sections.add(planes * KEYS, pairs(p.head_dim))?,
+            values: sections.add(rows(p.value_dim), planes * KEYS / 2)?,
             scores: sections.add(KEYS, WIDTH)?,
             bias: sections.add(if p.bias_strides.is_some() { KEYS } else { 0 }, WIDTH)?,
-            weights: sections.add(KEYS / 2, WIDTH)?,
+            weights: sections.add(planes * KEYS / 2, WIDTH)?,
             lanes: sections.add(KEYS.max(WIDTH), 1)?,
             floats: sections.allocate(host)?,
         })
@@ -100,9 +101,24 @@ pub(super) fn attend<I: Isa, T: Element>(
     memory: &mut MatrixMemory<'_>,
     spare: &mut RowMemory<'_>,
 ) -> u64 {
+    match planes(T::DTYPE) {
+        1 => attend_planes::<I, T, 1>(unit, call, head, rows, memory, spare),
+        2 => attend_planes::<I, T, 2>(unit, call, head, rows, memory, spare),
+        _ => attend_planes::<I, T, 3>(unit, call, head, rows, memory, spare),
+    }
+}
+
+fn attend_planes<I: Isa, T: Element, const PLANES: usize>(
+    unit: MatrixUnit,
+    call: &Call<'_, I, T>,
+    head: Head,
+    rows: &[u32],
+    memory: &mut MatrixMemory<'_>,
+    spare: &mut RowMemory<'_>,
+) -> u64 {
     let p = call.problem;
     let visible = rows.last().map_or(0, |&row| call.visible(row));
-    let mut chunk = Chunk { multiplier: unit.start(), call, head, rows, memory };
+    let mut chunk = Chunk::<I, T, PLANES> { multiplier: unit.start(), call, head, rows, memory };
     chunk.load_queries();
     let mut macs = 0;
     for start in (0..visible).step_by(KEYS) {
@@ -110,13 +126,14 @@ pub(super) fn attend<I: Isa, T: Element>(
     }
     let finite = chunk.store_outputs();
     drop(chunk);
-    if p.is_causal && !finite {
+    // The planes of an infinity are not numbers, though its products may be.
+    if (p.is_causal || PLANES > 1) && !finite {
         macs += repair(call, head, rows, spare);
     }
     macs
 }
 
-struct Chunk<'a, 'h, I, T> {
+struct Chunk<'a, 'h, I, T, const PLANES: usize> {
     multiplier: Multiplier,
     call: &'a Call<'a, I, T>,
     head: Head,
@@ -124,7 +141,7 @@ struct Chunk<'a, 'h, I, T> {
     memory: &'a mut MatrixMemory<'h>,
 }
 
-impl<I: Isa, T: Element> Chunk<'_, '_, I, T> {
+impl<I: Isa, T: Element, const PLANES: usize> Chunk<'_, '_, I, T, PLANES> {
     fn at(&self, offset: usize) -> *mut f32 {
         self.memory.floats.at(offset)
     }
@@ -140,8 +157,8 @@ impl<I: Isa, T: Element> Chunk<'_, '_, I, T> {
             for (pointer, &row) in pointers.iter_mut().zip(rows) {
                 *pointer = call.query(head, row);
             }
-            let output = self.at(self.memory.queries + i * WIDTH * pairs);
-            call.isa.vectorize(PackQueries { rows: &pointers[..rows.len()], dim, pairs, output });
+            let output = self.at(self.memory.queries + i * PLANES * WIDTH * pairs);
+            call.isa.vectorize(PackQueries::<_, PLANES> { rows: &pointers[..rows.len()], dim, pairs, output });
         }
     }
 
@@ -151,10 +168,24 @@ impl<I: Isa, T: Element> Chunk<'_, '_, I, T> {
         let (pairs, out_rows) = (pairs(p.head_dim), rows(p.value_dim));
         let (key, key_stride) = call.keys(head, start);
         let output = self.at(self.memory.keys);
-        call.isa.vectorize(PackKeys { input: key, stride: key_stride, keys, dim: p.head_dim, pairs, output });
+        call.isa.vectorize(PackKeys::<_, PLANES> {
+            input: key,
+            stride: key_stride,
+            keys,
+            dim: p.head_dim,
+            pairs,
+            output,
+        });
         let (value, stride) = call.values(head, start);
         let output = self.at(self.memory.values);
-        call.isa.vectorize(PackValues { input: value, stride, keys, dim: p.value_dim, output });
+        call.isa.vectorize(PackValues::<_, PLANES> {
+            input: value,
+            stride,
+            keys,
+            dim: p.value_dim,
+            rows: out_rows,
+            output,
+        });
         let mut macs = 0;
         for (i, rows) in self.rows.chunks(WIDTH).enumerate() {
             let seen = |row: &u32| call.visible(*row).saturating_sub(start).min(keys);
@@ -182,7 +213,7 @@ impl<I: Isa, T: Element> Chunk<'_, '_, I, T> {
                     unsafe { lanes.add(lane).write(seen(row) as f32) }
                 }
             }
-            call.isa.vectorize(Softmax {
+            call.isa.vectorize(Softmax::<PLANES> {
                 factor: p.scale * LOG2_E,
                 limits,
                 padded: steps * WIDTH,
@@ -196,7 +227,7 @@ impl<I: Isa, T: Element> Chunk<'_, '_, I, T> {
                 rows: out_rows,
             });
             self.values(i, steps, start > 0);
-            macs += steps * WIDTH * WIDTH * (2 * pairs + out_rows);
+            macs += steps * WIDTH * WIDTH * (p.head_dim + p.value_dim);
         }
         macs as u64
     }
@@ -204,7 +235,7 @@ impl<I: Isa, T: Element> Chunk<'_, '_, I, T> {
     /// Scores of tile `i` with `steps` times 32 keys.
     fn scores(&self, i: usize, steps: usize) {
         let pairs = pairs(self.call.problem.head_dim);
-        let b = self.at(self.memory.queries + i * WIDTH * pairs);
+        let b = self.at(self.memory.queries + i * PLANES * WIDTH * pairs);
         for step in 0..steps {
             let key = |half: usize| self.at(self.memory.keys + (2 * step + half) * TILE * pairs).cast_const();
             let score = |half: usize| self.at(self.memory.scores + (2 * step + half) * TILE * WIDTH);
@@ -214,13 +245,15 @@ impl<I: Isa, T: Element> Chunk<'_, '_, I, T> {
                 b,
                 b_stride: STRIDE,
                 b_step: STEP,
+                planes: PLANES,
+                plane_strides: [KEYS * pairs, pairs * WIDTH].map(|floats| floats * size_of::<f32>()),
                 steps: pairs / TILE,
                 c: [score(0), score(1)],
                 c_stride: STRIDE,
                 add: false,
             };
             // SAFETY: the sections have these sizes; keys are filled up to a multiple of 32.
-            unsafe { self.multiplier.pair(&product) }
+            unsafe { self.multiplier.multiply::<true>(&product) }
         }
     }
 
@@ -237,13 +270,20 @@ impl<I: Isa, T: Element> Chunk<'_, '_, I, T> {
                 b: self.at(self.memory.weights),
                 b_stride: STRIDE,
                 b_step: STEP,
+                planes: PLANES,
+                plane_strides: [rows * KEYS / 2, KEYS / 2 * WIDTH].map(|floats| floats * size_of::<f32>()),
                 steps,
                 c: [self.at(outputs + row * WIDTH), self.at(outputs + second * WIDTH)],
                 c_stride: STRIDE,
                 add,
             };
             // SAFETY: the sections have these sizes; values and weights are filled up to a multiple of 32 keys.
-            unsafe { if second > row { self.multiplier.pair(&product) } else { self.multiplier.single(&product) } }
+            unsafe {
+                match second > row {
+                    true => self.multiplier.multiply::<true>(&product),
+                    false => self.multiplier.multiply::<false>(&product),
+                }
+            }
         }
     }
 

@@ -1,63 +1,110 @@
-//! From the caller's bfloat16 tensors to blocks for a matrix unit: pairs of neighbours along the inner index in one lane.
+//! From the caller's tensors to blocks for a matrix unit: pairs along the inner index in one lane, of as many planes of bfloat16 as a
+//! number needs to be their sum.
 
 use super::matrix::{KEYS, WIDTH};
 use crate::cpu::isa::{Isa, Job, MAX_LANES};
-use crate::tensor::Element;
+use crate::tensor::{DType, Element};
 
 /// Elements of a vector of pairs.
 const PAIRS: usize = 2 * MAX_LANES;
 
-/// Gathers rows of `dim` elements into the lanes of (pairs, WIDTH) pairs. Lanes and pairs beyond are 0.
+/// Numbers of bfloat16 that sum to one of `dtype`: 8 bits each of 8, 11 and 24.
+pub(super) const fn planes(dtype: DType) -> usize {
+    match dtype {
+        DType::BF16 => 1,
+        DType::F16 => 2,
+        DType::F32 => 3,
+    }
+}
+
+/// The planes of both, paired: the last rounded to nearest, those before it towards zero. An infinity leaves NaN in the second.
+#[inline(always)]
+pub(super) fn split<I: Isa, const PLANES: usize>(isa: I, mut a: I::V, mut b: I::V) -> [I::V; PLANES] {
+    let mut planes = [isa.splat(0.0); PLANES];
+    for (i, plane) in planes.iter_mut().enumerate() {
+        *plane = if i + 1 < PLANES { isa.halves(a, b) } else { isa.pair(a, b) };
+        if i + 1 < PLANES {
+            (a, b) = (isa.rest(a), isa.rest(b));
+        }
+    }
+    planes
+}
+
+/// The first [`PAIRS`] of `n` elements, and 0 beyond: neighbours paired as they lie, or, of several planes, the first half with the second.
+#[inline(always)]
+unsafe fn load<I: Isa, T: Element, const PLANES: usize>(isa: I, input: *const T, n: usize) -> [I::V; PLANES] {
+    // SAFETY: the caller's contract: `n` elements, of 16 bits if there is one plane.
+    unsafe {
+        if PLANES > 1 {
+            let second = n.saturating_sub(MAX_LANES).min(MAX_LANES);
+            return split(isa, part(isa, input, n.min(MAX_LANES)), part(isa, input.wrapping_add(MAX_LANES), second));
+        }
+        if n >= PAIRS {
+            return [isa.load(input.cast()); PLANES];
+        }
+        let mut buffer = [T::from_f32(0.0); PAIRS];
+        std::ptr::copy_nonoverlapping(input, buffer.as_mut_ptr(), n);
+        [isa.load(buffer.as_ptr().cast()); PLANES]
+    }
+}
+
+/// `n` elements, at most [`MAX_LANES`], and 0 beyond.
+#[inline(always)]
+unsafe fn part<I: Isa, T: Element>(isa: I, input: *const T, n: usize) -> I::V {
+    // SAFETY: the caller's contract.
+    unsafe {
+        match n {
+            0 => isa.splat(0.0),
+            MAX_LANES => isa.widen(input),
+            _ => isa.widen_part(input, n),
+        }
+    }
+}
+
+/// Gathers rows of `dim` elements into the lanes of (PLANES, pairs, WIDTH) pairs. Lanes and pairs beyond are 0.
 ///
-/// Contract of the constructor: vectors have [`MAX_LANES`] lanes and elements 16 bits; the rows, [`WIDTH`] at most, are valid
-/// for reading, `output` for writing; `pairs` is a multiple of [`MAX_LANES`].
-pub(super) struct PackQueries<'a, T> {
+/// Contract of the constructor: vectors have [`MAX_LANES`] lanes, and elements of one plane 16 bits; the rows, [`WIDTH`] at most,
+/// are valid for reading, `output` for writing; `pairs` is a multiple of [`MAX_LANES`].
+pub(super) struct PackQueries<'a, T, const PLANES: usize> {
     pub(super) rows: &'a [*const T],
     pub(super) dim: usize,
     pub(super) pairs: usize,
     pub(super) output: *mut f32,
 }
 
-impl<T: Element> Job for PackQueries<'_, T> {
+impl<T: Element, const PLANES: usize> Job for PackQueries<'_, T, PLANES> {
     type Output = ();
 
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         for lane in (0..WIDTH).step_by(MAX_LANES) {
             for pair in (0..self.pairs).step_by(MAX_LANES) {
-                let mut block = [isa.splat(0.0); MAX_LANES];
+                let mut blocks = [[isa.splat(0.0); MAX_LANES]; PLANES];
                 for i in 0..MAX_LANES.min(self.rows.len().saturating_sub(lane)) {
                     // SAFETY: the constructor's contract.
-                    block[i] = unsafe { load(isa, self.rows[lane + i].add(2 * pair), self.dim - 2 * pair) };
+                    let planes: [_; PLANES] =
+                        unsafe { load(isa, self.rows[lane + i].add(2 * pair), self.dim - 2 * pair) };
+                    for plane in 0..PLANES {
+                        blocks[plane][i] = planes[plane];
+                    }
                 }
-                isa.transpose(&mut block);
-                for i in 0..MAX_LANES {
-                    // SAFETY: the constructor's contract.
-                    unsafe { isa.store(self.output.add((pair + i) * WIDTH + lane), block[i]) }
+                for (plane, block) in blocks.iter_mut().enumerate() {
+                    isa.transpose(block);
+                    for i in 0..MAX_LANES {
+                        let row = plane * self.pairs + pair + i;
+                        // SAFETY: the constructor's contract.
+                        unsafe { isa.store(self.output.add(row * WIDTH + lane), block[i]) }
+                    }
                 }
             }
         }
     }
 }
 
-/// The first [`PAIRS`] of `n` elements, and 0 beyond, as they are.
-#[inline(always)]
-unsafe fn load<I: Isa, T: Element>(isa: I, input: *const T, n: usize) -> I::V {
-    // SAFETY: the caller's contract: `n` elements of 16 bits.
-    unsafe {
-        if n >= PAIRS {
-            return isa.load(input.cast());
-        }
-        let mut buffer = [T::from_f32(0.0); PAIRS];
-        std::ptr::copy_nonoverlapping(input, buffer.as_mut_ptr(), n);
-        isa.load(buffer.as_ptr().cast())
-    }
-}
-
-/// Copies keys to rows of `pairs` pairs. Pairs beyond are 0, and so are keys up to a multiple of 32.
+/// Copies keys to (PLANES, KEYS, pairs) pairs. Pairs beyond are 0, and so are keys up to a multiple of 32.
 ///
 /// Contract of the constructor: as of [`PackQueries`], for `keys <= KEYS` rows `stride` apart.
-pub(super) struct PackKeys<T> {
+pub(super) struct PackKeys<T, const PLANES: usize> {
     pub(super) input: *const T,
     pub(super) stride: usize,
     pub(super) keys: usize,
@@ -66,38 +113,41 @@ pub(super) struct PackKeys<T> {
     pub(super) output: *mut f32,
 }
 
-impl<T: Element> Job for PackKeys<T> {
+impl<T: Element, const PLANES: usize> Job for PackKeys<T, PLANES> {
     type Output = ();
 
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         for key in 0..self.keys.next_multiple_of(WIDTH) {
             for pair in (0..self.pairs).step_by(MAX_LANES) {
-                let mut vector = isa.splat(0.0);
+                let mut planes = [isa.splat(0.0); PLANES];
                 // SAFETY: the constructor's contract.
                 unsafe {
                     if key < self.keys {
-                        vector = load(isa, self.input.add(key * self.stride + 2 * pair), self.dim - 2 * pair);
+                        planes = load(isa, self.input.add(key * self.stride + 2 * pair), self.dim - 2 * pair);
                     }
-                    isa.store(self.output.add(key * self.pairs + pair), vector);
+                    for (plane, vector) in planes.into_iter().enumerate() {
+                        isa.store(self.output.add((plane * KEYS + key) * self.pairs + pair), vector);
+                    }
                 }
             }
         }
     }
 }
 
-/// Transposes values to rows of [`KEYS`] / 2 pairs. Rows up to a multiple of 16 and keys up to one of 32 are 0.
+/// Transposes values to (PLANES, rows, KEYS / 2) pairs. Rows up to a multiple of 16 and keys up to one of 32 are 0.
 ///
-/// Contract of the constructor: as of [`PackKeys`].
-pub(super) struct PackValues<T> {
+/// Contract of the constructor: as of [`PackKeys`]; `rows` is `dim` up to a multiple of [`MAX_LANES`].
+pub(super) struct PackValues<T, const PLANES: usize> {
     pub(super) input: *const T,
     pub(super) stride: usize,
     pub(super) keys: usize,
     pub(super) dim: usize,
+    pub(super) rows: usize,
     pub(super) output: *mut f32,
 }
 
-impl<T: Element> Job for PackValues<T> {
+impl<T: Element, const PLANES: usize> Job for PackValues<T, PLANES> {
     type Output = ();
 
     #[inline(always)]
@@ -105,21 +155,28 @@ impl<T: Element> Job for PackValues<T> {
         for start in (0..self.keys).step_by(PAIRS) {
             for d in (0..self.dim).step_by(MAX_LANES) {
                 let n = (self.dim - d).min(MAX_LANES);
-                let mut block = [isa.splat(0.0); MAX_LANES];
+                let mut blocks = [[isa.splat(0.0); MAX_LANES]; PLANES];
                 for i in 0..MAX_LANES {
-                    block[i] = isa.pair(self.part(isa, start + 2 * i, d, n), self.part(isa, start + 2 * i + 1, d, n));
+                    let (even, odd) = (self.part(isa, start + 2 * i, d, n), self.part(isa, start + 2 * i + 1, d, n));
+                    let planes: [_; PLANES] = split(isa, even, odd);
+                    for plane in 0..PLANES {
+                        blocks[plane][i] = planes[plane];
+                    }
                 }
-                isa.transpose(&mut block);
-                for i in 0..MAX_LANES {
-                    // SAFETY: the constructor's contract: the rows are filled up to whole tiles.
-                    unsafe { isa.store(self.output.add((d + i) * (KEYS / 2) + start / 2), block[i]) }
+                for (plane, block) in blocks.iter_mut().enumerate() {
+                    isa.transpose(block);
+                    for i in 0..MAX_LANES {
+                        let row = plane * self.rows + d + i;
+                        // SAFETY: the constructor's contract: the rows are filled up to whole tiles.
+                        unsafe { isa.store(self.output.add(row * (KEYS / 2) + start / 2), block[i]) }
+                    }
                 }
             }
         }
     }
 }
 
-impl<T: Element> PackValues<T> {
+impl<T: Element, const PLANES: usize> PackValues<T, PLANES> {
     /// `n` elements of a key's value, from `d` on.
     #[inline(always)]
     fn part<I: Isa>(&self, isa: I, key: usize, d: usize, n: usize) -> I::V {
@@ -127,9 +184,6 @@ impl<T: Element> PackValues<T> {
             return isa.splat(0.0);
         }
         // SAFETY: the constructor's contract; key < keys, d + n <= dim.
-        unsafe {
-            let input = self.input.add(key * self.stride + d);
-            if n == MAX_LANES { isa.widen(input) } else { isa.widen_part(input, n) }
-        }
+        unsafe { part(isa, self.input.add(key * self.stride + d), n) }
     }
 }

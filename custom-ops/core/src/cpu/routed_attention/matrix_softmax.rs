@@ -1,12 +1,13 @@
 //! The running softmax between the two products of a matrix unit.
 
-use super::matrix::WIDTH;
+use super::matrix::{KEYS, WIDTH};
+use super::matrix_pack::split;
 use crate::cpu::isa::{Isa, Job, MAX_LANES};
 
-/// Turns a tile's scores into weights: pairs of bfloat16 of two keys each.
+/// Turns a tile's scores into weights: pairs of two keys each, as many planes of bfloat16.
 ///
 /// Contract of the constructor: vectors have [`MAX_LANES`] lanes; all pointers are valid for the sizes given.
-pub(super) struct Softmax {
+pub(super) struct Softmax<const PLANES: usize> {
     /// What scores are multiplied with, for powers of two.
     pub(super) factor: f32,
     /// How many of the keys the lanes of each vector see at least, and at most: in ascending order.
@@ -19,7 +20,7 @@ pub(super) struct Softmax {
     pub(super) bias: Option<*const f32>,
     /// (WIDTH): how many of the keys each lane sees; undefined where every vector's least is its most.
     pub(super) visible: *const f32,
-    /// (padded / 2, WIDTH)
+    /// (PLANES, KEYS / 2, WIDTH), of which padded / 2 rows a plane are written
     pub(super) weights: *mut f32,
     /// (WIDTH): largest score so far, -inf at first.
     pub(super) max: *mut f32,
@@ -30,7 +31,7 @@ pub(super) struct Softmax {
     pub(super) rows: usize,
 }
 
-impl Job for Softmax {
+impl<const PLANES: usize> Job for Softmax<PLANES> {
     type Output = ();
 
     #[inline(always)]
@@ -51,7 +52,7 @@ impl Job for Softmax {
 /// Independent chains: one would wait for each instruction's latency.
 const CHAINS: usize = 4;
 
-impl Softmax {
+impl<const PLANES: usize> Softmax<PLANES> {
     #[inline(always)]
     unsafe fn score<I: Isa, const BIASED: bool>(
         &self,
@@ -75,6 +76,16 @@ impl Softmax {
     unsafe fn weight<I: Isa>(&self, isa: I, key: usize, lane: usize, shift: I::V) -> I::V {
         // SAFETY: the caller's contract.
         unsafe { isa.exp2(isa.sub(isa.load(self.scores.add(key * WIDTH + lane)), shift)) }
+    }
+
+    /// Writes the weights of keys `key` and `key + 1`.
+    #[inline(always)]
+    unsafe fn keep<I: Isa>(&self, isa: I, key: usize, lane: usize, first: I::V, second: I::V) {
+        let planes: [_; PLANES] = split(isa, first, second);
+        for (plane, pairs) in planes.into_iter().enumerate() {
+            // SAFETY: the caller's contract.
+            unsafe { isa.store(self.weights.add((plane * (KEYS / 2) + key / 2) * WIDTH + lane), pairs) }
+        }
     }
 
     /// Scales the scores, and hides those that a lane must not see; gives the largest.
@@ -131,9 +142,8 @@ impl Softmax {
                     weights[c] = self.weight(isa, j + c, lane, shift);
                     sum[c] = isa.add(sum[c], weights[c]);
                 }
-                let output = self.weights.add(j / 2 * WIDTH + lane);
-                isa.store(output, isa.pair(weights[0], weights[1]));
-                isa.store(output.add(WIDTH), isa.pair(weights[2], weights[3]));
+                self.keep(isa, j, lane, weights[0], weights[1]);
+                self.keep(isa, j + 2, lane, weights[2], weights[3]);
             }
             for j in (whole..self.padded).step_by(2) {
                 let mut weights = [isa.splat(0.0); 2];
@@ -143,7 +153,7 @@ impl Softmax {
                         sum[c] = isa.add(sum[c], weights[c]);
                     }
                 }
-                isa.store(self.weights.add(j / 2 * WIDTH + lane), isa.pair(weights[0], weights[1]));
+                self.keep(isa, j, lane, weights[0], weights[1]);
             }
             let new = isa.add(isa.add(sum[0], sum[1]), isa.add(sum[2], sum[3]));
             let sum = self.sum.add(lane);
