@@ -3,6 +3,7 @@
 mod aggregated_attention;
 mod gemm;
 mod isa;
+pub mod layers;
 mod memory;
 mod packed;
 mod routed_attention;

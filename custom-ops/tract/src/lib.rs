@@ -1,17 +1,22 @@
 //! The ai.moh operators for tract.
 //!
 //! [`register`] teaches a [`tract_onnx::Onnx`] every operator of [`moh_kernels::OPERATORS`]; nothing here knows one of them by
-//! name. The kernels run on the threads of tract's current executor: a plan's own ([`executor`]), or the default one
+//! name. [`optimize`] takes the place of tract's `into_optimized`: other parts of a model then run on our kernels too. The kernels run on the threads of tract's current executor: a plan's own ([`executor`]), or the default one
 //! ([`set_threads`]).
 //!
 //! tract has no bfloat16 and ignores model-local functions, so a model runs on these operators or not at all.
 
+mod constant;
 mod facts;
 mod host;
+mod kernel;
+mod linear;
 mod op;
+mod optimize;
 mod parse;
 mod threads;
 
+pub use optimize::optimize;
 pub use threads::{ThreadsError, executor, set_threads};
 
 use moh_kernels::OPERATORS;

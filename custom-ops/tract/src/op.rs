@@ -1,8 +1,8 @@
 //! One ai.moh operator as a tract operator, before and after type inference.
 
 use crate::facts::{self, Known};
-use crate::host::TractHost;
-use moh_kernels::{Attributes, DType, Data, DataMut, cpu};
+use crate::{constant, kernel};
+use moh_kernels::Attributes;
 use tract_onnx::tract_hir::internal::*;
 
 /// An operator with its attributes; which one, only the attributes know.
@@ -97,29 +97,10 @@ impl EvalOp for MohOp {
 
     fn eval(&self, _: &EvalContext, inputs: TVec<TValue>) -> TractResult<TVec<TValue>> {
         let tensors = self.in_schema_order(&inputs)?;
-        let tensors: Vec<Option<moh_kernels::Tensor<'_>>> = tensors
+        let tensors: Vec<_> = tensors
             .into_iter()
-            .map(|tensor| tensor.map(|tensor| borrow(tensor)).transpose())
+            .map(|tensor| tensor.map(|tensor| constant::borrow(tensor)).transpose())
             .collect::<TractResult<_>>()?;
-        let (dtype, shape) = self.attributes.operator().validate(&self.attributes, &tensors)?;
-        let mut output = Tensor::zero_dt(facts::datum_type(dtype)?, &shape)?;
-        let mut view = output.try_as_plain_ram_mut()?;
-        let data = match dtype {
-            DType::F16 => DataMut::F16(view.as_slice_mut()?),
-            _ => DataMut::F32(view.as_slice_mut()?),
-        };
-        cpu::run(&self.attributes, &tensors, data, &TractHost::current())?;
-        Ok(tvec!(output.into_tvalue()))
+        Ok(tvec!(kernel::run(&self.attributes, &tensors, None)?.into_tvalue()))
     }
-}
-
-/// A tract tensor as the kernels see it; tract's are always contiguous and row-major.
-fn borrow(tensor: &Tensor) -> TractResult<moh_kernels::Tensor<'_>> {
-    let view = tensor.try_as_plain_ram()?;
-    let data = match tensor.datum_type() {
-        DatumType::F32 => Data::F32(view.as_slice::<f32>()?),
-        DatumType::F16 => Data::F16(view.as_slice::<f16>()?),
-        other => bail!("expected element type float32 or float16, found {other:?}"),
-    };
-    Ok(moh_kernels::Tensor { shape: tensor.shape(), data })
 }

@@ -114,7 +114,7 @@ fn prepare(path: &Path, threads: Option<usize>) -> TractResult<(ModelProto, Plan
     };
     let parsed = onnx.parse(&proto, Some(folder))?;
     ensure!(parsed.unresolved_inputs.is_empty(), "nothing computes {}", parsed.unresolved_inputs.join(", "));
-    let model = with_plain_outputs(parsed.model.into_typed()?)?.into_optimized()?;
+    let model = moh_tract::optimize(with_plain_outputs(parsed.model.into_typed()?)?)?;
     let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let options = RunOptions { executor: Some(moh_tract::executor(threads)?), ..RunOptions::default() };
     let plan = model.into_runnable_with_options(&options)?;

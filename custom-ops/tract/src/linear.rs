@@ -1,0 +1,136 @@
+//! Products with constant matrices.
+
+use crate::constant::{self, Constant};
+use crate::kernel;
+use moh_kernels::schema::{ROUTED_PROJECTION, Value};
+use moh_kernels::{Attributes, Data, Tensor as Borrowed};
+use std::sync::Arc;
+use tract_onnx::tract_hir::internal::*;
+
+/// How a matrix lies in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Layout {
+    /// (out, in), as `nn.Linear` has it.
+    OutIn,
+    /// (in, out), as MatMul has it.
+    InOut,
+}
+
+/// `x W + bias` along the last axis, for a constant W: a RoutedProjection with one head, which every row uses.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Linear {
+    attributes: Attributes,
+    weight: Constant,
+    bias: Option<Constant>,
+    width: usize,
+    columns: usize,
+}
+
+// The attributes are integers.
+impl Eq for Linear {}
+
+impl Linear {
+    /// For a matrix of two axes.
+    pub(crate) fn new(weight: Arc<Tensor>, layout: Layout) -> TractResult<Linear> {
+        let &[rows, columns] = weight.shape() else { bail!("{weight:?} is no matrix") };
+        let (layout, shape, [width, columns]) = match layout {
+            Layout::OutIn => (0, vec![rows, columns], [columns, rows]),
+            Layout::InOut => (1, vec![1, rows, columns], [rows, columns]),
+        };
+        let attributes = Attributes::read(&ROUTED_PROJECTION, |def| {
+            Some(Value::Int(if def.name == "num_heads" { 1 } else { layout }))
+        })?;
+        Ok(Linear { attributes, weight: Constant::new(weight, &shape)?, bias: None, width, columns })
+    }
+
+    /// With the addition of `bias`, which is the only one.
+    pub(crate) fn with_bias(&self, bias: Arc<Tensor>) -> TractResult<Linear> {
+        ensure!(self.bias.is_none() && bias.datum_type() == self.weight.datum_type());
+        Ok(Linear { bias: Some(Constant::new(bias, &[self.columns])?), ..self.clone() })
+    }
+
+    /// Whether there is a bias already.
+    pub(crate) fn has_bias(&self) -> bool {
+        self.bias.is_some()
+    }
+
+    /// Length of the output's last axis.
+    pub(crate) fn columns(&self) -> usize {
+        self.columns
+    }
+}
+
+impl Op for Linear {
+    fn name(&self) -> StaticName {
+        "Linear".into()
+    }
+
+    fn info(&self) -> TractResult<Vec<String>> {
+        Ok(vec![format!("{} -> {}", self.width, self.columns)])
+    }
+
+    fn validation(&self) -> Validation {
+        Validation::Rounding
+    }
+
+    op_as_typed_op!();
+}
+
+impl TypedOp for Linear {
+    fn output_facts(&self, inputs: &[&TypedFact]) -> TractResult<TVec<TypedFact>> {
+        let &[x] = inputs else { bail!("Linear: expected 1 input, found {}", inputs.len()) };
+        let mut shape: TVec<TDim> = x.shape.dims().into();
+        ensure!(
+            x.datum_type == self.weight.datum_type() && shape.last() == Some(&self.width.to_dim()),
+            "Linear: expected {} elements of type {:?} in the last axis, found {x:?}",
+            self.width,
+            self.weight.datum_type()
+        );
+        shape.pop();
+        shape.push(self.columns.to_dim());
+        Ok(tvec!(x.datum_type.fact(shape)))
+    }
+
+    /// The axes before the last may change as they like.
+    fn change_axes(
+        &self,
+        model: &TypedModel,
+        node: &TypedNode,
+        _: InOut,
+        change: &AxisOp,
+    ) -> TractResult<Option<AxisChangeConsequence>> {
+        let last = model.outlet_fact(node.inputs[0])?.rank() - 1;
+        let kept = match change {
+            AxisOp::Add(axis) => *axis <= last,
+            AxisOp::Rm(axis) => *axis < last,
+            AxisOp::Move(from, to) => *from < last && *to < last,
+            AxisOp::Reshape(at, from, _) => at + from.len() <= last,
+        };
+        Ok(kept.then(|| AxisChangeConsequence::new(model, node, None, change)))
+    }
+
+    as_op!();
+}
+
+impl EvalOp for Linear {
+    op_out_of_plan!();
+
+    fn eval(&self, _: &EvalContext, inputs: TVec<TValue>) -> TractResult<TVec<TValue>> {
+        let x = args_1!(inputs);
+        let mut shape: TVec<usize> = x.shape().into();
+        ensure!(shape.pop() == Some(self.width), "Linear: expected rows of {}, found {:?}", self.width, x.shape());
+        let rows: usize = shape.iter().product();
+        shape.push(self.columns);
+        if rows == 0 {
+            return Ok(tvec!(Tensor::zero_dt(x.datum_type(), &shape)?.into_tvalue()));
+        }
+        let gates = vec![1.0; rows];
+        let inputs = [
+            Some(Borrowed { shape: &[1, rows, self.width], data: constant::data(&x)? }),
+            Some(self.weight.borrow()?),
+            Some(Borrowed { shape: &[1, rows, 1], data: Data::F32(&gates) }),
+            self.bias.as_ref().map(Constant::borrow).transpose()?,
+        ];
+        Ok(tvec!(kernel::run(&self.attributes, &inputs, Some(&shape))?.into_tvalue()))
+    }
+}
