@@ -1,20 +1,36 @@
 //! Inputs of a kernel that never change.
 
 use crate::facts;
-use moh_kernels::{Data, Tensor as Borrowed};
+use moh_kernels::cpu::{self, Packed};
+use moh_kernels::{Attributes, DType, Data, Tensor as Borrowed};
+use std::collections::HashMap;
 use std::sync::Arc;
 use tract_onnx::tract_hir::internal::*;
+
+/// What was packed already: of which tensor, as which input of which operator.
+pub(crate) type Made = HashMap<(*const Tensor, usize, String), Arc<Packed>>;
 
 /// A tensor that an operator holds, in the shape that its kernel wants.
 #[derive(Debug, Clone)]
 pub(crate) struct Constant {
     shape: TVec<usize>,
-    tensor: Arc<Tensor>,
+    elements: Elements,
+}
+
+#[derive(Debug, Clone)]
+enum Elements {
+    Tensor(Arc<Tensor>),
+    Packed(Arc<Packed>),
 }
 
 impl PartialEq for Constant {
     fn eq(&self, other: &Constant) -> bool {
-        self.shape == other.shape && Arc::ptr_eq(&self.tensor, &other.tensor)
+        let same = match (&self.elements, &other.elements) {
+            (Elements::Tensor(a), Elements::Tensor(b)) => Arc::ptr_eq(a, b),
+            (Elements::Packed(a), Elements::Packed(b)) => Arc::ptr_eq(a, b),
+            _ => false,
+        };
+        same && self.shape == other.shape
     }
 }
 
@@ -27,34 +43,56 @@ impl Constant {
             tensor.len() == shape.iter().product::<usize>() && facts::dtype(tensor.datum_type()).is_some(),
             "{tensor:?} is no constant of shape {shape:?}"
         );
-        Ok(Constant { shape: shape.into(), tensor })
+        Ok(Constant { shape: shape.into(), elements: Elements::Tensor(tensor) })
     }
 
     pub(crate) fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    pub(crate) fn datum_type(&self) -> DatumType {
-        self.tensor.datum_type()
+    pub(crate) fn datum_type(&self) -> TractResult<DatumType> {
+        match &self.elements {
+            Elements::Tensor(tensor) => Ok(tensor.datum_type()),
+            Elements::Packed(packed) => facts::datum_type(packed.dtype()),
+        }
     }
 
     /// As the kernels see it.
     pub(crate) fn borrow(&self) -> TractResult<Borrowed<'_>> {
-        Ok(Borrowed { shape: &self.shape, ..borrow(&self.tensor)? })
+        let data = match &self.elements {
+            Elements::Tensor(tensor) => borrow(tensor)?.data,
+            Elements::Packed(packed) => Data::Packed(packed),
+        };
+        Ok(Borrowed { shape: &self.shape, data })
+    }
+
+    /// Packs the elements and lets go of the tensor, if the operator's kernel packs input number `input`. Elements of two bytes stay
+    /// as they are: packed, they would take twice the memory.
+    pub(crate) fn pack(&mut self, attributes: &Attributes, input: usize, made: &mut Made) -> TractResult<()> {
+        let Elements::Tensor(tensor) = &self.elements else { return Ok(()) };
+        if facts::dtype(tensor.datum_type()) != Some(DType::F32) {
+            return Ok(());
+        }
+        let key = (Arc::as_ptr(tensor), input, format!("{:?}{attributes:?}", self.shape));
+        let packed = match made.get(&key) {
+            Some(packed) => packed.clone(),
+            None => {
+                let Some(packed) = cpu::pack(attributes, input, self.borrow()?)? else { return Ok(()) };
+                made.entry(key).or_insert(Arc::new(packed)).clone()
+            }
+        };
+        self.elements = Elements::Packed(packed);
+        Ok(())
     }
 }
 
-/// A tract tensor as the kernels see it.
+/// A tract tensor as the kernels see it; tract's are always contiguous and row-major.
 pub(crate) fn borrow(tensor: &Tensor) -> TractResult<Borrowed<'_>> {
-    Ok(Borrowed { shape: tensor.shape(), data: data(tensor)? })
-}
-
-/// A tract tensor's elements; tract's are always contiguous and row-major.
-pub(crate) fn data(tensor: &Tensor) -> TractResult<Data<'_>> {
     let view = tensor.try_as_plain_ram()?;
-    match tensor.datum_type() {
-        DatumType::F32 => Ok(Data::F32(view.as_slice::<f32>()?)),
-        DatumType::F16 => Ok(Data::F16(view.as_slice::<f16>()?)),
+    let data = match tensor.datum_type() {
+        DatumType::F32 => Data::F32(view.as_slice::<f32>()?),
+        DatumType::F16 => Data::F16(view.as_slice::<f16>()?),
         other => bail!("expected element type float32 or float16, found {other:?}"),
-    }
+    };
+    Ok(Borrowed { shape: tensor.shape(), data })
 }

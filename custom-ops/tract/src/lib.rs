@@ -7,6 +7,8 @@
 //! tract has no bfloat16 and ignores model-local functions, so a model runs on these operators or not at all.
 
 mod constant;
+mod convolution;
+mod elementwise;
 mod facts;
 mod host;
 mod kernel;
@@ -14,6 +16,7 @@ mod linear;
 mod op;
 mod optimize;
 mod parse;
+mod softmax;
 mod threads;
 
 pub use optimize::optimize;

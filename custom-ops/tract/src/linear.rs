@@ -1,6 +1,6 @@
 //! Products with constant matrices.
 
-use crate::constant::{self, Constant};
+use crate::constant::{self, Constant, Made};
 use crate::kernel;
 use moh_kernels::schema::{ROUTED_PROJECTION, Value};
 use moh_kernels::{Attributes, Data, Tensor as Borrowed};
@@ -45,8 +45,13 @@ impl Linear {
 
     /// With the addition of `bias`, which is the only one.
     pub(crate) fn with_bias(&self, bias: Arc<Tensor>) -> TractResult<Linear> {
-        ensure!(self.bias.is_none() && bias.datum_type() == self.weight.datum_type());
+        ensure!(self.bias.is_none() && bias.datum_type() == self.weight.datum_type()?);
         Ok(Linear { bias: Some(Constant::new(bias, &[self.columns])?), ..self.clone() })
+    }
+
+    /// Packs the matrix.
+    pub(crate) fn pack(&mut self, made: &mut Made) -> TractResult<()> {
+        self.weight.pack(&self.attributes, 1, made)
     }
 
     /// Whether there is a bias already.
@@ -80,11 +85,11 @@ impl TypedOp for Linear {
     fn output_facts(&self, inputs: &[&TypedFact]) -> TractResult<TVec<TypedFact>> {
         let &[x] = inputs else { bail!("Linear: expected 1 input, found {}", inputs.len()) };
         let mut shape: TVec<TDim> = x.shape.dims().into();
+        let datum_type = self.weight.datum_type()?;
         ensure!(
-            x.datum_type == self.weight.datum_type() && shape.last() == Some(&self.width.to_dim()),
-            "Linear: expected {} elements of type {:?} in the last axis, found {x:?}",
-            self.width,
-            self.weight.datum_type()
+            x.datum_type == datum_type && shape.last() == Some(&self.width.to_dim()),
+            "Linear: expected {} elements of type {datum_type:?} in the last axis, found {x:?}",
+            self.width
         );
         shape.pop();
         shape.push(self.columns.to_dim());
@@ -126,7 +131,7 @@ impl EvalOp for Linear {
         }
         let gates = vec![1.0; rows];
         let inputs = [
-            Some(Borrowed { shape: &[1, rows, self.width], data: constant::data(&x)? }),
+            Some(Borrowed { shape: &[1, rows, self.width], data: constant::borrow(&x)?.data }),
             Some(self.weight.borrow()?),
             Some(Borrowed { shape: &[1, rows, 1], data: Data::F32(&gates) }),
             self.bias.as_ref().map(Constant::borrow).transpose()?,

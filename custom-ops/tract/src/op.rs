@@ -1,39 +1,102 @@
 //! One ai.moh operator as a tract operator, before and after type inference.
 
+use crate::constant::{self, Constant, Made};
 use crate::facts::{self, Known};
-use crate::{constant, kernel};
-use moh_kernels::Attributes;
+use crate::kernel;
+use moh_kernels::{Attributes, Tensor as Borrowed};
+use std::sync::Arc;
 use tract_onnx::tract_hir::internal::*;
 
 /// An operator with its attributes; which one, only the attributes know.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct MohOp {
     attributes: Attributes,
-    /// For every input in schema order the position among the inputs that are there.
-    slots: TVec<Option<usize>>,
+    /// The inputs in schema order.
+    slots: TVec<Slot>,
+}
+
+/// Where an input is.
+#[derive(Debug, Clone, PartialEq)]
+enum Slot {
+    Absent,
+    /// Among the inputs that tract has.
+    Given(usize),
+    Constant(Constant),
 }
 
 // An attribute is never NaN in an operator that runs: validation refuses it.
 impl Eq for MohOp {}
 
 impl MohOp {
+    /// `slots` are, for every input in schema order, the position among the inputs that are there.
     pub(crate) fn new(attributes: Attributes, slots: TVec<Option<usize>>) -> MohOp {
+        let slots = slots.into_iter().map(|slot| slot.map_or(Slot::Absent, Slot::Given)).collect();
         MohOp { attributes, slots }
+    }
+
+    /// Holds the inputs that are `constants`; tract has the others, in the same order.
+    pub(crate) fn with_constants(&self, constants: &[Option<Arc<Tensor>>]) -> TractResult<MohOp> {
+        let mut others = 0;
+        let slot = |slot: &Slot| -> TractResult<Slot> {
+            let Slot::Given(given) = *slot else { return Ok(slot.clone()) };
+            match constants.get(given) {
+                Some(Some(tensor)) => Ok(Slot::Constant(Constant::new(tensor.clone(), tensor.shape())?)),
+                _ => {
+                    others += 1;
+                    Ok(Slot::Given(others - 1))
+                }
+            }
+        };
+        Ok(MohOp {
+            attributes: self.attributes.clone(),
+            slots: self.slots.iter().map(slot).collect::<TractResult<_>>()?,
+        })
+    }
+
+    /// Packs the constants that the kernel packs.
+    pub(crate) fn pack(&mut self, made: &mut Made) -> TractResult<()> {
+        for (input, slot) in self.slots.iter_mut().enumerate() {
+            if let Slot::Constant(constant) = slot {
+                constant.pack(&self.attributes, input, made)?;
+            }
+        }
+        Ok(())
     }
 
     fn label(&self) -> StaticName {
         self.attributes.operator().name.into()
     }
 
-    /// `given`, what tract has, in schema order.
-    fn in_schema_order<'a, T>(&self, given: &'a [T]) -> TractResult<Vec<Option<&'a T>>> {
-        let expected = self.slots.iter().flatten().count();
-        ensure!(given.len() == expected, "{}: expected {expected} inputs, found {}", self.label(), given.len());
-        Ok(self.slots.iter().map(|slot| slot.and_then(|slot| given.get(slot))).collect())
+    fn check_count(&self, found: usize) -> TractResult<()> {
+        let expected = self.slots.iter().filter(|slot| matches!(slot, Slot::Given(_))).count();
+        ensure!(found == expected, "{}: expected {expected} inputs, found {found}", self.label());
+        Ok(())
     }
 
     fn output(&self, given: &[Known<'_>]) -> TractResult<(DatumType, TVec<TDim>)> {
-        facts::output(&self.attributes, &self.in_schema_order(given)?)
+        self.check_count(given.len())?;
+        let shape = |slot: &Slot| match slot {
+            Slot::Constant(constant) => constant.shape().iter().map(|dim| dim.to_dim()).collect(),
+            _ => TVec::new(),
+        };
+        let shapes: Vec<TVec<TDim>> = self.slots.iter().map(shape).collect();
+        let mut constants = Vec::new();
+        for (slot, shape) in self.slots.iter().zip(&shapes) {
+            constants.push(match slot {
+                Slot::Constant(constant) => Some(Known { datum_type: constant.datum_type()?, shape }),
+                _ => None,
+            });
+        }
+        let inputs: Vec<Option<&Known<'_>>> = self
+            .slots
+            .iter()
+            .zip(&constants)
+            .map(|(slot, constant)| match slot {
+                Slot::Given(given_at) => given.get(*given_at),
+                _ => constant.as_ref(),
+            })
+            .collect();
+        facts::output(&self.attributes, &inputs)
     }
 }
 
@@ -96,11 +159,15 @@ impl EvalOp for MohOp {
     op_out_of_plan!();
 
     fn eval(&self, _: &EvalContext, inputs: TVec<TValue>) -> TractResult<TVec<TValue>> {
-        let tensors = self.in_schema_order(&inputs)?;
-        let tensors: Vec<_> = tensors
-            .into_iter()
-            .map(|tensor| tensor.map(|tensor| constant::borrow(tensor)).transpose())
-            .collect::<TractResult<_>>()?;
+        self.check_count(inputs.len())?;
+        let mut tensors: Vec<Option<Borrowed<'_>>> = Vec::with_capacity(self.slots.len());
+        for slot in &self.slots {
+            tensors.push(match slot {
+                Slot::Absent => None,
+                Slot::Given(given) => inputs.get(*given).map(|tensor| constant::borrow(tensor)).transpose()?,
+                Slot::Constant(constant) => Some(constant.borrow()?),
+            });
+        }
         Ok(tvec!(kernel::run(&self.attributes, &tensors, None)?.into_tvalue()))
     }
 }
