@@ -24,8 +24,14 @@ pub(crate) struct Kernel {
     dtype: DType,
     memory: CpuMemory,
     threads: SessionThreads,
-    /// Of each input of the node, what it was packed into, with its shape.
-    packed: Vec<Option<(Vec<usize>, Packed)>>,
+    /// Of each input of the node; empty where none is packed.
+    packed: Vec<Option<PackedInput>>,
+}
+
+/// A constant input, packed.
+struct PackedInput {
+    shape: Vec<usize>,
+    packed: Packed,
 }
 
 /// Reads and checks a node's attributes, and the shapes of its inputs as far as they are known.
@@ -59,7 +65,7 @@ impl NodeKernel for Kernel {
     fn compute(&self, context: &KernelContext<'_>) -> Result<(), Failure> {
         let operator = self.attributes.operator();
         let read = |index: usize| match self.packed.get(index).and_then(Option::as_ref) {
-            Some((shape, packed)) => Ok(Some(Input::packed(shape, packed))),
+            Some(constant) => Ok(Some(Input::packed(constant))),
             // SAFETY: inputs of this context.
             None => context.input(index)?.map(|t| unsafe { Input::new(operator, index, t) }).transpose(),
         };
@@ -84,13 +90,13 @@ impl NodeKernel for Kernel {
 }
 
 /// Packs the node's constant inputs, as far as its kernel takes them packed.
-fn pack_weights(attributes: &Attributes, info: &KernelInfo<'_>) -> Result<Vec<Option<(Vec<usize>, Packed)>>, Failure> {
+fn pack_weights(attributes: &Attributes, info: &KernelInfo<'_>) -> Result<Vec<Option<PackedInput>>, Failure> {
     let pack = |index| {
         let Some(tensor) = info.constant(index)? else { return Ok(None) };
         // SAFETY: a constant of the node, which is alive.
         let input = unsafe { Input::new(attributes.operator(), index, tensor)? };
         let packed = cpu::pack(attributes, index, input.tensor())?;
-        Ok(packed.map(|packed| (input.tensor().shape.to_vec(), packed)))
+        Ok(packed.map(|packed| PackedInput { shape: input.tensor().shape.to_vec(), packed }))
     };
     (0..info.input_count()?).map(pack).collect()
 }
@@ -132,7 +138,7 @@ impl<'c> Input<'c> {
     }
 
     /// A weight in its tensor's place, of which the shape was checked when it was packed.
-    fn packed(shape: &[usize], packed: &'c Packed) -> Input<'c> {
+    fn packed(PackedInput { shape, packed }: &'c PackedInput) -> Input<'c> {
         let mut dims = [0; MAX_RANK];
         dims[..shape.len()].copy_from_slice(shape);
         Input { rank: shape.len(), dims, data: Elements::Packed(packed) }
