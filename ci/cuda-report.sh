@@ -69,8 +69,8 @@ Written by `ci/cuda-report.sh --write`, with nvcc 13.0.88; `ci/cuda-report.sh --
 
 Registers of a thread, and bytes of them that are spilled, as ptxas counts them; bytes of shared memory, the most that a test's launch
 asked for; instructions in the kernel's text: `HGMMA` is wgmma, `HMMA` mma.sync, `UTMALDG` a TMA load, `LDGSTS` cp.async, `LDL, STL`
-local memory. Where targets differ: sm_80 / sm_90. The kernels of `*_sm90.cu` are for sm_90a alone, where 168 registers are what a
-thread starts with; producers then give up what consumers take. A `bf16` kernel that differs from its `f16` one in nothing is left out.
+local memory. Where targets differ: sm_80 / sm_90. The kernels of `*_sm90.cu` are for sm_90a alone, where 168 (of 512 threads:
+128) registers are what a thread starts with; producers then give up what consumers take. A `bf16` kernel that differs from its `f16` one in nothing is left out.
 TEXT
     table >>"$document"
 }

@@ -188,7 +188,7 @@ def linear(kernels, quick):
     columns = ["operator", "type", "tokens", "width", "heads used", "ours ms", "matmul ms", "ratio", "error"]
     table = Table("RoutedProjection and RoutedCombine against dense matrix products", columns)
     for dtype in [torch.float16] if quick else [torch.float16, torch.bfloat16]:
-        for tokens, width, heads in [(32, 4096, 32), (4096, 1152, 16), (TOKENS, WIDTH, 32)]:
+        for tokens, width, heads in [(32, 4096, 32), (4096, 1152, 16), (TOKENS, WIDTH, 32), (TOKENS, 2 * WIDTH, 32)]:
             for share in [1.0, 0.75, 0.5]:
                 for operator in ["RoutedProjection", "RoutedCombine"]:
                     attempt(lambda: linear_row(table, kernels, operator, dtype, tokens, width, heads, share))
@@ -224,7 +224,8 @@ def experts(kernels, quick):
             for operator in ["RoutedProjection", "RoutedCombine"]:
                 attempt(lambda: expert_row(table, kernels, operator, number, 8, tokens))
     for number, used in [(8, 2)] if quick else [(4, 1), (8, 2), (16, 4)]:
-        attempt(lambda: expert_row(table, kernels, "RoutedMLP", number, used, 2048))
+        for tokens in [8, 2048]:
+            attempt(lambda: expert_row(table, kernels, "RoutedMLP", number, used, tokens))
     return table
 
 

@@ -9,6 +9,7 @@ namespace {
 // Elements of `gates` that are not 0. `scratch` is an integer a warp; the result is the same in all threads.
 MOH_DEVICE int count_on(const float* gates, int elements, int* scratch) {
     int on = 0;
+#pragma unroll 8
     for (int i = int(threadIdx.x); i < elements; i += int(blockDim.x)) on += gates[i] != 0.0f;
     for (int lanes = 16; lanes > 0; lanes /= 2) on += __shfl_xor_sync(0xffffffffu, on, lanes);
     if ((threadIdx.x & 31) == 0) scratch[threadIdx.x / 32] = on;

@@ -39,17 +39,24 @@ template <class T, int layout, int tokens, int stages, bool aligned> struct Rout
     };
 
     static MOH_DEVICE void run(const LinearParams& p) {
-        const int thread = int(threadIdx.x), warp = thread / 32;
-        const int column = int(blockIdx.x) * columns, first = int(blockIdx.y) * tokens;
-        const int count = min(tokens, p.tokens - first);
+        const int first = int(blockIdx.y) * tokens, count = min(tokens, p.tokens - first);
         unsigned char* memory = shared_memory();
         float* sums = reinterpret_cast<float*>(memory + stages * stage_bytes);
         uint32_t* bits = reinterpret_cast<uint32_t*>(sums + tokens * pitch);
         int* counts = reinterpret_cast<int*>(bits + heads * words);
         uint8_t* lists = reinterpret_cast<uint8_t*>(counts + heads);
         if (!is_routed(p, count, count_on(p.gates + int64_t(first) * p.heads, count * p.heads, counts))) return;
-        for (int i = thread; i < tokens * pitch; i += threads) sums[i] = 0.0f;
+        // Few blocks for all columns: where the way is not wanted, they only count.
+        for (int column = int(blockIdx.x) * columns; column < p.columns; column += int(gridDim.x) * columns) {
+            tile(p, first, count, column, memory, sums, bits, counts, lists);
+            __syncthreads();
+        }
+    }
 
+    static MOH_DEVICE void tile(const LinearParams& p, int first, int count, int column, unsigned char* memory, float* sums,
+                                uint32_t* bits, int* counts, uint8_t* lists) {
+        const int thread = int(threadIdx.x), warp = thread / 32;
+        for (int i = thread; i < tokens * pitch; i += threads) sums[i] = 0.0f;
         for (int first_head = 0; first_head < p.heads; first_head += heads) {
             const int listed = min(heads, p.heads - first_head);
             __syncthreads();

@@ -145,6 +145,10 @@ template <class P, bool is_mlp, bool pairs> struct Projection {
         const int columns = dense ? p.heads * p.columns : p.columns;
         const T* bias = static_cast<const T*>(p.bias) + (p.bias ? tile.head * p.bias_head + tile.column : 0);
         T* output = static_cast<T*>(p.output) + tile.head * p.output_head + tile.column;
+        // Dense: the heads of the thread's blocks of 8 columns.
+        int head[tile_columns / 32];
+#pragma unroll
+        for (int i = 0; i < tile_columns / 32; i++) head[i] = dense ? (tile.column + 32 * i + 8 * pair) / p.columns : 0;
 #pragma unroll
         for (int u = 0; u < 2; u++)
 #pragma unroll
@@ -165,9 +169,7 @@ template <class P, bool is_mlp, bool pairs> struct Projection {
                 auto at = [&](int j) -> T* {
                     return token[u][s] >= 0 && tile.column + 8 * j < columns ? output + token[u][s] * p.output_row + 8 * j : nullptr;
                 };
-                auto is_on = [&](int j) {
-                    return !dense || p.gates[int64_t(token[u][s]) * p.heads + (tile.column + 8 * j) / p.columns] != 0.0f;
-                };
+                auto is_on = [&](int i) { return !dense || p.gates[int64_t(token[u][s]) * p.heads + head[i]] != 0.0f; };
                 store_row<tile_columns / 8>(word, at, is_on);
             }
     }

@@ -206,7 +206,7 @@ MOH_DEVICE void transpose(uint32_t (&v)[4]) {
 }
 
 // Stores a row of fragments: word(j) is the thread's two of columns 8 j to 8 j + 7, for j below `blocks`. at(j) is where those 8 go,
-// aligned to 16, or null; where !is_on(j), they are zeros.
+// aligned to 16, or null. Where !is_on(j / 4), which each thread is asked for its own j, they are zeros; not those beyond a multiple of 32.
 template <int blocks, class Word, class At, class IsOn> MOH_DEVICE void store_row(Word word, At at, IsOn is_on) {
     const int q = int(threadIdx.x) % 4;
 #pragma unroll
@@ -216,12 +216,12 @@ template <int blocks, class Word, class At, class IsOn> MOH_DEVICE void store_ro
         for (int i = 0; i < 4; i++) v[i] = word(first + i);
         transpose(v);
         const int block = first + q;
-        if (void* to = at(block)) *static_cast<uint4*>(to) = is_on(block) ? make_uint4(v[0], v[1], v[2], v[3]) : make_uint4(0, 0, 0, 0);
+        if (void* to = at(block)) *static_cast<uint4*>(to) = is_on(first / 4) ? make_uint4(v[0], v[1], v[2], v[3]) : make_uint4(0, 0, 0, 0);
     }
 #pragma unroll
     for (int block = blocks / 4 * 4; block < blocks; block++) {
         uint32_t v = word(block);
-        if (void* to = at(block)) static_cast<uint32_t*>(to)[q] = is_on(block) ? v : 0;
+        if (void* to = at(block)) static_cast<uint32_t*>(to)[q] = v;
     }
 }
 

@@ -117,12 +117,26 @@ fn many_experts() {
     });
 }
 
+/// So few heads that blocks of a combination take several tiles each.
+#[test]
+fn wide_and_sparse() {
+    on_device(|device| {
+        let gates = Gates::Random(0.03);
+        for case in each(Case { q_len: 520, heads: 3, block: 128, width: 520, gates, dtype: DType::F16, ..PROJECTION })
+        {
+            case.check(device);
+        }
+    });
+}
+
 /// Tiles of every size that the kernels have.
 #[test]
 fn large_tiles() {
     on_device(|device| {
         for dtype in HALVES {
-            for (q_len, block, width, p) in [(300, 128, 64, 0.5), (520, 64, 136, 0.95), (2050, 128, 8, 0.05)] {
+            for (q_len, block, width, p) in
+                [(300, 128, 64, 0.5), (520, 64, 136, 0.95), (500, 64, 200, 0.9), (2050, 128, 8, 0.05)]
+            {
                 let gates = Gates::Shared(1, p);
                 for case in each(Case { q_len, heads: 3, block, width, gates, dtype, bias: true, ..PROJECTION }) {
                     case.check(device);

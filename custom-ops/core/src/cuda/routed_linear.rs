@@ -238,34 +238,43 @@ pub(super) unsafe fn combination(
         return unsafe { stream.launch(kernel, grid, FEW as u32, shared, &params) };
     }
     let fits = |rows: usize| {
-        let tiles = tokens.div_ceil(rows) * columns.div_ceil(ROUTED_COLUMNS);
         let shared = routed_bytes(rows).max(dense_bytes(product, Tile { rows, columns: 128 }, aligned));
-        shared <= properties.shared_bytes as usize && (rows < 256 || tiles >= properties.multiprocessors as usize)
+        shared <= properties.shared_bytes as usize
     };
+    let column_tiles = columns.div_ceil(ROUTED_COLUMNS);
+    let fills = |rows: usize| tokens.div_ceil(rows) * column_tiles >= properties.multiprocessors as usize;
     let half = product.dtype != DType::F32;
     let hopper = aligned && p.only != 1 && hopper::fits(product, stream);
     let params = LinearParams { routed_cost: if hopper { hopper::ROUTED_COST } else { ROUTED_COST }, ..*p };
-    let (rows, variant) = match () {
-        () if !aligned => (64, "any"),
-        () if half && tokens > 128 && fits(256) => (256, "256"),
-        () if half && tokens > 64 && fits(128) => (128, "128"),
-        () => (64, "64"),
+    let rows = match () {
+        () if !aligned || !half => 64,
+        () if hopper => {
+            let heights: Vec<usize> = [256, 128, 64].into_iter().filter(|&rows| fits(rows)).collect();
+            hopper::height(&heights, tokens, column_tiles, hopper::WIDE, stream)
+        }
+        () if tokens > 128 && fits(256) && fills(256) => 256,
+        () if tokens > 64 && fits(128) => 128,
+        () => 64,
     };
-    let tiles = columns.div_ceil(ROUTED_COLUMNS) * tokens.div_ceil(rows);
+    let variant = if aligned { rows.to_string() } else { "any".to_owned() };
+    let tiles = column_tiles * tokens.div_ceil(rows);
     let (part_depth, parts) = match p.only {
         1 => parts(p.depth as usize, tiles, properties.multiprocessors as usize),
         _ => (p.depth as usize, 1),
     };
     let partial = if parts > 1 { workspace.allocate(parts * tokens * columns * 4)? } else { 0 };
     let params = LinearParams { partial, part_depth: part_depth as i32, parts: parts as i32, ..params };
-    let launch = |operation: &str, width: usize, threads: usize, shared: usize| {
-        let name = product.name(operation, variant);
+    let row_tiles = tokens.div_ceil(rows);
+    let launch = |operation: &str, blocks: usize, threads: usize, shared: usize| {
+        let name = product.name(operation, &variant);
         let kernel = Kernel { module: modules::COMBINE, name: &name };
-        let grid = [columns.div_ceil(width) as u32, tokens.div_ceil(rows) as u32, parts as u32];
+        let grid = [blocks as u32, row_tiles as u32, parts as u32];
         // SAFETY: as the caller promises.
         unsafe { stream.launch(kernel, grid, threads as u32, shared as u32, &params) }
     };
-    launch("combine_routed", ROUTED_COLUMNS, 256, routed_bytes(rows))?;
+    // Every block reads its tokens' gates before it knows whether this way is wanted: two for each multiprocessor will do.
+    let few = if p.only == 1 { usize::MAX } else { (2 * properties.multiprocessors as usize).div_ceil(row_tiles) };
+    launch("combine_routed", column_tiles.min(few.max(1)), 256, routed_bytes(rows))?;
     if parts > 1 {
         let name = CString::new(format!("moh_combine_sum_{}", product.type_name())).unwrap_or_default();
         let kernel = Kernel { module: modules::COMBINE, name: &name };
@@ -281,7 +290,7 @@ pub(super) unsafe fn combination(
         return unsafe { hopper::combine(product, &params, rows, stream) };
     }
     let dense = Tile { rows, columns: if rows == 64 { 64 } else { 128 } };
-    launch("combine_dense", dense.columns, rows, dense_bytes(product, dense, aligned))
+    launch("combine_dense", columns.div_ceil(dense.columns), rows, dense_bytes(product, dense, aligned))
 }
 
 const ROUTED_COLUMNS: usize = 128;

@@ -13,7 +13,7 @@ const DEPTH: usize = 64;
 /// Heights of tiles. Units of 64 rows go to two warpgroups in turn.
 const HEIGHTS: [usize; 4] = [256, 192, 128, 64];
 /// Columns of the tiles of dense products, of combinations and of mixtures of experts.
-const WIDE: usize = 128;
+pub(super) const WIDE: usize = 128;
 /// Columns of gathered tiles.
 const WIDTHS: [usize; 3] = [WIDE, 72, 64];
 /// Up to this share of heads in percent, gathered tiles as wide as dense ones are taken: their copies are smaller.
@@ -52,10 +52,12 @@ fn gathered_rate(width: usize, columns: usize) -> usize {
     100 * columns / columns.next_multiple_of(width) * reuse(width) / reuse(WIDE)
 }
 
-/// The highest tiles of which there is one for every multiprocessor.
-fn height(rows: usize, tiles_a_row: usize, stream: &Stream<'_>) -> usize {
-    let enough = |height: &usize| rows.div_ceil(*height) * tiles_a_row >= stream.properties().multiprocessors as usize;
-    HEIGHTS.into_iter().find(enough).unwrap_or(DEPTH)
+/// Of these heights of tiles, highest first, the one that takes the least time: rounds of tiles on all multiprocessors, each as long as
+/// the copies of a tile's rows and of its weights, which cost a quarter.
+pub(super) fn height(heights: &[usize], rows: usize, tiles_a_row: usize, width: usize, stream: &Stream<'_>) -> usize {
+    let multiprocessors = stream.properties().multiprocessors.max(1) as usize;
+    let rounds = |height: usize| (rows.div_ceil(height) * tiles_a_row).div_ceil(multiprocessors);
+    heights.iter().copied().min_by_key(|&height| rounds(height) * (height + width / 4)).unwrap_or(DEPTH)
 }
 
 /// Puts a projection on the stream; the lists of `params` are made already.
@@ -70,7 +72,7 @@ pub(super) unsafe fn project(product: &Product, params: &LinearParams, stream: &
     unsafe {
         if params.activation >= 0 {
             let (variant, width) = if params.activation == 4 { ("pairs", WIDE / 2) } else { ("mlp", WIDE) };
-            let rows = height(gathered_rows, heads * columns.div_ceil(width), stream);
+            let rows = height(&HEIGHTS, gathered_rows, heads * columns.div_ceil(width), WIDE, stream);
             return launch_projection(product, variant, WIDE, width, rows, params, stream);
         }
         let width = WIDTHS.into_iter().max_by_key(|&width| gathered_rate(width, columns)).unwrap_or(WIDE);
@@ -78,7 +80,7 @@ pub(super) unsafe fn project(product: &Product, params: &LinearParams, stream: &
         let can_be_dense = params.write_zeros != 0 && (!product.per_head || columns.is_multiple_of(DEPTH));
         let dense_percent = if can_be_dense { gathered_rate(width, columns).min(ALMOST_ALL) as i32 } else { NEVER };
         let params = LinearParams { dense_percent, ..*params };
-        let rows = height(gathered_rows, heads * columns.div_ceil(width), stream);
+        let rows = height(&HEIGHTS, gathered_rows, heads * columns.div_ceil(width), width, stream);
         let launch = |width: usize, rows: usize, only: i32| {
             let params = LinearParams { only, ..params };
             launch_projection(product, &width.to_string(), width, width, rows, &params, stream)
@@ -87,7 +89,7 @@ pub(super) unsafe fn project(product: &Product, params: &LinearParams, stream: &
             return launch(width, rows, 0);
         }
         launch(width, rows, 1)?;
-        launch(WIDE, height(tokens, (heads * columns).div_ceil(WIDE), stream), 2)
+        launch(WIDE, height(&HEIGHTS, tokens, (heads * columns).div_ceil(WIDE), WIDE, stream), 2)
     }
 }
 
