@@ -6,7 +6,7 @@
 //! The compiler knows nothing of tile registers and never uses them, so that they keep their contents from one block of
 //! assembly to the next.
 
-use super::matrix_unit::{TILE, TileProduct};
+use super::matrix_unit::{ROW_BYTES, TILE, TILE_BYTES, TileProduct};
 use std::arch::asm;
 use std::sync::OnceLock;
 
@@ -107,14 +107,14 @@ impl Tiles {
 
     #[inline(always)]
     unsafe fn left<const BOTH: bool>(&self, p: &TileProduct, step: usize, plane: usize) {
-        let offset = step * size_of::<[f32; TILE]>() + plane * p.plane_strides[0];
+        let offset = step * TILE_BYTES + plane * p.plane_strides[0];
         // SAFETY: as of `multiply`.
         unsafe {
             asm!("tileloadd tmm4, [{a} + {s}]",
-                a = in(reg) p.a[0].byte_add(offset), s = in(reg) p.a_stride, options(nostack, readonly));
+                a = in(reg) p.a[0].byte_add(offset), s = in(reg) ROW_BYTES, options(nostack, readonly));
             if BOTH {
                 asm!("tileloadd tmm5, [{a} + {s}]",
-                    a = in(reg) p.a[1].byte_add(offset), s = in(reg) p.a_stride, options(nostack, readonly));
+                    a = in(reg) p.a[1].byte_add(offset), s = in(reg) ROW_BYTES, options(nostack, readonly));
             }
         }
     }

@@ -1,6 +1,6 @@
 //! x86-64 with AVX512-BF16: vectors of pairs of bfloat16, multiplied and added in f32.
 
-use super::matrix_unit::{TILE, TileProduct};
+use super::matrix_unit::{ROW_BYTES, TILE, TILE_BYTES, TileProduct};
 use std::arch::x86_64::*;
 use std::sync::OnceLock;
 
@@ -53,15 +53,15 @@ unsafe fn rows(p: &TileProduct, i: usize, row: usize) {
                 sums[g] = [0, TILE].map(|v| _mm512_loadu_ps(c.byte_add(g * p.c_stride).add(v)));
             }
         }
-        let a = p.a[i].byte_add(row * p.a_stride).cast::<i32>();
+        let a = p.a[i].byte_add(row * ROW_BYTES).cast::<i32>();
         for step in 0..p.steps {
             let b = p.b.byte_add(step * p.b_step);
             for pair in 0..TILE {
                 let b = b.byte_add(pair * p.b_stride);
                 let b = [load(b), load(b.add(TILE))];
-                let a = a.add(step * TILE + pair);
+                let a = a.byte_add(step * TILE_BYTES).add(pair);
                 for g in 0..ROWS {
-                    let x = as_bf16(_mm512_set1_epi32(*a.byte_add(g * p.a_stride)));
+                    let x = as_bf16(_mm512_set1_epi32(*a.byte_add(g * ROW_BYTES)));
                     for v in 0..2 {
                         sums[g][v] = _mm512_dpbf16_ps(sums[g][v], x, b[v]);
                     }

@@ -7,15 +7,17 @@ use super::dot::Dot;
 
 /// Rows of a tile, and numbers of f32 in its row.
 pub(crate) const TILE: usize = 16;
+/// Bytes of a tile's row, and of a tile whose rows lie one after the other.
+pub(crate) const ROW_BYTES: usize = TILE * size_of::<f32>();
+pub(crate) const TILE_BYTES: usize = TILE * ROW_BYTES;
 
 /// Two factors and their product of f32. A number of a factor is the sum of as many of bf16 as the factor has planes, largest first.
 /// Strides and steps are in bytes.
 #[derive(Debug, Clone, Copy)]
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub(crate) struct TileProduct {
-    /// Rows of pairs along the inner index: two tiles of 16 rows.
+    /// Rows of 16 pairs along the inner index: two tiles of 16 rows, one after the other for each block of 32 inner indices.
     pub(crate) a: [*const f32; 2],
-    pub(crate) a_stride: usize,
     /// Rows of pairs: row p holds inner indices 2p and 2p + 1 of 32 columns.
     pub(crate) b: *const f32,
     pub(crate) b_stride: usize,

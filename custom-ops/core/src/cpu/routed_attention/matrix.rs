@@ -57,9 +57,9 @@ pub(super) struct MatrixMemory<'h> {
     outputs: usize,
     max: usize,
     sum: usize,
-    /// (planes, KEYS, pairs)
+    /// (planes, KEYS, pairs), in tiles
     keys: usize,
-    /// (planes, rows, KEYS / 2)
+    /// (planes, rows, KEYS / 2), in tiles
     values: usize,
     /// (KEYS, WIDTH)
     scores: usize,
@@ -241,7 +241,6 @@ impl<I: Isa, T: Element, const PLANES: usize> Chunk<'_, '_, I, T, PLANES> {
             let score = |half: usize| self.at(self.memory.scores + (2 * step + half) * TILE * WIDTH);
             let product = TileProduct {
                 a: [key(0), key(1)],
-                a_stride: pairs * size_of::<f32>(),
                 b,
                 b_stride: STRIDE,
                 b_step: STEP,
@@ -266,7 +265,6 @@ impl<I: Isa, T: Element, const PLANES: usize> Chunk<'_, '_, I, T, PLANES> {
             let value = |row: usize| self.at(self.memory.values + row * KEYS / 2).cast_const();
             let product = TileProduct {
                 a: [value(row), value(second)],
-                a_stride: KEYS / 2 * size_of::<f32>(),
                 b: self.at(self.memory.weights),
                 b_stride: STRIDE,
                 b_step: STEP,

@@ -2,6 +2,7 @@
 //! number needs to be their sum.
 
 use super::matrix::{KEYS, WIDTH};
+use crate::cpu::isa::matrix_unit::TILE;
 use crate::cpu::isa::{Isa, Job, MAX_LANES};
 use crate::tensor::{DType, Element};
 
@@ -101,7 +102,13 @@ impl<T: Element, const PLANES: usize> Job for PackQueries<'_, T, PLANES> {
     }
 }
 
-/// Copies keys to (PLANES, KEYS, pairs) pairs. Pairs beyond are 0, and so are keys up to a multiple of 32.
+/// Where the 16 pairs from `pair` on of a row of `pairs` lie, rows being cut into tiles, which lie one after the other.
+#[inline(always)]
+fn in_tiles(row: usize, pair: usize, pairs: usize) -> usize {
+    (row / TILE * (pairs / TILE) + pair / TILE) * TILE * TILE + row % TILE * TILE
+}
+
+/// Copies keys to (PLANES, KEYS, pairs) pairs in tiles. Pairs beyond are 0, and so are keys up to a multiple of 32.
 ///
 /// Contract of the constructor: as of [`PackQueries`], for `keys <= KEYS` rows `stride` apart.
 pub(super) struct PackKeys<T, const PLANES: usize> {
@@ -127,7 +134,7 @@ impl<T: Element, const PLANES: usize> Job for PackKeys<T, PLANES> {
                         planes = load(isa, self.input.add(key * self.stride + 2 * pair), self.dim - 2 * pair);
                     }
                     for (plane, vector) in planes.into_iter().enumerate() {
-                        isa.store(self.output.add((plane * KEYS + key) * self.pairs + pair), vector);
+                        isa.store(self.output.add(in_tiles(plane * KEYS + key, pair, self.pairs)), vector);
                     }
                 }
             }
@@ -135,7 +142,7 @@ impl<T: Element, const PLANES: usize> Job for PackKeys<T, PLANES> {
     }
 }
 
-/// Transposes values to (PLANES, rows, KEYS / 2) pairs. Rows up to a multiple of 16 and keys up to one of 32 are 0.
+/// Transposes values to (PLANES, rows, KEYS / 2) pairs in tiles. Rows up to a multiple of 16 and keys up to one of 32 are 0.
 ///
 /// Contract of the constructor: as of [`PackKeys`]; `rows` is `dim` up to a multiple of [`MAX_LANES`].
 pub(super) struct PackValues<T, const PLANES: usize> {
@@ -168,7 +175,7 @@ impl<T: Element, const PLANES: usize> Job for PackValues<T, PLANES> {
                     for i in 0..MAX_LANES {
                         let row = plane * self.rows + d + i;
                         // SAFETY: the constructor's contract: the rows are filled up to whole tiles.
-                        unsafe { isa.store(self.output.add(row * (KEYS / 2) + start / 2), block[i]) }
+                        unsafe { isa.store(self.output.add(in_tiles(row, start / 2, KEYS / 2)), block[i]) }
                     }
                 }
             }
