@@ -72,11 +72,10 @@ fn layout(axes: &AxesMapping) -> Option<Layout> {
     let (&k, left) = left.split_last()?;
     let (&n, output) = output.split_last()?;
     let plain = left == output && !left.contains(&k) && !left.contains(&n) && k != n;
-    match right.as_slice() {
-        _ if !plain => None,
-        &[a, b] if [a, b] == [k, n] => Some(Layout::InOut),
-        &[a, b] if [a, b] == [n, k] => Some(Layout::OutIn),
-        _ => None,
+    match () {
+        () if plain && right == [k, n] => Some(Layout::InOut),
+        () if plain && right == [n, k] => Some(Layout::OutIn),
+        () => None,
     }
 }
 
