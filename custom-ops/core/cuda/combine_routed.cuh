@@ -46,6 +46,11 @@ template <class T, int layout, int tokens, int stages, bool aligned> struct Rout
         int* counts = reinterpret_cast<int*>(bits + heads * words);
         uint8_t* lists = reinterpret_cast<uint8_t*>(counts + heads);
         if (!is_routed(p, count, count_on(p.gates + int64_t(first) * p.heads, count * p.heads, counts))) return;
+        if (tokens == 64) {
+            // Registers for two blocks a multiprocessor: a loop would cost one of them.
+            tile(p, first, count, int(blockIdx.x) * columns, memory, sums, bits, counts, lists);
+            return;
+        }
         // Few blocks for all columns: where the way is not wanted, they only count.
         for (int column = int(blockIdx.x) * columns; column < p.columns; column += int(gridDim.x) * columns) {
             tile(p, first, count, column, memory, sums, bits, counts, lists);

@@ -273,7 +273,10 @@ pub(super) unsafe fn combination(
         unsafe { stream.launch(kernel, grid, threads as u32, shared as u32, &params) }
     };
     // Every block reads its tokens' gates before it knows whether this way is wanted: two for each multiprocessor will do.
-    let few = if p.only == 1 { usize::MAX } else { (2 * properties.multiprocessors as usize).div_ceil(row_tiles) };
+    let few = match p.only != 1 && rows > 64 {
+        true => (2 * properties.multiprocessors as usize).div_ceil(row_tiles),
+        false => usize::MAX,
+    };
     launch("combine_routed", column_tiles.min(few.max(1)), 256, routed_bytes(rows))?;
     if parts > 1 {
         let name = CString::new(format!("moh_combine_sum_{}", product.type_name())).unwrap_or_default();
