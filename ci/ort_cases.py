@@ -141,6 +141,36 @@ class Cases:
         })
 
 
+    def add_router(self, name, expect="ok", message="", heads=6, top_k=2, shared=(0, 1), attributes=None):
+        """One model of TopKRouter's two stages, with at least two shared heads or none."""
+        rng = np.random.default_rng(len(self.list))
+        routed = [h for h in range(heads) if h not in shared]
+        columns = len(routed) + (2 + len(shared) if shared else 0)
+        scores = rng.standard_normal((BATCH, Q_LEN, columns)).astype(np.float32)
+        softmax = lambda x: np.exp(x) / np.exp(x).sum(-1, keepdims=True)
+        wide = scores.astype(np.float64)
+        order = np.argsort(-wide[..., : len(routed)], axis=-1, kind="stable")[..., :top_k]
+        balance = 2 * softmax(wide[..., len(routed) : len(routed) + 2]) if shared else np.ones((BATCH, Q_LEN, 2))
+        gates = np.zeros((BATCH, Q_LEN, heads))
+        selected = top_k * softmax(np.take_along_axis(wide, order, -1)) * balance[..., 1:]
+        np.put_along_axis(gates, np.array(routed)[order], selected, -1)
+        gates[..., list(shared)] = len(shared) * softmax(wide[..., len(routed) + 2 :]) * balance[..., :1]
+        attrs = {"kind": 0, "num_heads": heads, "top_k": top_k}
+        node = helper.make_node("TopKRouter", ["scores"], ["output"], name="node", domain=DOMAIN, **attrs)
+        # make_node leaves empty lists out.
+        ints = onnx.AttributeProto(name="shared_heads", type=onnx.AttributeProto.INTS, ints=shared)
+        node.attribute.append(helper.make_attribute("shared_heads", attributes) if attributes is not None else ints)
+        value = lambda name, size: helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", "q_len", size])
+        graph = helper.make_graph([node], name, [value("scores", columns)], [helper.make_tensor_value_info("output", TensorProto.FLOAT, None)])
+        opsets = [helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, 1)]
+        (self.folder / f"{name}.onnx").write_bytes(helper.make_model(graph, ir_version=8, opset_imports=opsets).SerializeToString())
+        np.savez(self.folder / f"{name}.npz", scores=scores, **({"expected": gates} if expect == "ok" else {}))
+        self.list.append({
+            "name": name, "expect": expect, "message": message, "tolerance": TOLERANCE["f32"], "since": "1.17",
+            "shape": ["batch", "q_len", heads],
+        })
+
+
 def write_misaligned(model, path):
     """Moves the initializers to a file, each at an odd offset."""
     with open(path, "wb") as file:
@@ -172,6 +202,14 @@ def main(folder):
         cases.add(f"{symbol}-0", sizes={symbol: 0}, bias=["batch", 1, 1, "kv_len"])
     # Older hosts read the type of an input that is not there.
     cases.add("empty-name", empty_name=True, since="1.24")
+
+    cases.add_router("router")
+    cases.add_router("router-any-heads", heads=9, shared=(2, 5, 8))
+    cases.add_router("router-no-shared-heads", shared=())
+    message = "attribute shared_heads: expected Ints, found Int(1)"
+    cases.add_router("router-attribute-type", "load", message, attributes=1)
+    message = "attribute shared_heads: expected ascending heads"
+    cases.add_router("router-attribute-value", "load", message, attributes=[1, 0])
 
     cases.add("missing-attribute", "load", "attribute scale: expected Float, found nothing", drop=["scale"])
     cases.add("attribute-type", "load", "attribute is_causal: expected Int, found Float", attributes={"is_causal": 0.5})

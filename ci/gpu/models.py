@@ -126,7 +126,7 @@ def kernels_of(path, library, providers, feeds, work):
     profile = made.end_profiling()
     events = [event.get("args", {}) for event in json.load(open(profile))]
     os.remove(profile)
-    found = {(a["op_name"], a["provider"].removesuffix("ExecutionProvider")) for a in events if "Routed" in a.get("op_name", "")}
+    found = {(a["op_name"], a["provider"].removesuffix("ExecutionProvider")) for a in events if a.get("op_name", "").startswith(("Routed", "TopKRouter"))}
     return ", ".join(sorted(f"{op} on {provider}" for op, provider in found)) or "none"
 
 

@@ -122,7 +122,8 @@ fn rows(case: &Case, settings: &Settings, table: &mut Table<'_>) -> Result<()> {
             Ok(Some([times[0], times[1]]))
         };
         let alone = beside((!case.long).then_some((path.as_path(), Way::Alone)))?;
-        let multi_head = beside(dense.as_deref().map(|path| (path, Way::Alone)))?;
+        // The routers' operator is the same in both.
+        let multi_head = beside(dense.as_deref().map(|path| (path, Way::Library)))?;
         let tract = beside((!case.long).then_some((path.as_path(), Way::Tract)))?;
         let all = [alone, multi_head, tract];
         let ours =

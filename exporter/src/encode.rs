@@ -217,6 +217,7 @@ fn body_node(body: &Body, part: &BodyNode) -> proto::NodeProto {
         BodyValue::Attribute(formal) => {
             let ty = match kind(formal) {
                 Some(schema::AttributeKind::Float) => AttributeType::Float,
+                Some(schema::AttributeKind::Ints) => AttributeType::Ints,
                 _ => AttributeType::Int,
             };
             proto::AttributeProto { ref_attr_name: Some((*formal).to_owned()), ..typed(name, ty) }
@@ -226,7 +227,7 @@ fn body_node(body: &Body, part: &BodyNode) -> proto::NodeProto {
         name: Some(part.output.clone()),
         op_type: Some(part.op_type.to_owned()),
         input: part.inputs.clone(),
-        output: vec![part.output.clone()],
+        output: part.outputs(),
         attribute: part.attributes.iter().map(attribute).collect(),
         ..Default::default()
     }

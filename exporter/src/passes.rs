@@ -28,7 +28,7 @@ pub fn run(graph: &mut Graph, gates: Gates, style: AttentionStyle) {
     gates::run(graph, gates);
     match style {
         AttentionStyle::Routed => bodies::run(graph),
-        AttentionStyle::Portable => inline::run(graph),
+        AttentionStyle::Portable => inline::run(graph, |_| true),
     }
     gemm::run(graph);
     fold::run(graph);

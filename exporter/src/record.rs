@@ -6,9 +6,10 @@ use crate::encode::scalar_bytes;
 use crate::graph::{Attribute, Dim, ElementType, Graph, Initializer, Node, Source, Value};
 use moh_kernels::schema;
 use moh_models::families::{Inputs, Model, Port, PortDim, Sizes};
+use moh_models::heads::HeadSet;
 use moh_models::ops::{
-    Aggregated, Aggregation, Attention, Binary, Conv, Experts, HeadLinear, Linear, Ops, Reduce, Result, Tap, Type,
-    Unary,
+    Aggregated, Aggregation, Attention, Binary, Conv, Experts, Gating, HeadLinear, Linear, Ops, Reduce, Result, Tap,
+    Type, Unary,
 };
 use moh_models::{Error, Weight};
 use std::collections::{BTreeMap, BTreeSet};
@@ -246,32 +247,6 @@ impl Recorder {
         self.node("Shape", &[x], attributes, ElementType::I64, vec![Dim::Fixed(count)])
     }
 
-    /// The `k` largest of the last axis and their int64 indices.
-    fn top_k(&mut self, x: &Value, k: usize) -> (Value, Value) {
-        let count = self.ints(&[k as i64]);
-        let mut dims = x.dims.clone();
-        if let Some(last) = dims.last_mut() {
-            *last = Dim::Fixed(k);
-        }
-        let attributes =
-            vec![("axis", Attribute::Int(-1)), ("largest", Attribute::Int(1)), ("sorted", Attribute::Int(1))];
-        let values = self.node("TopK", &[x, &count], attributes, x.ty, dims.clone());
-        let indices = Value { name: format!("{}_indices", values.name), ty: ElementType::I64, dims };
-        if let Some(node) = self.graph.nodes.last_mut() {
-            node.outputs.push(indices.name.clone());
-        }
-        self.graph.values.insert(indices.name.clone(), indices.clone());
-        (values, indices)
-    }
-
-    /// `values` at the `indices` of the last axis of a tensor as large as `x`, 0 elsewhere.
-    fn scatter(&mut self, x: &Value, indices: &Value, values: &Value) -> Value {
-        let shape = self.shape_of(x, x.dims.len() as i64);
-        let zeros = self.constant_of_shape(&shape, x.ty, 0.0, x.dims.clone());
-        let axis = vec![("axis", Attribute::Int(-1))];
-        self.node("ScatterElements", &[&zeros, indices, values], axis, x.ty, x.dims.clone())
-    }
-
     fn constant_of_shape(&mut self, shape: &Value, ty: ElementType, value: f32, dims: Vec<Dim>) -> Value {
         self.node("ConstantOfShape", &[shape], vec![("value", Attribute::Scalar(ty, value))], ty, dims)
     }
@@ -385,19 +360,6 @@ impl Ops for Recorder {
         Ok(self.like("Softmax", x, vec![("axis", Attribute::Int(-1))]))
     }
 
-    fn top_k_mask(&mut self, x: &Value, k: usize) -> Result<Value> {
-        let (_, indices) = self.top_k(x, k);
-        let shape = self.shape_of(&indices, x.dims.len() as i64);
-        let ones = self.constant_of_shape(&shape, x.ty, 1.0, indices.dims.clone());
-        Ok(self.scatter(x, &indices, &ones))
-    }
-
-    fn softmax_top_k(&mut self, x: &Value, k: usize) -> Result<Value> {
-        let (values, indices) = self.top_k(x, k);
-        let values = self.softmax(&values)?;
-        Ok(self.scatter(x, &indices, &values))
-    }
-
     fn cumulative_sum(&mut self, x: &Value, axis: i64) -> Result<Value> {
         let bytes = scalar_bytes(ElementType::I64, axis as f32);
         let name = format!("axis[{axis}]");
@@ -490,6 +452,17 @@ impl Ops for Recorder {
         Ok(y)
     }
 
+    fn route(&mut self, scores: &Value, gating: Gating, heads: &HeadSet) -> Result<Value> {
+        let counts = heads.counts();
+        let values = [
+            ("kind", schema::Value::Int(gating as i64)),
+            ("num_heads", schema::Value::Int(counts.num_heads as i64)),
+            ("top_k", schema::Value::Int(counts.top_k as i64)),
+            ("shared_heads", schema::Value::Ints(heads.shared().iter().map(|&head| head as i64).collect())),
+        ];
+        self.operator(&schema::TOP_K_ROUTER, None, &values, &[scores])
+    }
+
     fn routed_attention(
         &mut self,
         query: &Value,
@@ -544,10 +517,7 @@ impl Ops for Recorder {
         let Aggregated { query, key, value, pooled_key, pooled_value, head_gates } = *inputs;
         let inputs: Vec<&Value> =
             [query, key, value, pooled_key, pooled_value, head_gates].into_iter().chain(&constants).collect();
-        let Some(operator) = schema::operator("RoutedAggregatedAttention") else {
-            return Err(Error::Internal("no aggregated attention"));
-        };
-        self.operator(operator, None, &values, &inputs)
+        self.operator(&schema::ROUTED_AGGREGATED_ATTENTION, None, &values, &inputs)
     }
 
     fn reshape(&mut self, x: &Value, shape: &[i64]) -> Result<Value> {
@@ -637,7 +607,7 @@ impl Recorder {
         values: &[(&str, schema::Value)],
         inputs: &[&Value],
     ) -> Result<Value> {
-        let value = |name: &str| values.iter().find(|(n, _)| *n == name).map(|(_, value)| *value);
+        let value = |name: &str| values.iter().find(|(n, _)| *n == name).map(|(_, value)| value.clone());
         let attributes = schema::Attributes::read(operator, |def| value(def.name));
         let attributes = attributes.map_err(|e| Error::Operator(e.to_string()))?;
         let known: Vec<Vec<Option<usize>>> = inputs.iter().map(|v| known_dims(&v.dims)).collect();
@@ -649,10 +619,15 @@ impl Recorder {
             moh_kernels::shape::OutputDim::Unknown => Dim::Unknown,
         };
         let written = attributes.iter().map(|(def, value)| match value {
-            schema::Value::Int(v) => (def.name, Attribute::Int(v)),
-            schema::Value::Float(v) => (def.name, Attribute::Float(v)),
+            schema::Value::Int(v) => (def.name, Attribute::Int(*v)),
+            schema::Value::Float(v) => (def.name, Attribute::Float(*v)),
+            schema::Value::Ints(v) => (def.name, Attribute::Ints(v.clone())),
         });
-        let (path, ty) = (path.map_or_else(|| self.path.join("."), str::to_owned), inputs[0].ty);
+        let path = path.map_or_else(|| self.path.join("."), str::to_owned);
+        let ty = match operator.output.ty {
+            schema::ElementType::T => inputs[0].ty,
+            schema::ElementType::Float32 => ElementType::F32,
+        };
         let dims = inferred.iter().map(dim).collect();
         Ok(self.node_at(&path, (schema::DOMAIN, operator.name), inputs, written.collect(), ty, dims))
     }

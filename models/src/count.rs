@@ -3,11 +3,12 @@
 use crate::checkpoint::Weight;
 use crate::eager::resolve_shape;
 use crate::error::Error;
+use crate::heads::HeadSet;
 use std::collections::BTreeMap;
 
 use crate::ops::{
-    Aggregated, Aggregation, Attention, Binary, Conv, Experts, HeadLinear, Linear, Ops, Reduce, Result, Tap, Type,
-    Unary,
+    Aggregated, Aggregation, Attention, Binary, Conv, Experts, Gating, HeadLinear, Linear, Ops, Reduce, Result, Tap,
+    Type, Unary,
 };
 
 /// Multiply-accumulates of the matrix products.
@@ -156,14 +157,6 @@ impl Ops for Count {
         Ok(Shape::new(&x.dims))
     }
 
-    fn top_k_mask(&mut self, x: &Shape, _k: usize) -> Result<Shape> {
-        Ok(Shape::new(&x.dims))
-    }
-
-    fn softmax_top_k(&mut self, x: &Shape, _k: usize) -> Result<Shape> {
-        Ok(x.clone())
-    }
-
     fn cumulative_sum(&mut self, x: &Shape, _axis: i64) -> Result<Shape> {
         Ok(Shape::new(&x.dims))
     }
@@ -214,6 +207,10 @@ impl Ops for Count {
 
     fn rms_norm(&mut self, x: &Shape, _weight: &Weight, _eps: f32) -> Result<Shape> {
         Ok(Shape::new(&x.dims))
+    }
+
+    fn route(&mut self, scores: &Shape, _gating: Gating, heads: &HeadSet) -> Result<Shape> {
+        self.filled(Type::F32, scores, heads.counts().num_heads, 0.0)
     }
 
     fn routed_attention(

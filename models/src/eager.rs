@@ -1,12 +1,15 @@
 //! The vocabulary run by candle on the CPU in float32: the reference of every export.
 //!
-//! `routed_attention` is written densely in tensor algebra and shares nothing with the kernels: it is the other opinion.
+//! `routed_attention` and its like are written densely in tensor algebra and share nothing with the kernels: it is the other opinion.
+
+mod router;
 
 use crate::checkpoint::Weight;
 use crate::error::Error;
+use crate::heads::HeadSet;
 use crate::ops::{
-    Activation, Aggregated, Aggregation, Attention, Binary, Conv, Experts, HeadLinear, Linear, Ops, Reduce, Result,
-    Tap, Type, Unary,
+    Activation, Aggregated, Aggregation, Attention, Binary, Conv, Experts, Gating, HeadLinear, Linear, Ops, Reduce,
+    Result, Tap, Type, Unary,
 };
 use candle_core::{D, DType, Device, Tensor};
 use std::collections::BTreeMap;
@@ -156,34 +159,6 @@ impl Ops for Eager {
         Ok(exp.broadcast_div(&exp.sum_keepdim(D::Minus1)?)?)
     }
 
-    fn top_k_mask(&mut self, x: &Tensor, k: usize) -> Result<Tensor> {
-        let width = x.dim(D::Minus1)?;
-        let values = x.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
-        let mut mask = vec![0f32; values.len()];
-        let mut gaps = Vec::with_capacity(values.len() / width.max(1));
-        for (row, mask) in values.chunks(width).zip(mask.chunks_mut(width)) {
-            let mut order: Vec<usize> = (0..width).collect();
-            order.sort_by(|&a, &b| row[b].total_cmp(&row[a]));
-            for &i in order.iter().take(k) {
-                mask[i] = 1.0;
-            }
-            let (last, first) = (order.get(k.wrapping_sub(1)), order.get(k));
-            gaps.push(match (last, first) {
-                (Some(&last), Some(&first)) => (row[last] - row[first]) / row[last].abs().max(f32::MIN_POSITIVE),
-                _ => f32::INFINITY,
-            });
-        }
-        let gaps = Tensor::from_vec(gaps, &x.dims()[..x.rank() - 1], x.device())?;
-        self.keep(format!("{GAPS}{}", self.path()), &gaps);
-        Ok(Tensor::from_vec(mask, x.shape(), x.device())?.to_dtype(x.dtype())?)
-    }
-
-    fn softmax_top_k(&mut self, x: &Tensor, k: usize) -> Result<Tensor> {
-        let exp = x.broadcast_sub(&x.max_keepdim(D::Minus1)?)?.exp()?;
-        let kept = (&exp * self.top_k_mask(&exp, k)?)?;
-        Ok(kept.broadcast_div(&kept.sum_keepdim(D::Minus1)?)?)
-    }
-
     fn cumulative_sum(&mut self, x: &Tensor, axis_: i64) -> Result<Tensor> {
         let axis = axis(x, axis_);
         let mut sums = Vec::with_capacity(x.dim(axis)?);
@@ -245,6 +220,10 @@ impl Ops for Eager {
         let mean = x.sqr()?.mean_keepdim(D::Minus1)?;
         let y = x.broadcast_div(&(mean + f64::from(eps))?.sqrt()?)?;
         Ok(y.broadcast_mul(&self.load(weight)?)?)
+    }
+
+    fn route(&mut self, scores: &Tensor, gating: Gating, heads: &HeadSet) -> Result<Tensor> {
+        router::route(self, scores, gating, heads)
     }
 
     fn routed_attention(

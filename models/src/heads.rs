@@ -1,8 +1,7 @@
 //! Which heads a layer shares among all tokens, and how many of the others each token uses.
 
 use crate::checkpoint::Config;
-use crate::error::Error;
-use crate::ops::{Ops, Result};
+use crate::ops::Result;
 
 /// The head counts of one attention layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,7 +82,7 @@ impl HeadSet {
     /// number of active routed heads in `top_k_key` or `top_k`; `None` where the configuration has no such key.
     ///
     /// # Errors
-    /// [`Error::Config`] for a list of another length, a head that does not exist or occurs twice, or too large a `top_k`.
+    /// [`crate::Error::Config`] for a list of another length, a head that does not exist or occurs twice, or too large a `top_k`.
     pub fn configured(config: &Config, num_heads: &[usize], top_k_key: &str) -> Result<Option<Vec<HeadSet>>> {
         const KEY: &str = "shared_heads";
         let Some(value) = config.value(KEY) else { return Ok(None) };
@@ -108,63 +107,4 @@ impl HeadSet {
         };
         lists.into_iter().enumerate().map(set).collect::<Result<_>>().map(Some)
     }
-
-    /// The routed heads' parts of `x` along `axis`, in ascending order.
-    pub(crate) fn take_routed<O: Ops>(&self, ops: &mut O, x: &O::Value, axis: i64) -> Result<O::Value> {
-        let mut parts = Vec::new();
-        for (start, end) in runs(&self.routed()) {
-            parts.push(ops.slice(x, axis, start, end)?);
-        }
-        join(ops, parts, axis)
-    }
-
-    /// Gates in the order of the heads, from those of the shared and of the routed heads in ascending order.
-    pub(crate) fn place<O: Ops>(
-        &self,
-        ops: &mut O,
-        shared: Option<O::Value>,
-        routed: Option<O::Value>,
-    ) -> Result<O::Value> {
-        let (Some(shared), Some(routed)) = (&shared, &routed) else {
-            return shared.or(routed).ok_or(Error::Internal("a router without heads"));
-        };
-        let is_shared = |head: usize| self.shared.binary_search(&head).is_ok();
-        let (mut parts, mut taken, mut start) = (Vec::new(), [0, 0], 0);
-        while start < self.counts.num_heads {
-            let kind = is_shared(start);
-            let end =
-                (start..self.counts.num_heads).find(|&head| is_shared(head) != kind).unwrap_or(self.counts.num_heads);
-            let (source, all) = match kind {
-                true => (shared, self.shared.len()),
-                false => (routed, self.counts.num_routed_heads()),
-            };
-            let from = taken[usize::from(kind)];
-            taken[usize::from(kind)] += end - start;
-            parts.push(match end - start == all {
-                true => source.clone(),
-                false => ops.slice(source, -1, from, from + end - start)?,
-            });
-            start = end;
-        }
-        join(ops, parts, -1)
-    }
-}
-
-fn join<O: Ops>(ops: &mut O, mut parts: Vec<O::Value>, axis: i64) -> Result<O::Value> {
-    match parts.len() {
-        1 => parts.pop().ok_or(Error::Internal("heads without parts")),
-        _ => ops.concat(&parts.iter().collect::<Vec<_>>(), axis),
-    }
-}
-
-/// Ascending numbers as ranges `start..end`.
-fn runs(numbers: &[usize]) -> Vec<(usize, usize)> {
-    let mut runs: Vec<(usize, usize)> = Vec::new();
-    for &number in numbers {
-        match runs.last_mut() {
-            Some((_, end)) if *end == number => *end += 1,
-            _ => runs.push((number, number + 1)),
-        }
-    }
-    runs
 }

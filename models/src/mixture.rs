@@ -4,8 +4,8 @@
 //! stacked, (experts, in, out).
 
 use crate::checkpoint::{Config, Loader};
-use crate::error::Error;
-use crate::ops::{Activation, Binary, Experts, Linear, Ops, Reduce, Result, Type};
+use crate::ops::{Activation, Experts, Linear, Ops, Result, Type};
+use crate::router::{experts, gating};
 
 /// How many experts a layer has and a token uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,7 +22,7 @@ impl ExpertCounts {
     /// The keys `moe_num_experts` and `moe_top_k` (a number, or one a layer; 0 or 1 experts: none) and `moe_renormalize`.
     ///
     /// # Errors
-    /// [`Error::Config`] for counts that make no router.
+    /// [`crate::Error::Config`] for counts that make no router.
     pub fn configured(config: &Config, layers: usize) -> Result<Vec<Option<ExpertCounts>>> {
         if !config.has("moe_num_experts") {
             return Ok(vec![None; layers]);
@@ -90,18 +90,8 @@ impl Mixture {
     fn gates<O: Ops>(&self, ops: &mut O, x: &O::Value) -> Result<O::Value> {
         let wide = ops.cast(x, Type::F32)?;
         let logits = ops.linear(&wide, &self.gate)?;
-        let mut gates = ops.softmax(&logits)?;
-        if self.counts.top_k < self.counts.num_experts {
-            let mask = ops.top_k_mask(&gates, self.counts.top_k)?;
-            gates = ops.mul(&gates, &mask)?;
-        }
-        if self.counts.renormalize {
-            let sum = ops.reduce(Reduce::Sum, &gates, &[-1])?;
-            gates = ops.binary(Binary::Div, &gates, &sum)?;
-        }
-        if self.counts.top_k == 0 {
-            return Err(Error::Internal("a mixture without active experts"));
-        }
-        ops.gates(gates, self.counts.top_k)
+        let ExpertCounts { num_experts, top_k, renormalize } = self.counts;
+        let gates = ops.route(&logits, gating(renormalize), &experts(num_experts, top_k))?;
+        ops.gates(gates, top_k)
     }
 }

@@ -6,6 +6,7 @@
 
 use crate::checkpoint::Weight;
 use crate::error::Error;
+use crate::heads::HeadSet;
 
 /// Result of an operation.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -61,6 +62,19 @@ pub enum Reduce {
     Sum,
     Mean,
     Max,
+}
+
+/// What a router's gates are made of, in the order of TopKRouter's attribute `kind`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gating {
+    /// MoH's two stages, from (batch, q_len, rows of [`crate::router::Parts`]).
+    TwoStage,
+    /// The softmax over all, from (batch, q_len, num_heads).
+    Probabilities,
+    /// The softmax over the selected, from (batch, q_len, num_heads).
+    Renormalized,
+    /// 1 for the largest query norms, from (batch, q_len, num_heads * head_dim).
+    QueryNorms,
 }
 
 /// Attributes of `ai.moh` RoutedAttention.
@@ -225,10 +239,6 @@ pub trait Ops {
     fn reduce(&mut self, op: Reduce, x: &Self::Value, axes: &[i64]) -> Result<Self::Value>;
     /// exp(x) / sum(exp(x)) over the last axis.
     fn softmax(&mut self, x: &Self::Value) -> Result<Self::Value>;
-    /// 1 at the `k` largest of the last axis (the lowest index first among equals), 0 elsewhere; exactly `k` ones.
-    fn top_k_mask(&mut self, x: &Self::Value, k: usize) -> Result<Self::Value>;
-    /// exp(x) / sum(exp(x)) over the `k` largest of the last axis, those that [`Ops::top_k_mask`] takes; 0 elsewhere.
-    fn softmax_top_k(&mut self, x: &Self::Value, k: usize) -> Result<Self::Value>;
 
     /// Running sums along `axis`, each with its own element.
     fn cumulative_sum(&mut self, x: &Self::Value, axis: i64) -> Result<Self::Value>;
@@ -249,6 +259,8 @@ pub trait Ops {
     ) -> Result<Self::Value>;
     /// w (x / sqrt(mean(x^2) + eps)) over the last axis; the quotient is computed in float32.
     fn rms_norm(&mut self, x: &Self::Value, weight: &Weight, eps: f32) -> Result<Self::Value>;
+    /// `ai.moh` TopKRouter, see `docs/operators.md`: gates (batch, q_len, num_heads) in float32.
+    fn route(&mut self, scores: &Self::Value, gating: Gating, heads: &HeadSet) -> Result<Self::Value>;
     /// `ai.moh` RoutedAttention, see `docs/operators.md`.
     fn routed_attention(
         &mut self,

@@ -2,7 +2,7 @@
 
 use crate::checkpoint::{Loader, Weight};
 pub use crate::heads::{HeadCounts, HeadSet};
-use crate::ops::{Binary, Linear, Ops, Reduce, Result, Type};
+use crate::ops::{Gating, Linear, Ops, Result, Type};
 
 /// The trained two-stage router of MoH (arXiv 2410.11842, equations 5 to 7).
 ///
@@ -42,8 +42,15 @@ impl TwoStage {
             Some(scores) => {
                 let x = ops.cast(x, Type::F32)?;
                 let logits = ops.linear(&x, scores)?;
-                let (shared, routed) = gate_parts(ops, &logits, counts)?;
-                self.heads.place(ops, shared, routed)?
+                match counts.top_k {
+                    // Nothing to choose: standard operators are as fast with the library, and faster without.
+                    0 => {
+                        let gates = ops.softmax(&logits)?;
+                        let active = ops.scalar(Type::F32, counts.num_shared_heads as f32)?;
+                        ops.mul(&gates, &active)?
+                    }
+                    _ => ops.route(&logits, Gating::TwoStage, &self.heads)?,
+                }
             }
         };
         ops.gates(gates, counts.active())
@@ -51,14 +58,19 @@ impl TwoStage {
 }
 
 /// Rows of the parts of the scores, in this order.
-struct Parts {
-    routed: usize,
-    balance: usize,
-    shared: usize,
+#[derive(Debug, Clone, Copy)]
+pub struct Parts {
+    /// The routed heads', where tokens choose any.
+    pub routed: usize,
+    /// Two, of the balance between the parts, where there are both.
+    pub balance: usize,
+    /// The shared heads', where there are at least two.
+    pub shared: usize,
 }
 
 impl Parts {
-    fn of(counts: HeadCounts) -> Parts {
+    /// Those of such a router.
+    pub fn of(counts: HeadCounts) -> Parts {
         let (shared, routes) = (counts.num_shared_heads, counts.top_k > 0);
         Parts {
             routed: if routes { counts.num_routed_heads() } else { 0 },
@@ -66,53 +78,6 @@ impl Parts {
             shared: if shared > 1 { shared } else { 0 },
         }
     }
-
-    fn all(&self) -> usize {
-        self.routed + self.balance + self.shared
-    }
-}
-
-/// The gates of the shared and of the routed heads, where there are any.
-type GateParts<V> = (Option<V>, Option<V>);
-
-/// The gates from the scores of all parts.
-fn gate_parts<O: Ops>(ops: &mut O, logits: &O::Value, counts: HeadCounts) -> Result<GateParts<O::Value>> {
-    let parts = Parts::of(counts);
-    let part = |ops: &mut O, start: usize, width: usize| match width {
-        0 => Ok(None),
-        _ if width == parts.all() => Ok(Some(logits.clone())),
-        _ => ops.slice(logits, -1, start, start + width).map(Some),
-    };
-    let routed = part(ops, 0, parts.routed)?;
-    let balance = part(ops, parts.routed, parts.balance)?;
-    let shared = part(ops, parts.routed + parts.balance, parts.shared)?;
-    let shared = shared.map(|logits| ops.softmax(&logits)).transpose()?;
-    let routed = match routed {
-        Some(logits) if counts.top_k < counts.num_routed_heads() => Some(ops.softmax_top_k(&logits, counts.top_k)?),
-        Some(logits) => Some(ops.softmax(&logits)?),
-        None => None,
-    };
-    // Each part sums to its number of active heads; two parts are weighed by twice their share of the balance.
-    let (of_shared, of_routed) = (counts.num_shared_heads as f32, counts.top_k as f32);
-    let Some(balance) = balance else {
-        let scaled = |ops: &mut O, gates: Option<O::Value>, factor: f32| {
-            let Some(gates) = gates else { return Ok(None) };
-            let factor = ops.scalar(Type::F32, factor)?;
-            ops.mul(&gates, &factor).map(Some)
-        };
-        return Ok((scaled(ops, shared, of_shared)?, scaled(ops, routed, of_routed)?));
-    };
-    let weights = ops.softmax(&balance)?;
-    let factors = ops.constant(Type::F32, &[2], &[2.0 * of_shared, 2.0 * of_routed])?;
-    let weights = ops.mul(&weights, &factors)?;
-    let (of_shared, of_routed) = (ops.slice(&weights, -1, 0, 1)?, ops.slice(&weights, -1, 1, 2)?);
-    let shared = match shared {
-        Some(shared) => ops.mul(&shared, &of_shared)?,
-        // A single shared head takes all of its part.
-        None => of_shared,
-    };
-    let routed = routed.map(|routed| ops.mul(&routed, &of_routed)).transpose()?;
-    Ok((Some(shared), routed))
 }
 
 /// The router of MoH-LLaMA, which has no weights: the routed heads with the largest query norms, gates 0 and 1.
@@ -123,31 +88,16 @@ pub struct QueryNorm {
 }
 
 impl QueryNorm {
-    /// The gates for queries (batch, q_len, num_heads, head_dim) as projected, before the rotation.
+    /// The gates for queries (batch, q_len, num_heads * head_dim) as projected, before the rotation.
     ///
     /// The published code selects by softmax(n / std(n)), which has the order of the norms n; their squares have it too.
     pub fn forward<O: Ops>(&self, ops: &mut O, query: &O::Value) -> Result<O::Value> {
-        let HeadCounts { num_shared_heads: shared, top_k, .. } = self.heads.counts();
-        let flat = ops.reshape(query, &[0, 0, -1])?;
-        let routed = match self.heads.counts().num_routed_heads() {
-            0 => None,
-            rest if top_k == 0 => Some(ops.filled(Type::F32, &flat, rest, 0.0)?),
-            rest if top_k == rest => Some(ops.filled(Type::F32, &flat, rest, 1.0)?),
-            _ => {
-                let query = self.heads.take_routed(ops, query, 2)?;
-                let query = ops.cast(&query, Type::F32)?;
-                let squares = ops.mul(&query, &query)?;
-                let norms = ops.reduce(Reduce::Sum, &squares, &[-1])?;
-                let norms = ops.reshape(&norms, &[0, 0, -1])?;
-                Some(ops.top_k_mask(&norms, top_k)?)
-            }
+        let counts = self.heads.counts();
+        let gates = match counts.active() == counts.num_heads {
+            true => ops.filled(Type::F32, query, counts.num_heads, 1.0)?,
+            false => ops.route(query, Gating::QueryNorms, &self.heads)?,
         };
-        let ones = match shared {
-            0 => None,
-            _ => Some(ops.filled(Type::F32, &flat, shared, 1.0)?),
-        };
-        let gates = self.heads.place(ops, ones, routed)?;
-        ops.gates(gates, self.heads.counts().active())
+        ops.gates(gates, counts.active())
     }
 }
 
@@ -188,6 +138,16 @@ pub fn load_linear(loader: &mut Loader<'_>, prefix: &str, out: usize, input: usi
     Linear { weight, bias }
 }
 
+/// What the gates of experts are made of.
+pub(crate) fn gating(renormalize: bool) -> Gating {
+    if renormalize { Gating::Renormalized } else { Gating::Probabilities }
+}
+
+/// Experts, of which none is shared.
+pub(crate) fn experts(num_experts: usize, top_k: usize) -> HeadSet {
+    HeadSet::first(HeadCounts { num_heads: num_experts, num_shared_heads: 0, top_k })
+}
+
 /// The router of MoA (arXiv 2210.05144, section 3.1) and of its mixtures of feed-forward experts: the experts with the largest
 /// probabilities, whose gates are these probabilities.
 #[derive(Debug, Clone)]
@@ -211,15 +171,7 @@ impl ExpertRouter {
         let x = ops.cast(x, Type::F32)?;
         let gate = ops.weight(&self.gate, Type::F32)?;
         let logits = ops.matmul(&x, &gate)?;
-        let mut gates = ops.softmax(&logits)?;
-        if self.top_k < num_experts {
-            let mask = ops.top_k_mask(&gates, self.top_k)?;
-            gates = ops.mul(&gates, &mask)?;
-            if self.renormalize {
-                let sum = ops.reduce(Reduce::Sum, &gates, &[-1])?;
-                gates = ops.binary(Binary::Div, &gates, &sum)?;
-            }
-        }
+        let mut gates = ops.route(&logits, gating(self.renormalize), &experts(num_experts, self.top_k))?;
         if let Some(padding) = padding {
             let off = ops.scalar(Type::F32, 0.0)?;
             gates = ops.select(padding, &off, &gates)?;

@@ -139,3 +139,20 @@ struct AggregatedParams {
     void* output;
     int32_t batch, height, width, window, pooled, heads, dim;
 };
+
+#define MOH_ROUTER_SHARED 1024
+
+// top_k_router.cu. Columns: those of the routed heads, of the balance, of the shared heads; as TopKRouter's scores, but for query norms
+// one of each routed head and no others.
+struct RouterParams {
+    const void* scores;  // T (tokens, width)
+    float* gates;        // (tokens, heads)
+    int32_t tokens, width, heads;
+    int32_t kind;        // TopKRouter's
+    int32_t top_k;
+    int32_t num_shared;
+    int32_t routed;      // columns; 0 without top_k
+    int32_t balance;     // 0 or 2
+    int32_t columns;     // all of them
+    uint32_t shared[MOH_ROUTER_SHARED / 32]; // bit h % 32 of word h / 32: head h is shared
+};

@@ -95,6 +95,10 @@ unsafe fn call(
     let attributes = Attributes::read(operator, |def| match def.kind {
         AttributeKind::Int => find(def.name)?.parse().ok().map(Value::Int),
         AttributeKind::Float => find(def.name)?.parse().ok().map(Value::Float),
+        AttributeKind::Ints => {
+            let list = find(def.name)?.split(',').filter(|number| !number.is_empty());
+            list.map(|number| number.parse().ok()).collect::<Option<_>>().map(Value::Ints)
+        }
     });
     let attributes = attributes.map_err(|e| e.to_string())?;
     let shapes: Vec<Vec<usize>> = inputs.iter().chain([output]).map(shape).collect();

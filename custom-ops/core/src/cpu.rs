@@ -10,12 +10,14 @@ mod routed_attention;
 mod routed_linear;
 mod routed_mlp;
 mod selection;
+mod top_k_router;
 mod workers;
 
 use crate::error::Error;
 use crate::host::Host;
 use crate::schema::{
     Attributes, Operator, ROUTED_AGGREGATED_ATTENTION, ROUTED_ATTENTION, ROUTED_COMBINE, ROUTED_MLP, ROUTED_PROJECTION,
+    TOP_K_ROUTER,
 };
 use crate::tensor::{DataMut, Tensor};
 use isa::Isa;
@@ -88,6 +90,7 @@ pub static KERNELS: &[Kernel] = kernels! {
     ROUTED_COMBINE: routed_linear::combine, routed_linear::pack_combine;
     ROUTED_MLP: routed_mlp::run, routed_mlp::pack;
     ROUTED_AGGREGATED_ATTENTION: aggregated_attention::run, packed::nothing;
+    TOP_K_ROUTER: top_k_router::run, packed::nothing;
 };
 
 const fn kernel<I: Isa>(operator: &'static Operator, isa: &'static str, run: Run, pack: Pack) -> Kernel {
@@ -118,8 +121,9 @@ impl Kernel {
             return Err(no_kernel(attributes.operator(), format!("{self:?}")));
         }
         let (dtype, shape) = operator.validate(attributes, inputs)?;
-        if output.dtype() != dtype {
-            let (expected, found) = (dtype, output.dtype());
+        let expected = operator.output_dtype(dtype);
+        if output.dtype() != expected {
+            let found = output.dtype();
             return Err(Error::Type { operator: operator.name, input: operator.output.name, expected, found });
         }
         let (expected, found) = (shape.iter().product(), output.len());

@@ -13,6 +13,7 @@ mod routed_linear;
 mod routed_mlp;
 pub mod stream;
 mod tensor_map;
+mod top_k_router;
 pub mod workspace;
 
 pub use driver::{Driver, RawPtr, RawStream};
@@ -24,7 +25,7 @@ pub use workspace::{Arena, Workspace};
 use crate::error::Error;
 use crate::schema::{
     Attributes, OPERATORS, Operator, ROUTED_AGGREGATED_ATTENTION, ROUTED_ATTENTION, ROUTED_COMBINE, ROUTED_MLP,
-    ROUTED_PROJECTION,
+    ROUTED_PROJECTION, TOP_K_ROUTER,
 };
 use crate::shape;
 use crate::tensor::DType;
@@ -93,6 +94,7 @@ static LAUNCHERS: &[(&Operator, Launch)] = &[
     (&ROUTED_COMBINE, routed_linear::combine),
     (&ROUTED_MLP, routed_mlp::launch),
     (&ROUTED_AGGREGATED_ATTENTION, aggregated_attention::launch),
+    (&TOP_K_ROUTER, top_k_router::launch),
 ];
 
 /// Whether an operator has CUDA kernels.
@@ -138,8 +140,9 @@ pub unsafe fn run(
     }
     let described: Vec<_> = inputs.iter().map(|input| input.map(|input| (input.shape, input.dtype))).collect();
     let (dtype, shape) = shape::validate_described(operator, attributes, &described)?;
-    if output.dtype != dtype {
-        let (expected, found) = (dtype, output.dtype);
+    let expected = operator.output_dtype(dtype);
+    if output.dtype != expected {
+        let found = output.dtype;
         return Err(Error::Type { operator: operator.name, input: operator.output.name, expected, found });
     }
     if output.shape != shape {

@@ -4,6 +4,7 @@ pub mod aggregated_attention;
 pub mod routed_attention;
 pub mod routed_linear;
 pub mod routed_mlp;
+pub mod top_k_router;
 
 use crate::schema::Operator;
 
@@ -16,8 +17,8 @@ pub struct Variant {
     pub optional_inputs: bool,
     /// Some node is causal. A body without it leaves the mask out.
     pub causal: bool,
-    /// The nodes' `activation`, where the operator has one.
-    pub activation: i64,
+    /// The nodes' `activation` or `kind`, where the operator has one.
+    pub kind: i64,
     /// The body must not rest on how a runtime reduces infinities: somewhat slower, the same everywhere.
     pub portable: bool,
 }
@@ -42,10 +43,22 @@ pub struct BodyNode {
     pub op_type: &'static str,
     /// Names of its inputs: the operator's inputs, or earlier outputs.
     pub inputs: Vec<String>,
-    /// Name of its only output.
+    /// Name of its output; the first of TopK's, whose indices are `{output}_indices`.
     pub output: String,
     /// Its attributes.
     pub attributes: Vec<(&'static str, BodyValue)>,
+}
+
+impl BodyNode {
+    /// Names of all its outputs.
+    pub fn outputs(&self) -> Vec<String> {
+        let indices = (self.op_type == "TopK").then(|| indices(&self.output));
+        [Some(self.output.clone()), indices].into_iter().flatten().collect()
+    }
+}
+
+fn indices(top_k: &str) -> String {
+    format!("{top_k}_indices")
 }
 
 /// A body: nodes in order; the last one makes the operator's output. Valid at opsets 18 to 24.
@@ -106,6 +119,16 @@ impl Builder {
     /// The operator's integer attribute as a scalar.
     pub(crate) fn int_attribute(&mut self, name: &'static str, output: &str) -> String {
         self.with("Constant", &[], output, &[("value_int", BodyValue::Attribute(name))])
+    }
+
+    /// A scalar int64 constant.
+    pub(crate) fn int(&mut self, value: i64, output: &str) -> String {
+        self.with("Constant", &[], output, &[("value_int", BodyValue::Int(value))])
+    }
+
+    /// The `k` largest of the last axis, a 1-D value: their values and indices.
+    pub(crate) fn top_k(&mut self, x: &str, k: &str, output: &str) -> (String, String) {
+        (self.with("TopK", &[x, k], output, &[("axis", BodyValue::Int(-1))]), indices(output))
     }
 
     /// The operator's float attribute as a scalar.

@@ -4,3 +4,4 @@ pub mod aggregated_attention;
 pub mod routed_attention;
 pub mod routed_linear;
 pub mod routed_mlp;
+pub mod top_k_router;

@@ -43,6 +43,8 @@ pub enum AttributeKind {
     Int,
     /// A 32-bit float.
     Float,
+    /// A list of 64-bit integers.
+    Ints,
 }
 
 /// An attribute; every node carries every attribute.
@@ -57,12 +59,25 @@ pub struct AttributeDef {
 }
 
 /// An attribute's value.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Value {
     /// Of kind [`AttributeKind::Int`].
     Int(i64),
     /// Of kind [`AttributeKind::Float`].
     Float(f32),
+    /// Of kind [`AttributeKind::Ints`].
+    Ints(Vec<i64>),
+}
+
+impl Value {
+    /// Its kind.
+    pub fn kind(&self) -> AttributeKind {
+        match self {
+            Value::Int(_) => AttributeKind::Int,
+            Value::Float(_) => AttributeKind::Float,
+            Value::Ints(_) => AttributeKind::Ints,
+        }
+    }
 }
 
 /// An operator's attribute values, in the order of [`Operator::attributes`].
@@ -81,12 +96,12 @@ impl Attributes {
         operator: &'static Operator,
         mut get: impl FnMut(&'static AttributeDef) -> Option<Value>,
     ) -> Result<Attributes, Error> {
-        let one = |def: &'static AttributeDef| match (def.kind, get(def)) {
-            (AttributeKind::Int, Some(v @ Value::Int(_))) | (AttributeKind::Float, Some(v @ Value::Float(_))) => Ok(v),
-            (kind, found) => Err(Error::Attribute {
+        let one = |def: &'static AttributeDef| match get(def) {
+            Some(value) if value.kind() == def.kind => Ok(value),
+            found => Err(Error::Attribute {
                 operator: operator.name,
                 attribute: def.name,
-                expected: format!("{kind:?}"),
+                expected: format!("{:?}", def.kind),
                 found: found.map_or("nothing".to_owned(), |v| format!("{v:?}")),
             }),
         };
@@ -99,18 +114,18 @@ impl Attributes {
     }
 
     /// Definitions and values, in schema order.
-    pub fn iter(&self) -> impl Iterator<Item = (&'static AttributeDef, Value)> + '_ {
-        self.operator.attributes.iter().zip(self.values.iter().copied())
+    pub fn iter(&self) -> impl Iterator<Item = (&'static AttributeDef, &Value)> + '_ {
+        self.operator.attributes.iter().zip(&self.values)
     }
 
-    fn get(&self, name: &str) -> Option<Value> {
+    fn get(&self, name: &str) -> Option<&Value> {
         self.iter().find(|(def, _)| def.name == name).map(|(_, value)| value)
     }
 
     /// An integer attribute; 0 for a name that the schema does not have.
     pub fn int(&self, name: &str) -> i64 {
         match self.get(name) {
-            Some(Value::Int(v)) => v,
+            Some(Value::Int(v)) => *v,
             _ => 0,
         }
     }
@@ -118,8 +133,16 @@ impl Attributes {
     /// A float attribute; 0 for a name that the schema does not have.
     pub fn float(&self, name: &str) -> f32 {
         match self.get(name) {
-            Some(Value::Float(v)) => v,
+            Some(Value::Float(v)) => *v,
             _ => 0.0,
+        }
+    }
+
+    /// A list of integers; empty for a name that the schema does not have.
+    pub fn ints(&self, name: &str) -> &[i64] {
+        match self.get(name) {
+            Some(Value::Ints(v)) => v,
+            _ => &[],
         }
     }
 }
@@ -167,6 +190,14 @@ impl Operator {
         self.inputs.iter().filter(|input| !input.optional).count()
     }
 
+    /// The output's element type, where T is `t`.
+    pub fn output_dtype(&self, t: DType) -> DType {
+        match self.output.ty {
+            ElementType::T => t,
+            ElementType::Float32 => DType::F32,
+        }
+    }
+
     /// Validates fully known shapes and gives the output's.
     ///
     /// # Errors
@@ -186,7 +217,7 @@ impl Operator {
 
 /// Every operator of [`DOMAIN`].
 pub static OPERATORS: &[&Operator] =
-    &[&ROUTED_ATTENTION, &ROUTED_PROJECTION, &ROUTED_COMBINE, &ROUTED_MLP, &ROUTED_AGGREGATED_ATTENTION];
+    &[&ROUTED_ATTENTION, &ROUTED_PROJECTION, &ROUTED_COMBINE, &ROUTED_MLP, &ROUTED_AGGREGATED_ATTENTION, &TOP_K_ROUTER];
 
 /// The operator of that name.
 pub fn operator(name: &str) -> Option<&'static Operator> {
@@ -421,6 +452,44 @@ pub static ROUTED_AGGREGATED_ATTENTION: Operator = Operator {
     infer: shape::aggregated_attention::infer,
     body: function::aggregated_attention::body,
     reference: reference::aggregated_attention::reference,
+};
+
+/// The router: which heads (or experts) every token uses, and how much.
+pub static TOP_K_ROUTER: Operator = Operator {
+    name: "TopKRouter",
+    doc: "The gates of the heads (or experts) of every token: those of `shared_heads` are on for all tokens, and of the others, \
+          the routed ones, exactly the `top_k` with the largest scores, the first among equals. A score that is NaN counts as -inf. \
+          All other gates are exactly 0. With R routed and S shared heads, both in ascending order, `scores` holds, one after the \
+          other, in kind 0 (MoH, arXiv 2410.11842, equations 5 to 7): R scores of the routed heads if top_k > 0, 2 of the \
+          balance if top_k > 0 and S > 0, S of the shared heads if S > 1. Gates of the routed part are \
+          `top_k * softmax` over the selected scores, those of the shared part `S * softmax` over all of theirs; where there are \
+          both parts, the shared one is multiplied by `2 b_0` and the routed one by `2 b_1`, with b the softmax of the balance. \
+          In kinds 1 and 2 (MoA, arXiv 2210.05144), without shared heads: a score a head; the gate of a selected one is its softmax \
+          over all heads (kind 1) or over the selected ones (kind 2). In kind 3 (MoH-LLaMA): queries, head by head, whose squared norm is \
+          the score; gates are 0 and 1. Everything is computed in float32. Where a softmax \
+          is over NaN, +inf or nothing but -inf, all of its gates are NaN, and its heads count as on; a score far below the largest \
+          one (by 87 and more) may round to a gate of 0.",
+    inputs: &[input(
+        "scores",
+        ElementType::T,
+        "(batch, q_len, width)",
+        "Scores, of the width that kind and head counts ask for; in kind 3 queries, (batch, q_len, num_heads * head_dim).",
+    )],
+    output: input("head_gates", ElementType::Float32, "(batch, q_len, num_heads)", "The gates."),
+    attributes: &[
+        int("kind", "0: MoH's two stages. 1: softmax over all. 2: softmax over the selected. 3: norms of queries."),
+        int("num_heads", "Heads, or experts."),
+        int("top_k", "Routed heads that a token uses; 0 only in kinds 0 and 3, beside shared heads."),
+        AttributeDef {
+            name: "shared_heads",
+            kind: AttributeKind::Ints,
+            doc: "Heads that every token uses, ascending; kinds 0 and 3 alone have any.",
+        },
+    ],
+    per_head_rank: 0,
+    infer: shape::top_k_router::infer,
+    body: function::top_k_router::body,
+    reference: reference::top_k_router::reference,
 };
 
 /// The reference page of all operators, in Markdown: `docs/operators.md` holds this text.

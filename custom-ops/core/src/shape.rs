@@ -4,6 +4,7 @@ pub mod aggregated_attention;
 pub mod routed_attention;
 pub mod routed_linear;
 pub mod routed_mlp;
+pub mod top_k_router;
 
 use crate::error::Error;
 use crate::schema::{Attributes, ElementType, Operator};

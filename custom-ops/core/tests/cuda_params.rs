@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 use moh_kernels::cuda::params::{
-    AggregatedParams, AttentionParams, AttentionSm90Params, LinearParams, LinearSm90Params, PlanParams,
+    AggregatedParams, AttentionParams, AttentionSm90Params, LinearParams, LinearSm90Params, PlanParams, RouterParams,
 };
 use std::mem::offset_of;
 use std::process::Command;
@@ -41,6 +41,9 @@ fn layouts() -> Vec<Layout> {
         AggregatedParams {
             query, key, value, pooled_key, pooled_value, gates, query_embedding, query_scale, local_bias, pooled_bias,
             learnable_tokens, learnable_bias, output, batch, height, width, window, pooled, heads, dim,
+        }
+        RouterParams {
+            scores, gates, tokens, width, heads, kind, top_k, num_shared, routed, balance, columns, shared,
         }
     }
 }

@@ -62,9 +62,24 @@ impl KernelInfo<'_> {
                         call!(self.api, KernelInfoGetAttribute_float(self.raw, name.as_ptr(), &raw mut float))?;
                         Ok(Value::Float(float))
                     }
+                    AttributeKind::Ints => self.ints(&name).map(Value::Ints),
                 }
             }
         })
+    }
+
+    /// A list of integers.
+    fn ints(&self, name: &CStr) -> Result<Vec<i64>, Status> {
+        let mut len = 0;
+        // SAFETY: the node is alive, the name is terminated. Without a place the host writes the length to a local variable, then
+        // as many numbers as the vector has room for.
+        unsafe {
+            let get = (*self.api.as_ptr()).KernelInfoGetAttributeArray_int64;
+            Status::check(self.api, get(self.raw, name.as_ptr(), ptr::null_mut(), &raw mut len))?;
+            let mut ints = vec![0; len];
+            Status::check(self.api, get(self.raw, name.as_ptr(), ints.as_mut_ptr(), &raw mut len))?;
+            Ok(ints)
+        }
     }
 
     /// Says something in the session's log; `false` where it has none.
@@ -173,18 +188,33 @@ impl ShapeContext<'_> {
         let mut attribute: *const OrtOpAttr = ptr::null();
         // SAFETY: the context is alive, the name is terminated; the host writes a pointer to a local variable.
         unsafe { call!(self.api, ShapeInferContext_GetAttribute(self.raw, name.as_ptr(), &raw mut attribute)) }.ok()?;
-        value(def.kind, |kind| {
-            let (mut int, mut float, mut written) = (0i64, 0f32, 0);
-            let (ty, place, size) = match kind {
-                AttributeKind::Int => (OrtOpAttrType::ORT_OP_ATTR_INT, (&raw mut int).cast(), size_of::<i64>()),
-                AttributeKind::Float => (OrtOpAttrType::ORT_OP_ATTR_FLOAT, (&raw mut float).cast(), size_of::<f32>()),
-            };
-            // SAFETY: the attribute is the context's; the place is a number of the type that is asked for.
-            unsafe { call!(self.api, ReadOpAttr(attribute, ty, place, size, &raw mut written))? };
-            Ok(match kind {
-                AttributeKind::Int => Value::Int(int),
-                AttributeKind::Float => Value::Float(float),
-            })
+        // SAFETY: the attribute is the context's; the place is `size` bytes long, or null and not there.
+        let read = |ty, place, size| unsafe {
+            let mut written = 0;
+            let status = call!(self.api, ReadOpAttr(attribute, ty, place, size, &raw mut written));
+            (status, written)
+        };
+        value(def.kind, |kind| match kind {
+            AttributeKind::Int => {
+                let mut int = 0i64;
+                read(OrtOpAttrType::ORT_OP_ATTR_INT, (&raw mut int).cast(), size_of::<i64>()).0?;
+                Ok(Value::Int(int))
+            }
+            AttributeKind::Float => {
+                let mut float = 0f32;
+                read(OrtOpAttrType::ORT_OP_ATTR_FLOAT, (&raw mut float).cast(), size_of::<f32>()).0?;
+                Ok(Value::Float(float))
+            }
+            AttributeKind::Ints => {
+                // Without room the host says how much it wants; of an empty list, none.
+                let (mut status, bytes) = read(OrtOpAttrType::ORT_OP_ATTR_INTS, ptr::null_mut(), 0);
+                let mut ints = vec![0i64; bytes / size_of::<i64>()];
+                if bytes > 0 {
+                    (status, _) = read(OrtOpAttrType::ORT_OP_ATTR_INTS, ints.as_mut_ptr().cast(), bytes);
+                }
+                status?;
+                Ok(Value::Ints(ints))
+            }
         })
     }
 
@@ -381,11 +411,13 @@ unsafe fn sizes(api: Api, info: *const OrtTensorTypeAndShapeInfo) -> Result<Vec<
     }
 }
 
-/// An attribute read as the kind it should have, or else as the other, so that an error can name what is there.
+/// An attribute read as the kind it should have, or else as another, so that an error can name what is there. Hosts show what is not
+/// a list as an empty one.
 fn value(kind: AttributeKind, read: impl Fn(AttributeKind) -> Result<Value, Status>) -> Option<Value> {
-    let other = match kind {
-        AttributeKind::Int => AttributeKind::Float,
-        AttributeKind::Float => AttributeKind::Int,
-    };
-    read(kind).or_else(|_| read(other)).ok()
+    let own = read(kind).ok();
+    if own.as_ref().is_some_and(|value| *value != Value::Ints(Vec::new())) {
+        return own;
+    }
+    let other = |other: &AttributeKind| read(*other).ok();
+    [AttributeKind::Int, AttributeKind::Float].iter().find_map(other).or(own)
 }

@@ -182,6 +182,7 @@ pub(crate) fn api() -> OrtApi {
         ReleaseEnv: release::<u64, _>,
         KernelInfoGetAttribute_int64: attribute_int,
         KernelInfoGetAttribute_float: attribute_float,
+        KernelInfoGetAttributeArray_int64: attribute_ints,
         KernelInfo_GetInputCount: node_input_count::<OrtKernelInfo>,
         KernelInfo_GetInputTypeInfo: input_type_info,
         CastTypeInfoToTensorInfo: cast_type_info,
@@ -358,6 +359,27 @@ unsafe extern "system" fn attribute_float(
     ok()
 }
 
+unsafe extern "system" fn attribute_ints(
+    info: *const OrtKernelInfo,
+    name: *const c_char,
+    out: *mut i64,
+    len: *mut usize,
+) -> OrtStatusPtr {
+    let ints = match unsafe { named(node(info), name) } {
+        Some(Value::Ints(ints)) => ints.as_slice(),
+        Some(_) => &[],
+        None => return fail("no such list"),
+    };
+    unsafe {
+        if !out.is_null() {
+            assert!(*len >= ints.len());
+            out.copy_from_nonoverlapping(ints.as_ptr(), ints.len());
+        }
+        len.write(ints.len());
+    }
+    ok()
+}
+
 unsafe extern "system" fn node_input_count<R>(of: *const R, out: *mut usize) -> OrtStatusPtr {
     unsafe { out.write(node(of).inputs.len()) };
     ok()
@@ -413,11 +435,22 @@ unsafe extern "system" fn read_attribute(
     out: *mut usize,
 ) -> OrtStatusPtr {
     unsafe { out.write(0) };
-    match (unsafe { *attribute.cast::<Value>() }, ty) {
-        (Value::Int(value), OrtOpAttrType::ORT_OP_ATTR_INT) if len >= 8 => unsafe { data.cast::<i64>().write(value) },
+    match (unsafe { &*attribute.cast::<Value>() }, ty) {
+        (Value::Int(value), OrtOpAttrType::ORT_OP_ATTR_INT) if len >= 8 => unsafe { data.cast::<i64>().write(*value) },
         (Value::Float(value), OrtOpAttrType::ORT_OP_ATTR_FLOAT) if len >= 4 => unsafe {
-            data.cast::<f32>().write(value)
+            data.cast::<f32>().write(*value)
         },
+        (Value::Ints(values), OrtOpAttrType::ORT_OP_ATTR_INTS) => {
+            let bytes = size_of_val(values.as_slice());
+            unsafe { out.write(bytes) };
+            if len < bytes {
+                return fail("too little room");
+            }
+            if bytes > 0 {
+                unsafe { data.cast::<i64>().copy_from_nonoverlapping(values.as_ptr(), values.len()) };
+            }
+        }
+        (_, OrtOpAttrType::ORT_OP_ATTR_INTS) => {}
         _ => return fail("Attribute has no such value."),
     }
     ok()

@@ -55,7 +55,14 @@ impl NodeKernel for Kernel {
     ) -> Result<Kernel, Failure> {
         let attributes = read_node(operator, info)?;
         let packed = if settings.pack_weights { pack_weights(&attributes, info)? } else { Vec::new() };
-        Ok(Kernel { api, attributes, dtype, memory: CpuMemory::new(api)?, threads: SessionThreads::new(), packed })
+        Ok(Kernel {
+            api,
+            attributes,
+            dtype: operator.output_dtype(dtype),
+            memory: CpuMemory::new(api)?,
+            threads: SessionThreads::new(),
+            packed,
+        })
     }
 
     fn api(&self) -> Api {

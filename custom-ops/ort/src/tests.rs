@@ -73,7 +73,7 @@ fn table_of(
         let name = CStr::from_ptr(op.GetName.unwrap()(**op)).to_str().unwrap();
         let on = op.GetExecutionProviderType.unwrap()(**op);
         let on = if on.is_null() { None } else { Some(CStr::from_ptr(on)) };
-        on == provider && name == operator.name && op.GetOutputType.unwrap()(**op, 0) == crate::op::onnx_type(dtype)
+        on == provider && name == operator.name && op.GetInputType.unwrap()(**op, 0) == crate::op::onnx_type(dtype)
     };
     let ops: Vec<&OrtCustomOp> = unsafe { &*options.domains[0] }.ops.iter().map(|&op| unsafe { &*op }).collect();
     ops.iter().find(of).copied()
@@ -147,7 +147,7 @@ fn constant_weights_are_packed_on_request() {
         constants: vec![(1, &raw const weight)],
     };
     let expected = {
-        let get = |name| attributes.iter().find(|(n, _)| *n == name).map(|(_, value)| *value);
+        let get = |name| attributes.iter().find(|(n, _)| *n == name).map(|(_, value)| value.clone());
         let attributes = Attributes::read(&ROUTED_PROJECTION, |def| get(def.name)).unwrap();
         let tensors = shapes.iter().zip(&numbers);
         let tensors: Vec<_> =
@@ -249,7 +249,7 @@ impl Example {
 
     pub(crate) fn expected(&self) -> Vec<f64> {
         let values = self.attributes.clone();
-        let get = |name| values.iter().find(|(n, _)| *n == name).map(|(_, value)| *value);
+        let get = |name| values.iter().find(|(n, _)| *n == name).map(|(_, value)| value.clone());
         let attributes = Attributes::read(OPERATORS[0], |def| get(def.name)).unwrap();
         let tensors = self.shapes.iter().zip(&self.values);
         let tensors: Vec<_> =
@@ -336,7 +336,7 @@ fn bad_attributes_fail_when_the_kernel_is_made() {
         let mut node = example.sized(DType::F32);
         node.attributes[i].1 = match node.attributes[i].1 {
             Value::Int(_) => Value::Float(1.0),
-            Value::Float(_) => Value::Int(1),
+            Value::Float(_) | Value::Ints(_) => Value::Int(1),
         };
         let (_, message) = Made::new(DType::F32, &node).err().unwrap();
         assert!(message.contains(&format!("attribute {name}: expected")) && message.contains("(1"), "{message}");

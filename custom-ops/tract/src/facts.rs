@@ -37,7 +37,7 @@ pub(crate) fn output(attributes: &Attributes, inputs: &[Option<&Known<'_>>]) -> 
     Ok((element_type(attributes, inputs)?, shape))
 }
 
-/// The node's T, on which its inputs must agree.
+/// The output's element type; on T, its inputs must agree.
 fn element_type(attributes: &Attributes, inputs: &[Option<&Known<'_>>]) -> TractResult<DatumType> {
     let operator = attributes.operator();
     let mut t: Option<DatumType> = None;
@@ -55,7 +55,10 @@ fn element_type(attributes: &Attributes, inputs: &[Option<&Known<'_>>]) -> Tract
             dtype(expected).map_or("float32 or float16".to_owned(), |t| t.to_string()),
         );
     }
-    Ok(t.unwrap_or(f32::datum_type()))
+    match operator.output.ty {
+        ElementType::T => Ok(t.unwrap_or(f32::datum_type())),
+        ElementType::Float32 => Ok(f32::datum_type()),
+    }
 }
 
 /// The kernels' type for tract's; tract has no bfloat16.

@@ -12,6 +12,7 @@ pub(crate) fn run(
     shape: Option<&[usize]>,
 ) -> TractResult<Tensor> {
     let (dtype, computed) = attributes.operator().validate(attributes, inputs)?;
+    let dtype = attributes.operator().output_dtype(dtype);
     let shape = shape.unwrap_or(&computed);
     // SAFETY: every bit pattern is a float, and a kernel writes every element or fails, when the tensor is dropped.
     let mut output = unsafe { Tensor::uninitialized_dt(facts::datum_type(dtype)?, shape)? };

@@ -38,6 +38,7 @@ fn value(node: &NodeProto, def: &AttributeDef) -> Option<Value> {
     match AttributeType::try_from(attribute.r#type) {
         Ok(AttributeType::Int) => Some(Value::Int(attribute.i)),
         Ok(AttributeType::Float) => Some(Value::Float(attribute.f)),
+        Ok(AttributeType::Ints) => Some(Value::Ints(attribute.ints.clone())),
         _ => None,
     }
 }

@@ -1,20 +1,28 @@
-//! Adds the bodies of the `ai.moh` operators that the nodes use: one body an operator.
+//! Adds the bodies of the `ai.moh` operators that the nodes use: one body an operator, for nodes of one kind. Those of another kind are
+//! written as standard operators.
 
+use super::inline;
 use crate::graph::{Attribute, ElementType, Graph, Initializer, Node, Source};
 use moh_kernels::function::Variant;
 use moh_kernels::schema::{DOMAIN, OPERATORS};
+use std::collections::BTreeMap;
 
 /// Name of the zero that stands in for an optional input where some nodes have it and some do not.
 const ZERO: &str = "ai.moh/zero";
 
 pub(super) fn run(graph: &mut Graph) {
+    let mut kinds: BTreeMap<&str, Option<i64>> = BTreeMap::new();
+    inline::run(graph, |node| {
+        let kind = node.attributes.iter().find_map(kind);
+        *kinds.entry(node.op_type).or_insert(kind) != kind
+    });
     for operator in OPERATORS {
         let at: Vec<usize> = (0..graph.nodes.len()).filter(|&i| is(&graph.nodes[i], operator.name)).collect();
         let variants: Vec<Variant> = at.iter().map(|&i| variant_of(graph, &graph.nodes[i])).collect();
         let Some(&first) = variants.first() else { continue };
         let variant = variants.iter().fold(first, |a, b| Variant {
             per_head: a.per_head,
-            activation: a.activation,
+            kind: a.kind,
             optional_inputs: a.optional_inputs || b.optional_inputs,
             causal: a.causal || b.causal,
             portable: false,
@@ -40,14 +48,14 @@ pub(super) fn variant_of(graph: &Graph, node: &Node) -> Variant {
         per_head: operator.is_some_and(|operator| rank(1) == operator.per_head_rank),
         optional_inputs: operator.is_some_and(|operator| node.inputs.len() == operator.inputs.len()),
         causal: node.attributes.contains(&("is_causal", Attribute::Int(1))),
-        activation: node.attributes.iter().find_map(activation).unwrap_or(0),
+        kind: node.attributes.iter().find_map(kind).unwrap_or(0),
         portable: false,
     }
 }
 
-fn activation((name, value): &(&'static str, Attribute)) -> Option<i64> {
+fn kind((name, value): &(&'static str, Attribute)) -> Option<i64> {
     match value {
-        Attribute::Int(value) if *name == "activation" => Some(*value),
+        Attribute::Int(value) if ["activation", "kind"].contains(name) => Some(*value),
         _ => None,
     }
 }
@@ -67,7 +75,6 @@ fn add_zero(graph: &mut Graph, i: usize) {
 mod tests {
     use super::*;
     use crate::graph::{Dim, Value};
-    use std::collections::BTreeMap;
 
     fn graph(biased: [bool; 2]) -> Graph {
         let value = |name: &str| Value { name: name.to_owned(), ty: ElementType::F32, dims: vec![Dim::Unknown; 3] };
@@ -108,5 +115,23 @@ mod tests {
         run(&mut plain);
         assert_eq!(plain.functions[0].inputs.len(), 4);
         assert!(plain.initializers.is_empty());
+    }
+
+    #[test]
+    fn nodes_of_another_kind_become_standard_operators() {
+        let mut mixed = graph([false, false]);
+        for (node, kind) in mixed.nodes.iter_mut().zip([0, 3]) {
+            node.op_type = "TopKRouter";
+            node.inputs.truncate(1);
+            let shared_heads = ("shared_heads", Attribute::Ints(vec![0]));
+            let counts = [("kind", kind), ("num_heads", 4), ("top_k", 2)].map(|(name, v)| (name, Attribute::Int(v)));
+            node.attributes = counts.into_iter().chain([shared_heads]).collect();
+        }
+        run(&mut mixed);
+        assert_eq!(mixed.functions.len(), 1);
+        assert_eq!(mixed.nodes.iter().filter(|node| node.op_type == "TopKRouter").count(), 1);
+        let top_k = mixed.nodes.iter().find(|node| node.op_type == "TopK").unwrap();
+        assert_eq!(top_k.outputs, ["n1/selected", "n1/selected_indices"]);
+        assert_eq!(mixed.nodes.last().unwrap().outputs, ["n1"]);
     }
 }

@@ -5,9 +5,10 @@ use crate::graph::{Attribute, Graph, Node};
 use moh_kernels::function::{Body, BodyValue, Variant};
 use moh_kernels::schema::{DOMAIN, operator};
 
-pub(super) fn run(graph: &mut Graph) {
+/// Those of the nodes for which `chosen` says so.
+pub(super) fn run(graph: &mut Graph, mut chosen: impl FnMut(&Node) -> bool) {
     for node in std::mem::take(&mut graph.nodes) {
-        match operator(node.op_type).filter(|_| node.domain == DOMAIN) {
+        match operator(node.op_type).filter(|_| node.domain == DOMAIN && chosen(&node)) {
             Some(operator) => {
                 let body = (operator.body)(Variant { portable: true, ..variant_of(graph, &node) });
                 expand(&node, &body, &mut graph.nodes);
@@ -35,7 +36,7 @@ fn expand(node: &Node, body: &Body, nodes: &mut Vec<Node>) {
         domain: "",
         name: format!("{}/{}", node.name, part.output),
         inputs: part.inputs.iter().map(|name| inner(name)).collect(),
-        outputs: vec![inner(&part.output)],
+        outputs: part.outputs().iter().map(|name| inner(name)).collect(),
         attributes: part.attributes.iter().filter_map(|(name, v)| value(v).map(|v| (*name, v))).collect(),
     }));
 }

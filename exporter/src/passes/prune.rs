@@ -1,7 +1,8 @@
 //! Removes nodes and constants whose values nothing reads: a router whose gates became
-//! an input, a body's constant that its variant does not need.
+//! an input, a body's constant that its variant does not need; and bodies of operators without nodes.
 
 use crate::graph::Graph;
+use moh_kernels::schema::DOMAIN;
 use std::collections::BTreeSet;
 
 pub(super) fn run(graph: &mut Graph) {
@@ -15,6 +16,8 @@ pub(super) fn run(graph: &mut Graph) {
     }
     kept.reverse();
     graph.nodes = kept;
+    let operators: BTreeSet<&str> = graph.nodes.iter().filter(|n| n.domain == DOMAIN).map(|n| n.op_type).collect();
+    graph.functions.retain(|body| operators.contains(body.operator.name));
     graph.initializers.retain(|init| used.contains(&init.name));
     graph.values.retain(|name, _| used.contains(name));
 }

@@ -350,9 +350,9 @@ impl Llama {
         };
         let (q, gates) = match &block.routing {
             Routing::QueryNorm(router) => {
-                let q = split(ops, &block.q_proj, heads)?;
+                let q = ops.linear(x, &block.q_proj)?;
                 let gates = router.forward(ops, &q)?;
-                (q, gates)
+                (ops.reshape(&q, &[0, 0, heads, dim])?, gates)
             }
             Routing::Input(router) => {
                 let gates = router.forward(ops, x)?;

@@ -4,9 +4,6 @@ use moh_kernels::schema::OPERATORS;
 
 /// How onnxruntime begins the names of an inlined function's nodes.
 const INLINED: &str = "_inlfunc_";
-/// Operators of routers, as the exporter names nodes after them. Other nodes of an attention module do not have them, but for a
-/// few that normalise queries and keys.
-const ROUTING: &[&str] = &["TopK", "ScatterElements", "Softmax", "ReduceSum", "Max", "Div", "ConstantOfShape"];
 
 /// Whose kernel runs a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,7 +95,8 @@ impl Part {
             _ if last.contains("norm") || op_type.contains("Norm") => Part::Norms,
             Some(_) if last.starts_with("wg") || last.contains("gate") || last == "router" => Part::Router,
             Some(at) if at + 1 < modules.len() => Part::Projections,
-            Some(_) if ROUTING.contains(&node.split(['_', '/', '.']).next().unwrap_or_default()) => Part::Router,
+            // Gates of layers whose tokens have no choice.
+            Some(_) if node.starts_with("ConstantOfShape") || node.starts_with("Softmax") => Part::Router,
             Some(_) => Part::Around,
             None if modules.iter().any(|module| ["mlp", "ffd", "fc1", "fc2"].contains(module)) => Part::Mlp,
             None => Part::Rest,
@@ -135,8 +133,10 @@ mod tests {
             ("blocks.1.attn.qkv/MatMul", "MatMul", Kernel::Runtime, Part::Projections),
             ("blocks.1.attn.qkv/Add.split-over-2.0..96.prefused", "OptMatMul", Kernel::Runtime, Part::Projections),
             ("blocks.1.attn.wg_0/MatMul", "MatMul", Kernel::Runtime, Part::Router),
-            ("blocks.1.attn/Softmax_2", "Softmax", Kernel::Runtime, Part::Router),
-            ("blocks.1.attn/TopK", "Topk", Kernel::Runtime, Part::Router),
+            ("blocks.1.attn/TopKRouter", "TopKRouter", Kernel::Moh, Part::Router),
+            ("_inlfunc_TopKRouter_shared_weights", "Softmax", Kernel::Body, Part::Router),
+            ("blocks.1.attn/TopKRouter/selected", "TopK", Kernel::Body, Part::Router),
+            ("blocks.1.attn/ConstantOfShape", "ConstantOfShape", Kernel::Runtime, Part::Router),
             ("model.layers.0.self_attn/Slice_4/GatherSliceToSplitFusion", "Split", Kernel::Runtime, Part::Around),
             ("model.layers.0.self_attn/Concat", "Concat", Kernel::Runtime, Part::Around),
             ("block1.0.attn.norm/LayerNormalization", "LayerNormalization", Kernel::Runtime, Part::Norms),

@@ -14,6 +14,17 @@ unsafe impl<T: Send> Send for Shared<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for Shared<T> {}
 
+impl<T> Shared<T> {
+    /// The elements of one item.
+    ///
+    /// # Safety
+    /// There are `start + len` elements, and no other item has one of these.
+    pub(crate) unsafe fn slice<'a>(self, start: usize, len: usize) -> &'a mut [T] {
+        // SAFETY: as the caller promises.
+        unsafe { std::slice::from_raw_parts_mut(self.0.add(start), len) }
+    }
+}
+
 /// Does `items` items. Every worker makes its memory first, and `work` gives the number of multiply-accumulate operations
 /// of an item, whose sum is the result.
 ///

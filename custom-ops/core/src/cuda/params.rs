@@ -182,3 +182,24 @@ pub struct AttentionSm90Params {
 }
 // SAFETY: as above.
 unsafe impl Params for AttentionSm90Params {}
+
+/// `RouterParams`: of `top_k_router.cu`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct RouterParams {
+    pub scores: RawPtr,
+    pub gates: RawPtr,
+    pub tokens: i32,
+    pub width: i32,
+    pub heads: i32,
+    pub kind: i32,
+    pub top_k: i32,
+    pub num_shared: i32,
+    pub routed: i32,
+    pub balance: i32,
+    pub columns: i32,
+    pub shared: [u32; 32],
+}
+// SAFETY: as above.
+unsafe impl Params for RouterParams {}

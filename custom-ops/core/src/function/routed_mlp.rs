@@ -15,7 +15,7 @@ pub(crate) fn body(variant: Variant) -> Body {
         let bias = b.node("Unsqueeze", &["fc1_bias", &experts_axis], "fc1_bias_row");
         h = b.node("Add", &[&h, &bias], "first_biased");
     }
-    let h = activate(&mut b, &h, variant.activation);
+    let h = activate(&mut b, &h, variant.kind);
     let mut y = b.node("MatMul", &[&h, "fc2_weight"], "second");
     if variant.optional_inputs {
         let bias = b.node("Unsqueeze", &["fc2_bias", &experts_axis], "fc2_bias_row");

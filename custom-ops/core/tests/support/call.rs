@@ -45,7 +45,8 @@ impl Call {
         len: usize,
         host: &dyn Host,
     ) -> Result<(Vec<f64>, Work), Error> {
-        let mut output = Buffer::new(self.dtype, &vec![f32::NAN; len]);
+        let dtype = self.attributes.operator().output_dtype(self.dtype);
+        let mut output = Buffer::new(dtype, &vec![f32::NAN; len]);
         let work = kernel.run(&self.attributes, inputs, output.data_mut(), host)?;
         Ok(((0..len).map(|i| output.data().at(i)).collect(), work))
     }
@@ -65,7 +66,8 @@ impl Call {
         let expected = self.expected();
         // The operators' figure is for outputs up to 4.
         let largest = expected.iter().fold(0.0f64, |max, x| max.max(x.abs()));
-        let tolerance = tolerance::operator_output(self.dtype) * (largest / 4.0).max(1.0);
+        let dtype = self.attributes.operator().output_dtype(self.dtype);
+        let tolerance = tolerance::operator_output(dtype) * (largest / 4.0).max(1.0);
         let mut works = Vec::new();
         for kernel in kernels_of(self.attributes.operator()) {
             let packed = self.pack(kernel);

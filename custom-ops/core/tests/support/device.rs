@@ -138,6 +138,7 @@ impl Device {
     /// Device memory for a call, with its inputs.
     fn memories(&self, attributes: &Attributes, inputs: &[Option<Tensor<'_>>]) -> Result<Memories, Error> {
         let (dtype, shape) = attributes.operator().validate(attributes, inputs)?;
+        let dtype = attributes.operator().output_dtype(dtype);
         let len: usize = shape.iter().product();
         let memories = Memories {
             inputs: inputs.iter().map(|input| input.map(|input| self.memory(bytes(input.data).len()))).collect(),
@@ -157,6 +158,7 @@ impl Device {
         let run = || self.run(attributes, inputs).unwrap_or_else(|error| panic!("{error}"));
         let (found, again) = (run(), run());
         let dtype = inputs.iter().flatten().next().map_or(DType::F32, |input| input.data.dtype());
+        let dtype = attributes.operator().output_dtype(dtype);
         compare(dtype, &found, &expected, exact);
         let same = found.iter().zip(&again).position(|(a, b)| a.to_bits() != b.to_bits());
         assert_eq!(same, None, "the same call gave another result at this element");

@@ -31,7 +31,12 @@ impl NodeKernel for CudaKernel {
         _: Settings,
         info: &KernelInfo<'_>,
     ) -> Result<CudaKernel, Failure> {
-        Ok(CudaKernel { api, attributes: read_node(operator, info)?, dtype, allocator: info.allocator()? })
+        Ok(CudaKernel {
+            api,
+            attributes: read_node(operator, info)?,
+            dtype: operator.output_dtype(dtype),
+            allocator: info.allocator()?,
+        })
     }
 
     fn api(&self) -> Api {

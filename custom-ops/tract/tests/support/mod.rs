@@ -144,6 +144,7 @@ fn attribute(name: &str, value: Value) -> AttributeProto {
     match value {
         Value::Int(i) => AttributeProto { r#type: AttributeType::Int as i32, i, ..attribute },
         Value::Float(f) => AttributeProto { r#type: AttributeType::Float as i32, f, ..attribute },
+        Value::Ints(ints) => AttributeProto { r#type: AttributeType::Ints as i32, ints, ..attribute },
     }
 }
 
