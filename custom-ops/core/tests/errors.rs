@@ -30,7 +30,7 @@ fn attribute(name: &str, change: &[(&str, Value)]) -> Option<Value> {
         "scale" => Value::Float(0.5),
         _ => Value::Int(0),
     };
-    Some(change.iter().find(|(changed, _)| *changed == name).map_or(default, |&(_, value)| value))
+    Some(change.iter().find(|(changed, _)| *changed == name).map_or(default, |(_, value)| value.clone()))
 }
 
 fn attributes(change: &[(&str, Value)]) -> Result<Attributes, Error> {
@@ -79,7 +79,7 @@ fn attributes_out_of_range_are_refused() {
         ("is_causal", Value::Int(2)),
     ];
     for (name, value) in cases {
-        match run(&attributes(&[(name, value)]).unwrap(), &shapes()) {
+        match run(&attributes(&[(name, value.clone())]).unwrap(), &shapes()) {
             Err(Error::Attribute { attribute, .. }) => assert_eq!(attribute, name, "{value:?}"),
             other => panic!("{name} = {value:?}: {other:?}"),
         }
