@@ -127,7 +127,9 @@ fn execute<I: Isa, T: Element>(
 ) -> Result<Work, Error> {
     let p = call.problem;
     let selection = Selection::new(p, call.gates)?;
-    let unit = unit.filter(|unit| planes(T::DTYPE) <= unit.most_planes() && (p.scale * LOG2_E).is_finite());
+    let worth_splitting = || planes(T::DTYPE) == 1 || selection.mean_rows() >= matrix::ROWS_TO_SPLIT_KEYS_FOR;
+    let possible = |unit: &MatrixUnit| planes(T::DTYPE) <= unit.most_planes() && (p.scale * LOG2_E).is_finite();
+    let unit = unit.filter(|unit| possible(unit) && worth_splitting());
     let tiling = if unit.is_some() { matrix::tiling(p, T::DTYPE) } else { Tiling::new::<I>(p) };
     let workers = host.parallelism().max(1);
     let plan = Plan::new(p, &selection, tiling.width, tiling.chunk, workers);

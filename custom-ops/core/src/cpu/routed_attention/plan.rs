@@ -48,6 +48,12 @@ impl Selection {
         &self.rows[self.starts[head]..self.starts[head + 1]]
     }
 
+    /// How many rows a (batch, KV head) has that has any, on average.
+    pub(super) fn mean_rows(&self) -> usize {
+        let used = self.starts.windows(2).filter(|ends| ends[0] < ends[1]).count();
+        self.starts.last().map_or(0, |rows| rows / used.max(1))
+    }
+
     fn heads(&self) -> usize {
         self.starts.len() - 1
     }
