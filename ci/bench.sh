@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Measures this machine, and writes the tables of docs/performance.md between its two marks.
 #
-# usage: ci/bench.sh [operators|models|growth ...] [--threads 1,2] [--seconds 2] [--only TEXT]
+# usage: ci/bench.sh [--write] [operators|models|growth ...] [--threads 1,2] [--seconds 2] [--only TEXT]
 #
-# Without arguments: everything, an hour or so; with any, the tables are printed and the document stays as it is. Nothing else should run meanwhile. Needs what
-# ci/test.sh needs, and 20 GB of memory for the largest models.
+# Without arguments: everything, an hour or so, and the document is written. With some, the tables are printed alone, unless the first
+# is --write. Nothing else should run meanwhile. Needs what ci/test.sh needs, and 20 GB of memory for the largest models.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -18,12 +18,14 @@ ORT_DYLIB_PATH=$(ci/fetch-onnxruntime.sh "$PWD/target/onnxruntime")
 MOH_OPS_LIBRARY=$PWD/target/release/libmoh_ops.so
 export ORT_DYLIB_PATH MOH_OPS_LIBRARY
 
-if [[ $# -gt 0 ]]; then
+if [[ ${1:-} == --write ]]; then
+    shift
+elif [[ $# -gt 0 ]]; then
     exec target/release/examples/bench "$@"
 fi
 {
     printf 'Measured on %s, onnxruntime %s.\n\n' "$(date -u +%Y-%m-%d)" "${ORT_DYLIB_PATH##*.so.}"
-    target/release/examples/bench --json target/bench/tables.json
+    target/release/examples/bench --json target/bench/tables.json "$@"
 } | tee "$tables"
 
 awk -v tables="$tables" '
