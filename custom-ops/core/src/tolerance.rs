@@ -30,6 +30,16 @@ pub fn operator_output(dtype: DType) -> f64 {
     }
 }
 
+/// Largest absolute error of an operator in tract against the f64 reference, on numbers below 1: in f32.
+pub const TRACT_OPERATOR_F32: f64 = 1e-5;
+
+/// The same in f16: two units in the last place of numbers up to 2.
+pub const TRACT_OPERATOR_F16: f64 = 2e-3;
+
+/// Largest absolute error of what our kernels make of a layer of tract's against tract itself: sums of at most 600 products of numbers up
+/// to 1, in another order: of magnitude 30, each rounded to 6e-8 of it.
+pub const TRACT_LAYER_F32: f32 = 1e-4;
+
 /// Largest relative error of a CUDA kernel's whole output against the f64 reference: `|found - expected| / |expected|`, Euclidean.
 ///
 /// f32: as [`operator_output`]. f16 and bf16: weights of the softmax are rounded to 2^-11 and 2^-8 before the second product, and

@@ -5,13 +5,9 @@ mod support;
 
 use half::f16;
 use moh_kernels::schema::ROUTED_ATTENTION;
-use moh_kernels::{Attributes, Data, Tensor as Borrowed};
+use moh_kernels::{Attributes, Data, Tensor as Borrowed, tolerance};
 use support::{Attention, ints, numbers, onnx, tensor};
 use tract_onnx::prelude::*;
-
-const F32_TOLERANCE: f64 = 1e-5;
-/// Two units in the last place of numbers up to 2.
-const F16_TOLERANCE: f64 = 2e-3;
 
 /// Batch 2, 5 queries, 7 keys, 4 heads over 2, head width 3, value width 5.
 struct Case {
@@ -66,7 +62,7 @@ fn equals_the_reference_in_f32() {
     let output = plan.run(inputs).unwrap().remove(0);
     assert_eq!(output.shape(), [2, 5, 20]);
     let found = output.try_as_plain_ram().unwrap().as_slice::<f32>().unwrap().to_vec();
-    assert_close(&found, &reference(&attention, &case), F32_TOLERANCE);
+    assert_close(&found, &reference(&attention, &case), tolerance::TRACT_OPERATOR_F32);
 }
 
 #[test]
@@ -90,7 +86,7 @@ fn equals_the_reference_in_f16_with_several_threads() {
     assert_eq!(output.datum_type(), DatumType::F16);
     let output = output.cast_to::<f32>().unwrap().into_owned();
     let found = output.try_as_plain_ram().unwrap().as_slice::<f32>().unwrap().to_vec();
-    assert_close(&found, &reference(&attention, &case), F16_TOLERANCE);
+    assert_close(&found, &reference(&attention, &case), tolerance::TRACT_OPERATOR_F16);
 }
 
 #[test]

@@ -4,6 +4,7 @@
 #[allow(dead_code)]
 mod support;
 
+use moh_kernels::tolerance::TRACT_LAYER_F32;
 use support::{numbers, tensor};
 use tract_onnx::prelude::*;
 use tract_onnx::tract_core::ops::cnn::{Conv, KernelFormat, PaddingSpec, PoolSpec};
@@ -11,9 +12,6 @@ use tract_onnx::tract_core::ops::einsum::EinSum;
 use tract_onnx::tract_core::ops::math::{add, mul};
 use tract_onnx::tract_core::ops::nn::{DataFormat, Softmax, SoftmaxKind};
 use tract_onnx::tract_hir::internal::*;
-
-/// Sums of at most 600 products of numbers up to 1, in another order: of magnitude 30, each rounded to 6e-8 of it.
-const TOLERANCE: f32 = 1e-4;
 
 /// A model with the input "x", of which the first axis is a symbol.
 fn model(shape: &[usize], build: impl Fn(&mut TypedModel, OutletId) -> OutletId) -> TypedModel {
@@ -46,7 +44,10 @@ fn check(shape: &[usize], model: &TypedModel) -> Vec<String> {
         assert_eq!(found.shape(), expected.shape());
         let [found, expected] = [&found, &expected].map(|t| t.try_as_plain_ram().unwrap().as_slice::<f32>().unwrap());
         for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
-            assert!((found - expected).abs() <= TOLERANCE, "batch {batch}, element {i}: {expected}, found {found}");
+            assert!(
+                (found - expected).abs() <= TRACT_LAYER_F32,
+                "batch {batch}, element {i}: {expected}, found {found}"
+            );
         }
     }
     names

@@ -1,0 +1,108 @@
+//! Memory: the session's allocators and the device's.
+
+use super::*;
+
+pub(super) unsafe extern "system" fn create_memory_info(
+    _: OrtAllocatorType,
+    _: OrtMemType,
+    out: *mut *mut OrtMemoryInfo,
+) -> OrtStatusPtr {
+    // Not of size zero, so that a second release is noticed.
+    unsafe { out.write(give(0u64)) };
+    ok()
+}
+
+/// The provider's memory info, and its stream: addresses to know them by.
+pub(super) static DEVICE_MEMORY: u64 = 0;
+pub(super) static STREAM: u64 = 0;
+
+pub(super) unsafe extern "system" fn get_device_allocator(
+    _: *const OrtKernelInfo,
+    _: OrtMemType,
+    out: *mut *mut OrtAllocator,
+) -> OrtStatusPtr {
+    unsafe { out.write(give(Lender(None))) };
+    ok()
+}
+
+pub(super) unsafe extern "system" fn allocator_memory(
+    _: *const OrtAllocator,
+    out: *mut *const OrtMemoryInfo,
+) -> OrtStatusPtr {
+    unsafe { out.write((&raw const DEVICE_MEMORY).cast()) };
+    ok()
+}
+
+pub(super) unsafe extern "system" fn get_stream(
+    context: *const OrtKernelContext,
+    out: *mut *mut c_void,
+) -> OrtStatusPtr {
+    let stream = if unsafe { call(context) }.default_stream { std::ptr::null() } else { &raw const STREAM };
+    unsafe { out.write(stream.cast_mut().cast()) };
+    ok()
+}
+
+pub(super) unsafe extern "system" fn scratch(
+    context: *const OrtKernelContext,
+    memory: *const OrtMemoryInfo,
+    bytes: usize,
+    out: *mut *mut c_void,
+) -> OrtStatusPtr {
+    assert!(memory == (&raw const DEVICE_MEMORY).cast() && bytes > 0);
+    assert!(!unsafe { call(context) }.default_stream, "onnxruntime crashes without a stream");
+    let mut lender = Lender(None);
+    unsafe { allocate((&raw mut lender).cast(), bytes, out) }
+}
+
+/// An allocator: where it counts its blocks; the device's are counted as objects.
+pub(super) struct Lender(Option<*const AtomicIsize>);
+
+pub(super) unsafe fn count_block(of: *mut OrtAllocator, change: isize) {
+    match unsafe { &*of.cast::<Lender>() }.0 {
+        Some(blocks) => _ = unsafe { &*blocks }.fetch_add(change, Ordering::Relaxed),
+        None => LIVE.set(LIVE.get() + change),
+    }
+}
+
+pub(super) unsafe extern "system" fn get_allocator(
+    context: *const OrtKernelContext,
+    _: *const OrtMemoryInfo,
+    out: *mut *mut OrtAllocator,
+) -> OrtStatusPtr {
+    unsafe { out.write(give(Lender(Some(&raw const call(context).blocks)))) };
+    ok()
+}
+
+pub(super) unsafe extern "system" fn allocate(
+    of: *mut OrtAllocator,
+    size: usize,
+    out: *mut *mut c_void,
+) -> OrtStatusPtr {
+    if size > isize::MAX as usize / 2 {
+        return fail("out of memory");
+    }
+    let mut block = vec![Line([0xFF; 256]); size.div_ceil(256)];
+    unsafe {
+        count_block(of, 1);
+        out.write(block.as_mut_ptr().cast());
+    }
+    BLOCKS.lock().unwrap().push(block);
+    ok()
+}
+
+pub(super) unsafe extern "system" fn free(of: *mut OrtAllocator, memory: *mut c_void) -> OrtStatusPtr {
+    let mut blocks = BLOCKS.lock().unwrap();
+    let index = blocks.iter().position(|block| block.as_ptr().cast() == memory.cast_const()).unwrap();
+    blocks.swap_remove(index);
+    unsafe { count_block(of, -1) };
+    ok()
+}
+
+/// Memory as providers align it.
+#[derive(Clone, Copy)]
+#[repr(align(256))]
+#[allow(dead_code)]
+pub(super) struct Line([u8; 256]);
+
+/// The blocks that are out; a release of anything else panics.
+pub(super) static BLOCKS: Mutex<Vec<Vec<Line>>> = Mutex::new(Vec::new());
