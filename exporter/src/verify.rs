@@ -312,3 +312,6 @@ fn numbers(outputs: &BTreeMap<String, Host>, name: &str) -> Result<Vec<f32>, Err
     let tensor = outputs.get(name).ok_or_else(|| Error::Disagreement(format!("there is no output {name}")))?;
     tensor.data().to_f32().ok_or_else(|| Error::Disagreement(format!("output {name} holds no floating-point numbers")))
 }
+
+#[cfg(test)]
+mod tests;

@@ -306,3 +306,6 @@ pub fn side_files(checkpoint: &Checkpoint, target: &Path, force: bool) -> Result
     }
     Ok(files)
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
+use moh_export::proto::{ModelProto, ValueInfoProto, type_proto};
+use prost::Message;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -71,23 +73,81 @@ fn side_files_go_along() {
     assert!(!folder.path().join("out/model.onnx").exists());
 }
 
+/// What a file says of itself: element types of the model's input and of a weight, versions, and how attention is written.
+#[derive(Debug, PartialEq)]
+struct Written {
+    input: i32,
+    weight: i32,
+    opset: i64,
+    ir_version: i64,
+    routed_nodes: bool,
+    functions: bool,
+    gates: usize,
+}
+
+impl Written {
+    fn read(path: &Path) -> Written {
+        let model = ModelProto::decode(fs::read(path).unwrap().as_slice()).unwrap();
+        let graph = model.graph.as_ref().unwrap();
+        let named = |values: &[ValueInfoProto], name: &str| {
+            let value = values.iter().find(|value| value.name() == name).unwrap();
+            match &value.r#type.as_ref().unwrap().value {
+                Some(type_proto::Value::TensorType(tensor)) => tensor.elem_type(),
+                other => panic!("{name} is {other:?}"),
+            }
+        };
+        let weight = graph.initializer.iter().find(|init| init.name() == "blocks.0.mlp.fc1.weight.T").unwrap();
+        let length = weight.external_data.iter().find(|entry| entry.key() == "length").unwrap().value();
+        let element = if weight.data_type() == F32 { 4 } else { 2 };
+        assert_eq!(length, (96 * 384 * element).to_string());
+        Written {
+            input: named(&graph.input, "hidden_states"),
+            weight: weight.data_type(),
+            opset: model.opset_import.iter().find(|set| set.domain().is_empty()).unwrap().version(),
+            ir_version: model.ir_version(),
+            routed_nodes: graph.node.iter().any(|node| node.domain() == "ai.moh"),
+            functions: !model.functions.is_empty(),
+            gates: graph.output.iter().filter(|output| output.name().starts_with("gates.")).count(),
+        }
+    }
+}
+
+/// ONNX's numbers of element types.
+const F32: i32 = 1;
+const F16: i32 = 10;
+const BF16: i32 = 16;
+
 #[test]
 fn every_option() {
     let folder = copy("tests/golden/dit-tiny-75");
-    let variants: &[&[&str]] = &[
-        &["--dtype", "f16"],
-        &["--dtype", "bf16"],
-        &["--attention", "portable"],
-        &["--opset", "20", "--ir-version", "9"],
-        &["--output-gates", "--verify"],
+    let plain = || Written {
+        input: F32,
+        weight: F32,
+        opset: 21,
+        ir_version: 10,
+        routed_nodes: true,
+        functions: true,
+        gates: 0,
+    };
+    let variants: &[(&[&str], Written)] = &[
+        (&[], plain()),
+        (&["--dtype", "f16"], Written { input: F16, weight: F16, ..plain() }),
+        (&["--dtype", "bf16"], Written { input: BF16, weight: BF16, ..plain() }),
+        (&["--attention", "portable"], Written { routed_nodes: false, functions: false, ..plain() }),
+        (&["--opset", "20", "--ir-version", "9"], Written { opset: 20, ir_version: 9, ..plain() }),
+        (&["--opset", "23", "--ir-version", "12"], Written { opset: 23, ir_version: 12, ..plain() }),
+        (&["--output-gates", "--verify"], Written { gates: 4, ..plain() }),
     ];
-    for (i, options) in variants.iter().enumerate() {
+    for (i, (options, expected)) in variants.iter().enumerate() {
         let output = format!("out{i}/model.onnx");
         let arguments: Vec<&str> =
             ["model.safetensors", "-o", &output].into_iter().chain(options.iter().copied()).collect();
         let done = export(folder.path(), &arguments);
         assert!(done.status.success(), "{options:?}: {}", text(&done.stderr));
-        assert!(text(&done.stdout).contains("moh-dit"));
+        let said = text(&done.stdout);
+        assert!(said.contains("moh-dit"));
+        assert_eq!(said.contains("max error"), expected.weight != BF16, "{options:?}: {said}");
+        assert_eq!(&Written::read(&folder.path().join(&output)), expected, "{options:?}");
         let left: Vec<_> =
             fs::read_dir(folder.path().join(format!("out{i}"))).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert_eq!(left.len(), 3, "{left:?}");

@@ -1,0 +1,176 @@
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use super::*;
+use crate::graph::{Initializer, Source};
+use crate::record;
+use half::f16;
+use moh_models::Checkpoint;
+use std::fs;
+use tempfile::TempDir;
+
+/// An export of a golden checkpoint that has not been committed.
+struct Staged {
+    model: Model,
+    dtype: ElementType,
+    options: crate::Options,
+    recorded: Graph,
+    graph: Graph,
+    plan: Plan,
+    staging: Staging,
+    /// Dropped after `staging`, which is in it.
+    _folder: TempDir,
+}
+
+impl Staged {
+    fn new(golden: &str, dtype: ElementType) -> Staged {
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(golden);
+        let model = Model::load(&Checkpoint::open(&golden, None).unwrap(), None).unwrap();
+        let options = crate::Options { dtype: Some(dtype), ..crate::Options::default() };
+        let recorded = record::record(&model, record::Options { dtype, opset: 21, ir_version: 10 }).unwrap();
+        let mut graph = recorded.clone();
+        passes::run(&mut graph, Gates::Hidden, options.attention);
+        let plan = Plan::new(&graph);
+        let folder = tempfile::tempdir().unwrap();
+        let staging = Staging::new(&folder.path().join("model.onnx")).unwrap();
+        let staged = Staged { model, dtype, options, recorded, graph, plan, staging, _folder: folder };
+        staged.write_model(&staged.graph);
+        write::write_data(&staged.graph, &staged.plan, &staged.data()).unwrap();
+        staged
+    }
+
+    fn data(&self) -> std::path::PathBuf {
+        self.staging.path("model.onnx_data")
+    }
+
+    fn write_model(&self, graph: &Graph) {
+        let bytes = encode(graph, &self.plan, "model.onnx_data").unwrap();
+        write::write_file(&self.staging.model(), &bytes).unwrap();
+    }
+
+    fn initializer(&self, name: &str) -> &Initializer {
+        self.graph.initializers.iter().find(|init| init.name == name).unwrap()
+    }
+
+    /// Changes a tensor in the staged weight file, which every view of the model reads.
+    fn change_data(self, name: &str, change: impl Fn(usize, f32) -> f32) -> Staged {
+        let mut file = fs::read(self.data()).unwrap();
+        let (_, start) = self.plan.iter().find(|(planned, _)| *planned == name).expect("a tensor in the weight file");
+        let bytes = &mut file[start as usize..][..self.initializer(name).bytes()];
+        match self.dtype {
+            ElementType::F16 => {
+                for (i, element) in bytes.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+                    let changed = change(i, f16::from_le_bytes(*element).to_f32());
+                    *element = f16::from_f32(changed).to_le_bytes();
+                }
+            }
+            _ => {
+                for (i, element) in bytes.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+                    *element = change(i, f32::from_le_bytes(*element)).to_le_bytes();
+                }
+            }
+        }
+        fs::write(self.data(), file).unwrap();
+        self
+    }
+
+    /// Replaces the first element of a small tensor in the model file alone: the views that verification makes keep theirs.
+    fn change_model(self, name: &str, value: f32) -> Staged {
+        let mut bytes = Vec::new();
+        write::write_initializer(self.initializer(name), &mut bytes).unwrap();
+        let element = crate::encode::scalar_bytes(self.dtype, value);
+        bytes[..element.len()].copy_from_slice(&element);
+        let mut graph = self.graph.clone();
+        let changed = graph.initializers.iter_mut().find(|init| init.name == name).unwrap();
+        assert!(self.plan.iter().all(|(planned, _)| planned != name), "{name} is in the weight file");
+        changed.source = Source::Bytes(bytes);
+        self.write_model(&graph);
+        self
+    }
+
+    fn verify(&self) -> Result<Verification, Error> {
+        let Staged { model, recorded, plan, dtype, options, staging, .. } = self;
+        Subject { model, recorded, plan, dtype: *dtype, options }.verify(staging)
+    }
+
+    /// Verification refuses, for a reason that begins with `start`.
+    fn disagrees(self, start: &str) {
+        match self.verify() {
+            Err(Error::Disagreement(reason)) => {
+                assert!(reason.starts_with(start), "{start:?} does not begin: {reason}")
+            }
+            other => panic!("expected a disagreement on {start:?}, found {other:?}"),
+        }
+    }
+}
+
+/// The golden DiT's last matrix, in the weight file; no router comes after it.
+const LAST_WEIGHT: &str = "final_layer.linear.weight.T";
+/// Its bias, in the model file.
+const LAST_BIAS: &str = "final_layer.linear.bias";
+
+#[test]
+fn what_was_exported_agrees() {
+    let cases =
+        [("dit-tiny-75", ElementType::F32), ("llama-moh-tiny", ElementType::F32), ("dit-tiny-75", ElementType::F16)];
+    for (golden, dtype) in cases {
+        let Verification::Agrees(agreement) = Staged::new(golden, dtype).verify().unwrap() else {
+            panic!("{golden} in {dtype} was not verified");
+        };
+        assert!(agreement.rows > 0 && agreement.error <= agreement.tolerance, "{agreement:?}");
+        let expected = match dtype {
+            ElementType::F16 => (tolerance::model_output(moh_kernels::DType::F16), true),
+            _ => (tolerance::model_output(moh_kernels::DType::F32), false),
+        };
+        assert_eq!((agreement.tolerance, agreement.given_gates), expected);
+        assert!(dtype != ElementType::F32 || agreement.rerouted == 0, "{agreement:?}");
+    }
+}
+
+/// The smallest damage that is far beyond rounding: a hundredth in f32, half in f16.
+#[test]
+fn tampered_data() {
+    let damage = [(ElementType::F32, 1.01), (ElementType::F16, 1.5)];
+    for (dtype, factor) in damage {
+        let staged = Staged::new("dit-tiny-75", dtype).change_data(LAST_WEIGHT, |_, value| value * factor);
+        staged.disagrees("out_hidden_states: element ");
+    }
+}
+
+#[test]
+fn not_a_number_in_the_data() {
+    for dtype in [ElementType::F32, ElementType::F16] {
+        let spoil = |i: usize, value: f32| if i == 0 { f32::NAN } else { value };
+        Staged::new("dit-tiny-75", dtype).change_data(LAST_WEIGHT, spoil).disagrees("out_hidden_states: element ");
+    }
+}
+
+#[test]
+fn not_a_number_in_the_model() {
+    let staged = Staged::new("dit-tiny-75", ElementType::F32).change_model(LAST_BIAS, f32::NAN);
+    staged.disagrees("out_hidden_states: element ");
+}
+
+/// In f16 the outputs of another view are compared, the one that gets the reference's gates; of the written model itself all that is
+/// certain is that they are finite.
+#[test]
+fn f16_outputs_that_are_not_finite() {
+    for value in [f32::NAN, f32::INFINITY] {
+        let staged = Staged::new("dit-tiny-75", ElementType::F16).change_model(LAST_BIAS, value);
+        match staged.verify() {
+            Err(Error::Disagreement(reason)) => assert!(reason.ends_with("is not finite"), "{reason}"),
+            other => panic!("{value}: expected a disagreement, found {other:?}"),
+        }
+    }
+}
+
+/// Heads are chosen by the norms of their queries: one head's queries, ten times as long, choose others.
+#[test]
+fn other_heads_than_the_reference() {
+    let query = "model.layers.1.self_attn.q_proj.weight.T";
+    let (heads, columns) = (8, 64);
+    let last_head = |i: usize| i % columns / (columns / heads) == heads - 1;
+    let longer = |i: usize, value: f32| if last_head(i) { 10.0 * value } else { value };
+    Staged::new("llama-moh-tiny", ElementType::F32)
+        .change_data(query, longer)
+        .disagrees("gates.model.layers.1.self_attn");
+}
