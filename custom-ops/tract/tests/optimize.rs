@@ -29,8 +29,13 @@ fn constant(model: &mut TypedModel, name: &str, shape: &[usize]) -> OutletId {
     model.add_const(name, tensor(shape, &numbers(count, count as u32))).unwrap()
 }
 
-/// Runs both ways; gives the operators of ours that ran.
+/// Runs both ways on numbers in -1..1; gives the operators of ours that ran.
 fn check(shape: &[usize], model: &TypedModel) -> Vec<String> {
+    check_up_to(1.0, shape, model)
+}
+
+/// As `check`, with numbers in `-largest..largest`.
+fn check_up_to(largest: f32, shape: &[usize], model: &TypedModel) -> Vec<String> {
     let ours = moh_tract::optimize(model.clone()).unwrap();
     let names = ours.nodes().iter().map(|node| node.op.name().into_owned());
     let names = names.filter(|name| ["Linear", "DepthwiseConv"].contains(&name.as_str())).collect();
@@ -39,7 +44,8 @@ fn check(shape: &[usize], model: &TypedModel) -> Vec<String> {
     let tracts = model.clone().into_optimized().unwrap().into_runnable().unwrap();
     for batch in [1usize, 3, 1, 70] {
         let shape: Vec<usize> = std::iter::once(batch).chain(shape.iter().copied()).collect();
-        let x = tensor(&shape, &numbers(shape.iter().product(), 9)).into_tvalue();
+        let x: Vec<f32> = numbers(shape.iter().product(), 9).iter().map(|x| largest * x).collect();
+        let x = tensor(&shape, &x).into_tvalue();
         let [found, expected] = [&ours, &tracts].map(|plan| plan.run(tvec!(x.clone())).unwrap().remove(0));
         assert_eq!(found.shape(), expected.shape());
         let [found, expected] = [&found, &expected].map(|t| t.try_as_plain_ram().unwrap().as_slice::<f32>().unwrap());
@@ -145,13 +151,64 @@ fn sums_and_products_are_spread() {
     check(&[1, 4, 1], &model);
 }
 
+fn softmax(axis: usize, shape: &[usize]) -> TypedModel {
+    model(shape, |model, x| {
+        let op = Softmax { axes: tvec!(axis), quant_output_dt: None, kind: SoftmaxKind::Softmax };
+        model.wire_node("softmax", op, &[x]).unwrap()[0]
+    })
+}
+
 #[test]
 fn short_rows_have_a_softmax_of_their_own() {
     for length in [1usize, 3, 64, 65] {
-        let model = model(&[2, length], |model, x| {
-            let op = Softmax { axes: tvec!(2), quant_output_dt: None, kind: SoftmaxKind::Softmax };
-            model.wire_node("softmax", op, &[x]).unwrap()[0]
+        check(&[2, length], &softmax(2, &[2, length]));
+    }
+}
+
+/// exp(200) is no float32.
+#[test]
+fn softmax_of_large_numbers() {
+    for length in [2usize, 3, 64] {
+        check_up_to(200.0, &[2, length], &softmax(2, &[2, length]));
+        check_up_to(1e30, &[2, length], &softmax(2, &[2, length]));
+    }
+}
+
+#[test]
+fn softmax_along_another_axis_is_tracts() {
+    for axis in [1, 2] {
+        check(&[5, 3, 4], &softmax(axis, &[5, 3, 4]));
+    }
+}
+
+/// Packed, the two are different: what is packed for one must not serve the other.
+#[test]
+fn one_constant_in_both_layouts() {
+    let model = model(&[4, 8], |model, x| {
+        let weight = constant(model, "weight", &[8, 8]);
+        let product = |model: &mut TypedModel, name: &str, axes: &str| {
+            let op = EinSum::new(axes.parse().unwrap(), f32::datum_type());
+            model.wire_node(name, op, &[x, weight]).unwrap()[0]
+        };
+        let in_out = product(model, "in_out", "amk,kn->amn");
+        let out_in = product(model, "out_in", "amk,nk->amn");
+        model.wire_node("sum", add(), &[in_out, out_in]).unwrap()[0]
+    });
+    assert_eq!(check(&[4, 8], &model), ["Linear", "Linear"]);
+}
+
+/// tract takes a move and its opposite away, if what is between lets it: a product with the last axis must not.
+#[test]
+fn a_product_between_moves_of_its_axis() {
+    for (there, back) in [((1, 2), (1, 2)), ((2, 1), (2, 1)), ((1, 3), (3, 1)), ((2, 3), (3, 2)), ((1, 2), (2, 1))] {
+        let shape = [6, 6, 6];
+        let model = model(&shape, |model, x| {
+            let weight = constant(model, "weight", &[6, 6]);
+            let op = EinSum::new("abmk,kn->abmn".parse().unwrap(), f32::datum_type());
+            let moved = model.wire_node("there", AxisOp::Move(there.0, there.1), &[x]).unwrap()[0];
+            let product = model.wire_node("product", op, &[moved, weight]).unwrap()[0];
+            model.wire_node("back", AxisOp::Move(back.0, back.1), &[product]).unwrap()[0]
         });
-        check(&[2, length], &model);
+        assert_eq!(check(&shape, &model), ["Linear"], "{there:?} {back:?}");
     }
 }
