@@ -4,10 +4,11 @@
 
 use moh::{checkpoint, export, golden, runtimes};
 use moh_export::Options as Export;
-use moh_runtime::classify::Classifier;
-use moh_runtime::diffusion::{DiffusionModel, SampleOptions, Sampler, pictures};
-use moh_runtime::image::Picture;
-use moh_runtime::{Model, Tensor, routes};
+use moh_runtime::{Model, Tensor};
+use moh_tasks::classify::Classifier;
+use moh_tasks::diffusion::{DiffusionModel, SampleOptions, Sampler, pictures};
+use moh_tasks::image::Picture;
+use moh_tasks::routes;
 use std::ops::ControlFlow;
 
 fn quick() -> Export {

@@ -23,14 +23,6 @@ pub enum Error {
         /// What the system said.
         source: std::io::Error,
     },
-    /// A file cannot be written.
-    #[error("{}: cannot be written", path.display())]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-    },
     /// A file is not what it should be.
     #[error("{}: not {expected}: {reason}", path.display())]
     Malformed {
@@ -131,35 +123,6 @@ pub enum Error {
         /// The type it should have.
         to: ElementType,
     },
-    /// The model is not a language model with a key-value cache.
-    #[error("{}: not a language model: {reason}", path.display())]
-    NotLanguageModel {
-        /// The model.
-        path: PathBuf,
-        /// What is missing or unexpected.
-        reason: String,
-    },
-    /// A model that is for something else.
-    #[error("{}: not {expected}: {reason}", path.display())]
-    Task {
-        /// The model.
-        path: PathBuf,
-        /// What it was to be.
-        expected: &'static str,
-        /// What is missing or unexpected, and what the model is for as far as it says so.
-        reason: String,
-    },
-    /// A class that the model does not have, or another request that it cannot serve.
-    #[error("{}: {reason}", path.display())]
-    Request {
-        /// The model.
-        path: PathBuf,
-        /// What was asked for, and what there is.
-        reason: String,
-    },
-    /// A prompt that cannot be continued, or not in this way.
-    #[error("prompt: {0}")]
-    Prompt(String),
 }
 
 /// A result with this crate's [`Error`].

@@ -1,8 +1,7 @@
 //! Runs exported MoH and MoA models: in onnxruntime where its library is installed, else in tract, which is built in.
 //!
-//! [`Model`] loads an exported model and runs it on named [`Value`]s; [`generate::LanguageModel`] continues prompts with a
-//! key-value cache; [`translate::TranslationModel`] translates; [`classify::Classifier`] names what is in a picture,
-//! [`diffusion::DiffusionModel`] draws one. The command line program is `moh-run`.
+//! [`Model`] loads an exported model and runs it on named [`Value`]s. The crate `moh-tasks` builds on it: texts, translations,
+//! images, and the program `moh-run`.
 //!
 //! ```no_run
 //! use moh_runtime::{Model, Options, Tensor};
@@ -18,28 +17,17 @@
 #![forbid(unsafe_code)]
 
 mod backend;
-pub mod classify;
 mod convert;
-pub mod diffusion;
 mod error;
-mod files;
-pub mod generate;
 mod header;
-pub mod image;
 mod info;
 mod locate;
-pub mod measure;
 mod model;
 mod options;
-mod random;
-pub mod routes;
-mod task;
 mod tensor;
-pub mod translate;
 mod value;
 
 pub use error::{Error, Result};
-pub use files::{read_tensors, write_tensors, write_text};
 pub use info::{Dim, TensorInfo};
 pub use model::{MODEL_FILE, Model};
 pub use options::{DeviceChoice, Notice, Options, RuntimeChoice};

@@ -91,7 +91,10 @@ impl Model {
     }
 
     /// As [`Model::run`]; `on_node` gets every node's name, operator and time. onnxruntime tells them in its profile only.
-    pub(crate) fn run_timed(
+    ///
+    /// # Errors
+    /// As [`Model::run`].
+    pub fn run_timed(
         &mut self,
         inputs: Vec<(String, Value)>,
         on_node: &mut dyn FnMut(&str, &str, Duration),

@@ -1,0 +1,5 @@
+//! Small models in every runtime that is here.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod models;
+mod support;

@@ -1,0 +1,237 @@
+//! The command line.
+
+mod measure;
+mod routes;
+mod runtime;
+mod translate;
+
+pub(crate) use measure::{BenchArgs, BenchRuntime, ProfileArgs};
+pub(crate) use routes::RoutesArgs;
+pub(crate) use runtime::{LibraryArgs, RuntimeArgs};
+pub(crate) use translate::TranslateArgs;
+
+use clap::{Parser, Subcommand, ValueEnum};
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+/// Runs exported MoH and MoA models.
+#[derive(Debug, Parser)]
+#[command(name = "moh-run", version)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Runs a model once on tensors from a file.
+    Infer(InferArgs),
+    /// Continues prompts with a language model.
+    Generate(GenerateArgs),
+    /// Translates with an encoder and a decoder.
+    Translate(TranslateArgs),
+    /// Says what is in images.
+    Classify(ClassifyArgs),
+    /// Draws images of classes with a diffusion model.
+    Sample(SampleArgs),
+    /// Shows which heads tokens use.
+    Routes(RoutesArgs),
+    /// Shows where a model's time goes, and whose kernels ran.
+    Profile(ProfileArgs),
+    /// Measures latency and throughput, the runtimes side by side.
+    Bench(BenchArgs),
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct InferArgs {
+    /// The .onnx file, or the folder that holds model.onnx.
+    pub(crate) model: PathBuf,
+    /// A safetensors file with a tensor for every input of the model, under its name.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) inputs: PathBuf,
+    /// The safetensors file to write every output to.
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: PathBuf,
+    /// Overwrite the output file.
+    #[arg(long)]
+    pub(crate) force: bool,
+    #[command(flatten)]
+    pub(crate) runtime: RuntimeArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct GenerateArgs {
+    /// The .onnx file, or the folder that holds model.onnx; tokenizer.json and config.json are beside it.
+    pub(crate) model: PathBuf,
+    /// The text to continue; `-` reads it from standard input. Several prompts are continued together.
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, required_unless_present = "interactive")]
+    pub(crate) prompt: Vec<String>,
+    /// Continue every line of standard input, each on its own.
+    #[arg(long, conflicts_with = "prompt")]
+    pub(crate) interactive: bool,
+    /// The most tokens to generate.
+    #[arg(long, value_name = "N", default_value = "128")]
+    pub(crate) max_tokens: NonZeroUsize,
+    /// Draw tokens at random, more (below 1) or less (above 1) by their probability; 0 takes the most probable one
+    /// [default: 0, or 1 with --top-k or --top-p].
+    #[arg(long, value_name = "T")]
+    pub(crate) temperature: Option<f64>,
+    /// Draw from the K most probable tokens only.
+    #[arg(long, value_name = "K")]
+    pub(crate) top_k: Option<NonZeroUsize>,
+    /// Draw from the most probable tokens that together have this probability.
+    #[arg(long, value_name = "P")]
+    pub(crate) top_p: Option<f64>,
+    /// The same seed draws the same tokens.
+    #[arg(long, default_value = "0")]
+    pub(crate) seed: u64,
+    /// End before this text; may be given several times.
+    #[arg(long, value_name = "TEXT", conflicts_with = "ids", allow_hyphen_values = true,
+        value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub(crate) stop: Vec<String>,
+    /// Go on after a token that ends the text.
+    #[arg(long)]
+    pub(crate) ignore_eos: bool,
+    /// Print the tokens' numbers in place of their text.
+    #[arg(long)]
+    pub(crate) ids: bool,
+    #[command(flatten)]
+    pub(crate) runtime: RuntimeArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ClassifyArgs {
+    /// The .onnx file, or the folder that holds model.onnx; config.json and preprocessor_config.json beside it say how images
+    /// are prepared and what the classes are called.
+    pub(crate) model: PathBuf,
+    /// PNG or JPEG files.
+    #[arg(required = true, value_name = "IMAGE")]
+    pub(crate) images: Vec<PathBuf>,
+    /// The number of classes to print.
+    #[arg(long, value_name = "N", default_value = "5")]
+    pub(crate) top: NonZeroUsize,
+    /// Images that the model sees at once.
+    #[arg(long, value_name = "N", default_value = "8")]
+    pub(crate) batch: NonZeroUsize,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) runtime: RuntimeArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct SampleArgs {
+    /// The .onnx file, or the folder that holds model.onnx; config.json beside it says how many classes there are.
+    pub(crate) model: PathBuf,
+    /// Classes to draw: numbers and ranges, such as 3, 0,7 or 0-9.
+    #[arg(long = "class", value_name = "CLASSES", value_parser = parse_classes, required = true)]
+    pub(crate) classes: Classes,
+    /// Images of every class.
+    #[arg(long, value_name = "N", default_value = "1")]
+    pub(crate) count: NonZeroUsize,
+    /// The PNG file to write; several images make a grid, a column a class.
+    #[arg(short, long, value_name = "FILE", required_unless_present = "raw")]
+    pub(crate) output: Option<PathBuf>,
+    /// Write the samples as they are, as a tensor in a safetensors file.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) raw: Option<PathBuf>,
+    /// Overwrite output files.
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Steps from noise to image, of the 1000 that models are trained on.
+    #[arg(long, value_name = "N", default_value = "50")]
+    pub(crate) steps: usize,
+    /// The same seed draws the same images.
+    #[arg(long, default_value = "0")]
+    pub(crate) seed: u64,
+    /// How steps are taken.
+    #[arg(long, value_enum, default_value = "ddpm")]
+    pub(crate) sampler: SamplerArg,
+    /// DDIM's share of random noise, 0 to 1.
+    #[arg(long, value_name = "SHARE", default_value = "0")]
+    pub(crate) eta: f64,
+    /// Factor of classifier-free guidance; 1 is none, and takes half the time.
+    #[arg(long, value_name = "FACTOR", default_value = "1", allow_negative_numbers = true)]
+    pub(crate) guidance: f64,
+    /// How many of the first channels are guided [default: 3, as the published models do, or all where there are fewer].
+    #[arg(long, value_name = "N")]
+    pub(crate) guidance_channels: Option<usize>,
+    /// Keep every step's estimate of the image within its range [default: on for pixels, off for latents].
+    #[arg(long, value_enum)]
+    pub(crate) clip: Option<Switch>,
+    /// The VAE's decoder, an .onnx file, for models that make latents.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) vae: Option<PathBuf>,
+    /// What the VAE's latents were multiplied by.
+    #[arg(long, value_name = "FACTOR", default_value_t = moh_tasks::diffusion::SCALING_FACTOR, requires = "vae")]
+    pub(crate) vae_scaling_factor: f64,
+    /// Enlarge every pixel to N by N.
+    #[arg(long, value_name = "N", default_value = "1")]
+    pub(crate) scale: NonZeroUsize,
+    /// Images that are drawn at once.
+    #[arg(long, value_name = "N", default_value = "16")]
+    pub(crate) batch: NonZeroUsize,
+    #[command(flatten)]
+    pub(crate) runtime: RuntimeArgs,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum SamplerArg {
+    /// Ancestral sampling, with the model's variance if it gives one.
+    Ddpm,
+    /// Deterministic with --eta 0; good with fewer steps.
+    Ddim,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Switch {
+    On,
+    Off,
+}
+
+/// The classes of `--class`, in the order that they were given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Classes(pub(crate) Vec<i64>);
+
+/// More than any grid that can be looked at.
+const MOST_CLASSES: usize = 10_000;
+
+fn parse_classes(text: &str) -> Result<Classes, String> {
+    let number = |text: &str| text.trim().parse::<u32>().map_err(|_| format!("{text:?} is not the number of a class"));
+    let mut classes = Vec::new();
+    for part in text.split(',') {
+        let (first, last) = match part.split_once('-') {
+            Some((first, last)) => (number(first)?, number(last)?),
+            None => (number(part)?, number(part)?),
+        };
+        if first > last {
+            return Err(format!("{part:?} is an empty range"));
+        }
+        classes.extend((first..=last).take(MOST_CLASSES + 1).map(i64::from));
+        if classes.len() > MOST_CLASSES {
+            return Err(format!("more than {MOST_CLASSES} classes"));
+        }
+    }
+    Ok(Classes(classes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn classes_are_numbers_and_ranges() {
+        assert_eq!(parse_classes("3"), Ok(Classes(vec![3])));
+        assert_eq!(parse_classes("7,0-2, 1"), Ok(Classes(vec![7, 0, 1, 2, 1])));
+        for bad in ["", "a", "1,", "-1", "3-1", "1-", "0-4000000000", "1.5"] {
+            assert!(parse_classes(bad).is_err(), "{bad}");
+        }
+    }
+}

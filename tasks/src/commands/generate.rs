@@ -1,0 +1,162 @@
+//! `moh-run generate`: prompts in, their continuations out, as they come.
+
+mod printer;
+
+use super::text::{self, LONGEST};
+use crate::args::GenerateArgs;
+use anyhow::{Context, Result, bail};
+use moh_tasks::generate::{GenerateOptions, Generated, GenerationConfig, LanguageModel, Prompts, Sampling};
+use printer::Printer;
+use std::io::{BufRead, IsTerminal, Read, Write};
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::time::Duration;
+use tokenizers::Tokenizer;
+
+pub(crate) fn run(args: &GenerateArgs) -> Result<()> {
+    let model = LanguageModel::new(super::load(&args.model, &args.runtime)?)?;
+    let folder = model.model().path().parent().unwrap_or(Path::new("")).to_owned();
+    let tokenizer = text::load_tokenizer(&folder, model.vocabulary())?;
+    let config = GenerationConfig::from_folder(&folder)?;
+    let mut session = Session { args, model, tokenizer, config };
+    if args.interactive {
+        return session.interact();
+    }
+    session.continue_all(&text::prompts(&args.prompt)?)
+}
+
+struct Session<'a> {
+    args: &'a GenerateArgs,
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    config: GenerationConfig,
+}
+
+impl Session<'_> {
+    /// A continuation of every line of standard input; a line that cannot be continued is told, and the next one read.
+    fn interact(&mut self) -> Result<()> {
+        let stdin = std::io::stdin();
+        loop {
+            if stdin.is_terminal() {
+                write("> ")?;
+            }
+            let mut line = Vec::new();
+            if stdin.lock().take(LONGEST).read_until(b'\n', &mut line).context("cannot read standard input")? == 0 {
+                return Ok(());
+            }
+            let line = String::from_utf8(line).context("standard input: expected text in UTF-8")?;
+            let line = line.trim_end_matches(['\r', '\n']);
+            if line.is_empty() {
+                continue;
+            }
+            match self.continue_all(&[line.to_owned()]) {
+                Err(error) if error.downcast_ref::<std::io::Error>().is_none() => eprintln!("error: {error:#}"),
+                result => result?,
+            }
+        }
+    }
+
+    /// Continues the prompts as one batch: one as its text comes, several one after the other at the end.
+    fn continue_all(&mut self, texts: &[String]) -> Result<()> {
+        let args = self.args;
+        let prompts = texts
+            .iter()
+            .map(|text| text::encode(&self.tokenizer, text, &self.config))
+            .collect::<Result<Vec<Vec<u32>>>>()?;
+        let max_tokens = room(&prompts, args, &self.config)?;
+        let ids: Vec<Vec<i64>> = prompts.iter().map(|ids| ids.iter().map(|&id| i64::from(id)).collect()).collect();
+        let stop = if args.ignore_eos { &[][..] } else { &self.config.end };
+        let options = GenerateOptions { max_tokens, stop, sampling: sampling(args), keep_logits: false };
+        let printer = |prompt: &Vec<u32>| Printer::new(args.ids, &self.tokenizer, prompt, stop, &args.stop);
+        let mut printers = prompts.iter().map(printer).collect::<Result<Vec<Printer<'_>>>>()?;
+        let mut output = Output { shown: vec![String::new(); texts.len()] };
+        let mut printed = Ok(());
+        let generated = self.model.generate(&Prompts::new(&ids, 0)?, &options, |step| {
+            printed = step.iter().enumerate().try_for_each(|(row, token)| match token {
+                Some(token) => output.add(row, &printers[row].push(*token)?),
+                None => Ok(()),
+            });
+            let go_on = printed.is_ok() && !printers.iter().all(Printer::ended);
+            if go_on { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        })?;
+        printed?;
+        for (row, printer) in printers.iter_mut().enumerate() {
+            output.add(row, &printer.finish()?)?;
+        }
+        output.finish(args.ids)?;
+        if !args.runtime.quiet() {
+            report(&generated, prompts.iter().map(Vec::len).sum(), self.model.model().runtime_name());
+        }
+        Ok(())
+    }
+}
+
+/// How many tokens may be generated after every prompt.
+fn room(prompts: &[Vec<u32>], args: &GenerateArgs, config: &GenerationConfig) -> Result<usize> {
+    let wanted = args.max_tokens.get();
+    let prompt = prompts.iter().map(Vec::len).max().unwrap_or(0);
+    let Some(longest) = config.max_length else { return Ok(wanted) };
+    match longest.checked_sub(prompt) {
+        None | Some(0) => bail!("the prompt has {prompt} tokens, the model's longest sequence is {longest}"),
+        Some(room) if room < wanted => {
+            if !args.runtime.quiet() {
+                eprintln!("note: at most {room} tokens, because the model's longest sequence is {longest}");
+            }
+            Ok(room)
+        }
+        Some(_) => Ok(wanted),
+    }
+}
+
+/// How tokens are drawn; `None`: greedily, which a temperature of 0 asks for, too.
+fn sampling(args: &GenerateArgs) -> Option<Sampling> {
+    let drawn = args.temperature.is_some() || args.top_k.is_some() || args.top_p.is_some();
+    let temperature = args.temperature.unwrap_or(1.0);
+    let (top_k, top_p) = (args.top_k.map(Into::into), args.top_p.unwrap_or(1.0));
+    (drawn && temperature != 0.0).then_some(Sampling { temperature, top_k, top_p, seed: args.seed })
+}
+
+/// Text that is on standard output already, or waits for its turn.
+struct Output {
+    shown: Vec<String>,
+}
+
+impl Output {
+    fn add(&mut self, row: usize, piece: &str) -> Result<()> {
+        if let [_] = self.shown[..] {
+            return write(piece);
+        }
+        self.shown[row] += piece;
+        Ok(())
+    }
+
+    fn finish(self, ids: bool) -> Result<()> {
+        if let [_] = self.shown[..] {
+            return write("\n");
+        }
+        for (number, text) in (1..).zip(self.shown) {
+            let title = if ids { String::new() } else { format!("==> prompt {number} <==\n") };
+            write(&format!("{title}{text}\n"))?;
+        }
+        Ok(())
+    }
+}
+
+fn write(text: &str) -> Result<()> {
+    let mut output = std::io::stdout().lock();
+    output.write_all(text.as_bytes())?;
+    output.flush()?;
+    Ok(())
+}
+
+fn report(generated: &Generated, prompt: usize, runtime: &str) {
+    let rate = |tokens: usize, time: Duration| tokens as f64 / time.as_secs_f64().max(f64::MIN_POSITIVE);
+    let line = |name: &str, tokens: usize, time: Duration| {
+        eprintln!("{name} {tokens} tokens in {:.3} s, {:.1} tokens/s", time.as_secs_f64(), rate(tokens, time));
+    };
+    // Every sequence's first token comes with the prompt.
+    let decoded = generated.tokens.iter().map(|tokens| tokens.len().saturating_sub(1)).sum();
+    eprintln!("runtime {runtime}");
+    line("prefill", prompt, generated.prefill);
+    line("decode", decoded, generated.decode);
+}

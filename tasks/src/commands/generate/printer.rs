@@ -1,0 +1,130 @@
+//! Tokens to what is shown of them: numbers, or text up to a stop text.
+
+use anyhow::{Context, Result, anyhow};
+use moh_tasks::generate::TextStream;
+use tokenizers::Tokenizer;
+
+/// What is shown of one sequence, piece by piece.
+pub(super) struct Printer<'a> {
+    text: Option<TextStream<'a>>,
+    stop_tokens: &'a [i64],
+    stop_texts: &'a [String],
+    /// Text that may be the beginning of a stop text.
+    held: String,
+    begun: bool,
+    ended: bool,
+}
+
+impl<'a> Printer<'a> {
+    /// A printer of text that continues `prompt`, or of numbers if there are to be `ids`.
+    pub(super) fn new(
+        ids: bool,
+        tokenizer: &'a Tokenizer,
+        prompt: &[u32],
+        stop_tokens: &'a [i64],
+        stop_texts: &'a [String],
+    ) -> Result<Printer<'a>> {
+        let text = if ids { None } else { Some(TextStream::new(tokenizer, prompt).map_err(|e| anyhow!(e))?) };
+        Ok(Printer { text, stop_tokens, stop_texts, held: String::new(), begun: false, ended: false })
+    }
+
+    /// Whether nothing more will be shown.
+    pub(super) fn ended(&self) -> bool {
+        self.ended
+    }
+
+    /// What can be shown once `token` is known.
+    pub(super) fn push(&mut self, token: i64) -> Result<String> {
+        if self.ended {
+            return Ok(String::new());
+        }
+        let stops = self.stop_tokens.contains(&token);
+        let Some(text) = &mut self.text else {
+            let separator = if self.begun { " " } else { "" };
+            (self.begun, self.ended) = (true, stops);
+            return Ok(format!("{separator}{token}"));
+        };
+        if stops {
+            return self.finish();
+        }
+        let token = u32::try_from(token).with_context(|| format!("token {token} is out of range"))?;
+        let piece = text.push(token).map_err(|e| anyhow!(e))?;
+        Ok(self.until_stop(&piece))
+    }
+
+    /// What was held back, at the end.
+    pub(super) fn finish(&mut self) -> Result<String> {
+        if self.ended {
+            return Ok(String::new());
+        }
+        let rest = self.text.take().map_or(Ok(String::new()), TextStream::finish).map_err(|e| anyhow!(e))?;
+        let shown = self.until_stop(&rest);
+        let held = if self.ended { String::new() } else { std::mem::take(&mut self.held) };
+        self.ended = true;
+        Ok(shown + &held)
+    }
+
+    fn until_stop(&mut self, piece: &str) -> String {
+        self.held += piece;
+        if let Some(at) = self.stop_texts.iter().filter_map(|stop| self.held.find(stop.as_str())).min() {
+            self.held.truncate(at);
+            self.ended = true;
+            return std::mem::take(&mut self.held);
+        }
+        let may_begin = |start: &usize| {
+            let end = &self.held[*start..];
+            self.stop_texts.iter().any(|stop| stop.starts_with(end))
+        };
+        let starts = self.held.char_indices().map(|(start, _)| start);
+        let certain = starts.into_iter().find(may_begin).unwrap_or(self.held.len());
+        self.held.drain(..certain).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn tokenizer() -> Tokenizer {
+        let json = r#"{"version": "1.0", "added_tokens": [], "normalizer": null, "pre_tokenizer": null,
+            "post_processor": null, "truncation": null, "padding": null,
+            "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+            "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
+            "vocab": {"a": 0, "b": 1, "c": 2, "Ã": 3, "©": 4}, "merges": []}}"#;
+        Tokenizer::from_bytes(json).unwrap()
+    }
+
+    /// What is shown after every token, and at the end.
+    fn shown(tokens: &[i64], ids: bool, stop_tokens: &[i64], stop_texts: &[&str]) -> (Vec<String>, String) {
+        let tokenizer = tokenizer();
+        let stop_texts: Vec<String> = stop_texts.iter().map(|&stop| stop.to_owned()).collect();
+        let mut printer = Printer::new(ids, &tokenizer, &[], stop_tokens, &stop_texts).unwrap();
+        let pieces = tokens.iter().map(|&token| printer.push(token).unwrap()).collect();
+        let end = printer.finish().unwrap();
+        assert!(printer.ended());
+        (pieces, end)
+    }
+
+    fn owned(pieces: &[&str], end: &str) -> (Vec<String>, String) {
+        (pieces.iter().map(|&piece| piece.to_owned()).collect(), end.to_owned())
+    }
+
+    #[test]
+    fn text_ends_before_a_stop_text() {
+        assert_eq!(shown(&[0, 1, 2, 0], false, &[], &[]), owned(&["a", "b", "c", "a"], ""));
+        assert_eq!(shown(&[0, 1, 2, 0], false, &[], &["bc"]), owned(&["a", "", "", ""], ""));
+        assert_eq!(shown(&[1, 1, 2, 0], false, &[], &["bc"]), owned(&["", "b", "", ""], ""));
+        assert_eq!(shown(&[0, 1, 1, 1], false, &[], &["bc"]), owned(&["a", "", "b", "b"], "b"));
+        assert_eq!(shown(&[0, 1, 2], false, &[], &["c", "bcx"]), owned(&["a", "", "b"], ""));
+        assert_eq!(shown(&[3, 4, 0, 1], false, &[], &["éa"]), owned(&["", "", "", ""], ""));
+    }
+
+    #[test]
+    fn stop_tokens_are_numbers_but_no_text() {
+        assert_eq!(shown(&[0, 1, 2], false, &[1], &[]), owned(&["a", "", ""], ""));
+        assert_eq!(shown(&[0, 1, 2], true, &[1], &[]), owned(&["0", " 1", ""], ""));
+        assert_eq!(shown(&[0, 1], false, &[1], &["ab"]), owned(&["", "a"], ""));
+    }
+}

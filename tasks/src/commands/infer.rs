@@ -1,0 +1,42 @@
+//! `moh-run infer`: tensors in, tensors out.
+
+use crate::args::InferArgs;
+use anyhow::{Context, Result, ensure};
+use moh_runtime::{Model, Tensor, Value};
+use moh_tasks::{read_tensors, write_tensors};
+
+pub(crate) fn run(args: &InferArgs) -> Result<()> {
+    ensure!(
+        args.force || !args.output.try_exists()?,
+        "{} exists already; --force overwrites it",
+        args.output.display()
+    );
+    let given = read_tensors(&args.inputs)?;
+    let mut model = super::load(&args.model, &args.runtime)?;
+    let inputs = given
+        .into_iter()
+        .map(|(name, tensor)| fit(&model, name, tensor))
+        .collect::<moh_runtime::Result<Vec<_>>>()
+        .with_context(|| args.inputs.display().to_string())?;
+    let outputs = model.run(inputs)?;
+    let mut tensors = Vec::with_capacity(outputs.len());
+    for (info, value) in model.outputs().iter().zip(&outputs) {
+        tensors.push((info.name.clone(), value.to_tensor()?));
+    }
+    write_tensors(&args.output, &tensors, args.force)?;
+    if !args.runtime.quiet() {
+        for (name, tensor) in &tensors {
+            eprintln!("{name} {} {:?}", tensor.element_type(), tensor.shape());
+        }
+    }
+    Ok(())
+}
+
+/// The tensor in the element type that the model takes; one that it does not take is left for the model to refuse.
+fn fit(model: &Model, name: String, tensor: Tensor) -> moh_runtime::Result<(String, Value)> {
+    let tensor = match model.inputs().iter().find(|input| input.name == name) {
+        Some(input) => tensor.convert(&name, input.element_type)?,
+        None => tensor,
+    };
+    Ok((name, tensor.into()))
+}

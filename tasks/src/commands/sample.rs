@@ -1,0 +1,132 @@
+//! `moh-run sample`: classes in, images out.
+
+mod grid;
+mod progress;
+
+use crate::args::{RuntimeArgs, SampleArgs, SamplerArg, Switch};
+use anyhow::{Context, Result, bail, ensure};
+use moh_runtime::{Model, Tensor};
+use moh_tasks::diffusion::{Decoder, DiffusionModel, SampleOptions, Sampler, pictures};
+use moh_tasks::write_tensors;
+use progress::Progress;
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::time::Instant;
+
+pub(crate) fn run(args: &SampleArgs) -> Result<()> {
+    check_outputs(args)?;
+    let mut model = DiffusionModel::new(super::load(&args.model, &args.runtime)?)?;
+    let mut decoder = args.vae.as_deref().map(|path| load_decoder(path, &args.runtime)).transpose()?;
+    check_channels(args, &model, decoder.as_ref())?;
+    let options = options(args, model.channels());
+    // A row of the grid has one image of every class.
+    let labels: Vec<i64> =
+        args.classes.0.iter().copied().cycle().take(args.classes.0.len() * args.count.get()).collect();
+
+    let began = Instant::now();
+    let samples = draw(args, &mut model, &labels, &options)?;
+    let seconds = began.elapsed().as_secs_f64();
+    if let Some(path) = &args.raw {
+        let labels = Tensor::new([labels.len()], labels.clone())?;
+        write_tensors(
+            path,
+            &[("samples".to_owned(), samples.clone()), ("class_labels".to_owned(), labels)],
+            args.force,
+        )?;
+    }
+    if let Some(path) = &args.output {
+        let drawn = match &mut decoder {
+            Some(decoder) => decoder.decode(&samples, args.vae_scaling_factor)?,
+            None => pictures(&samples)?,
+        };
+        let columns = columns(args.classes.0.len(), args.count.get());
+        let scale = args.scale.get();
+        grid::grid(&drawn, columns, scale)?.write_png(path, args.force)?;
+    }
+    if !args.runtime.quiet() {
+        let (images, steps) = (labels.len(), options.steps);
+        eprintln!("runtime {}", model.model().runtime_name());
+        eprintln!(
+            "sampled {images} {} in {seconds:.3} s, {:.1} ms a step and image",
+            if images == 1 { "image" } else { "images" },
+            1e3 * seconds / (images * steps) as f64
+        );
+    }
+    Ok(())
+}
+
+fn check_outputs(args: &SampleArgs) -> Result<()> {
+    ensure!((0.0..=1.0).contains(&args.eta), "--eta: expected 0 to 1, found {}", args.eta);
+    ensure!(args.vae_scaling_factor.is_normal(), "--vae-scaling-factor: expected a number that is not 0");
+    for path in args.output.iter().chain(&args.raw) {
+        ensure!(args.force || !path.try_exists()?, "{} exists already; --force overwrites it", path.display());
+    }
+    match &args.output {
+        Some(path) if path.extension().is_none_or(|extension| !extension.eq_ignore_ascii_case("png")) => {
+            bail!("{}: expected a name that ends in .png", path.display())
+        }
+        _ => Ok(()),
+    }
+}
+
+fn load_decoder(path: &Path, runtime: &RuntimeArgs) -> Result<Decoder> {
+    // How it runs has been told of the model already.
+    let model = Model::load(path, &runtime.options()).context("the VAE's decoder")?;
+    Ok(Decoder::new(model)?)
+}
+
+/// Whether what the model makes can become an image.
+fn check_channels(args: &SampleArgs, model: &DiffusionModel, decoder: Option<&Decoder>) -> Result<()> {
+    let (channels, path) = (model.channels(), model.model().path().display());
+    match decoder {
+        Some(decoder) if decoder.channels() != channels => {
+            let decoder_path = decoder.model().path().display();
+            bail!("{path} makes latents of {channels} channels, {decoder_path} decodes {}", decoder.channels())
+        }
+        None if args.output.is_some() && !matches!(channels, 1 | 3) => bail!(
+            "{path} makes latents of {channels} channels, not pixels: name the VAE's decoder with --vae decoder.onnx, \
+             or write the latents with --raw in place of -o"
+        ),
+        _ => Ok(()),
+    }
+}
+
+fn options(args: &SampleArgs, channels: usize) -> SampleOptions {
+    let pixels = args.vae.is_none() && matches!(channels, 1 | 3);
+    SampleOptions {
+        steps: args.steps,
+        sampler: match args.sampler {
+            SamplerArg::Ddpm => Sampler::Ddpm,
+            SamplerArg::Ddim => Sampler::Ddim { eta: args.eta },
+        },
+        guidance: args.guidance,
+        guidance_channels: args.guidance_channels,
+        clip: args.clip.map_or(pixels, |clip| clip == Switch::On),
+        seed: args.seed,
+    }
+}
+
+/// One sample a label: (labels, channels, size, size).
+fn draw(args: &SampleArgs, model: &mut DiffusionModel, labels: &[i64], options: &SampleOptions) -> Result<Tensor> {
+    let batches = labels.chunks(args.batch.get());
+    let mut progress = Progress::new(batches.len() * options.steps, args.runtime.quiet());
+    let mut numbers = Vec::new();
+    let mut first = 0;
+    for (i, batch) in batches.enumerate() {
+        let samples = model.sample(batch, first, options, |done| {
+            progress.show(i * options.steps + done);
+            ControlFlow::Continue(())
+        })?;
+        numbers.extend_from_slice(samples.as_slice::<f32>().unwrap_or_default());
+        first += batch.len() as u64;
+    }
+    Ok(Tensor::new([labels.len(), model.channels(), model.size(), model.size()], numbers)?)
+}
+
+/// A column a class; the images of one class as near to a square as can be.
+fn columns(classes: usize, count: usize) -> usize {
+    match classes {
+        1 => (1..=count).find(|columns| columns * columns >= count).unwrap_or(count),
+        _ => classes,
+    }
+}

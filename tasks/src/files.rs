@@ -1,0 +1,203 @@
+//! Files: named tensors in safetensors, settings in JSON.
+
+use crate::error::{Error, Result};
+use half::{bf16, f16};
+use moh_runtime::{Data, ElementType, Tensor, TensorData};
+use safetensors::{Dtype, SafeTensors, View};
+use serde::de::DeserializeOwned;
+use std::borrow::Cow;
+use std::io::Write;
+use std::path::Path;
+
+/// Every tensor of the safetensors file in `path`, by name.
+///
+/// # Errors
+/// [`Error::NotFound`], [`Error::Read`] or [`Error::Malformed`] for the file, [`Error::Runtime`] for a tensor of a type
+/// that is not in [`ElementType`].
+pub fn read_tensors(path: &Path) -> Result<Vec<(String, Tensor)>> {
+    let bytes = std::fs::read(path).map_err(|source| match source.kind() {
+        std::io::ErrorKind::NotFound => Error::NotFound { path: path.to_owned(), what: "input file" },
+        _ => Error::Read { path: path.to_owned(), source },
+    })?;
+    let malformed = |reason: String| Error::Malformed { path: path.to_owned(), expected: "a safetensors file", reason };
+    let file = SafeTensors::deserialize(&bytes).map_err(|e| malformed(e.to_string()))?;
+    let mut tensors = Vec::new();
+    for (name, view) in file.tensors() {
+        let data =
+            decode(view.dtype(), view.data()).ok_or_else(|| unknown_type(&name, format!("{:?}", view.dtype())))?;
+        let tensor = Tensor::from_data(view.shape().to_vec(), data).map_err(|e| malformed(format!("{name}: {e}")))?;
+        tensors.push((name, tensor));
+    }
+    tensors.sort_by(|(a, _), (b, _)| a.cmp(b));
+    Ok(tensors)
+}
+
+/// Writes tensors to a safetensors file: whole under its name, or not at all.
+///
+/// # Errors
+/// [`Error::Write`], where `overwrite` is false also for a file that exists.
+pub fn write_tensors(path: &Path, tensors: &[(String, Tensor)], overwrite: bool) -> Result<()> {
+    let write = |source| Error::Write { path: path.to_owned(), source };
+    let views = tensors.iter().map(|(name, tensor)| (name.as_str(), Borrowed(tensor)));
+    let bytes = safetensors::serialize(views, None).map_err(|e| write(std::io::Error::other(e)))?;
+    write_whole(path, &bytes, overwrite)
+}
+
+/// Writes a text file: whole under its name, or not at all.
+///
+/// # Errors
+/// [`Error::Write`], where `overwrite` is false also for a file that exists.
+pub fn write_text(path: &Path, text: &str, overwrite: bool) -> Result<()> {
+    write_whole(path, text.as_bytes(), overwrite)
+}
+
+/// Writes a file: whole under its name, or not at all.
+pub(crate) fn write_whole(path: &Path, bytes: &[u8], overwrite: bool) -> Result<()> {
+    let write = |source| Error::Write { path: path.to_owned(), source };
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(".moh-run-");
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        builder.permissions(std::fs::Permissions::from_mode(0o666));
+    }
+    let mut file = builder.tempfile_in(folder).map_err(write)?;
+    file.write_all(bytes).map_err(write)?;
+    let persisted = if overwrite { file.persist(path) } else { file.persist_noclobber(path) };
+    persisted.map(|_| ()).map_err(|e| write(e.error))
+}
+
+/// The content of a JSON file, or nothing where there is no file.
+pub(crate) fn read_json<T: DeserializeOwned + Default>(path: &Path) -> Result<T> {
+    match std::fs::read(path) {
+        Ok(text) => serde_json::from_slice(&text).map_err(|e| Error::Malformed {
+            path: path.to_owned(),
+            expected: "a model configuration",
+            reason: e.to_string(),
+        }),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(T::default()),
+        Err(source) => Err(Error::Read { path: path.to_owned(), source }),
+    }
+}
+
+fn unknown_type(tensor: &str, found: String) -> moh_runtime::Error {
+    let expected: Vec<&str> = ElementType::ALL.iter().map(|ty| ty.name()).collect();
+    let expected = format!("one of {}", expected.join(", "));
+    moh_runtime::Error::ElementType { tensor: tensor.to_owned(), expected, found }
+}
+
+fn decode(dtype: Dtype, bytes: &[u8]) -> Option<TensorData> {
+    fn each<T, const N: usize>(bytes: &[u8], read: fn([u8; N]) -> T) -> Vec<T> {
+        bytes.as_chunks::<N>().0.iter().map(|&chunk| read(chunk)).collect()
+    }
+    Some(match dtype {
+        Dtype::F32 => TensorData::F32(each(bytes, f32::from_le_bytes)),
+        Dtype::F16 => TensorData::F16(each(bytes, f16::from_le_bytes)),
+        Dtype::BF16 => TensorData::BF16(each(bytes, bf16::from_le_bytes)),
+        Dtype::F64 => TensorData::F64(each(bytes, f64::from_le_bytes)),
+        Dtype::I64 => TensorData::I64(each(bytes, i64::from_le_bytes)),
+        Dtype::I32 => TensorData::I32(each(bytes, i32::from_le_bytes)),
+        Dtype::U8 => TensorData::U8(bytes.to_vec()),
+        Dtype::BOOL => TensorData::Bool(bytes.iter().map(|&byte| byte != 0).collect()),
+        _ => return None,
+    })
+}
+
+struct Borrowed<'a>(&'a Tensor);
+
+impl View for Borrowed<'_> {
+    fn dtype(&self) -> Dtype {
+        match self.0.element_type() {
+            ElementType::F32 => Dtype::F32,
+            ElementType::F16 => Dtype::F16,
+            ElementType::BF16 => Dtype::BF16,
+            ElementType::F64 => Dtype::F64,
+            ElementType::I64 => Dtype::I64,
+            ElementType::I32 => Dtype::I32,
+            ElementType::U8 => Dtype::U8,
+            ElementType::Bool => Dtype::BOOL,
+        }
+    }
+
+    fn shape(&self) -> &[usize] {
+        self.0.shape()
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        fn each<T: Copy, const N: usize>(data: &[T], write: fn(T) -> [u8; N]) -> Cow<'static, [u8]> {
+            data.iter().flat_map(|&x| write(x)).collect::<Vec<u8>>().into()
+        }
+        match self.0.data() {
+            Data::F32(x) => each(x, f32::to_le_bytes),
+            Data::F16(x) => each(x, f16::to_le_bytes),
+            Data::BF16(x) => each(x, bf16::to_le_bytes),
+            Data::F64(x) => each(x, f64::to_le_bytes),
+            Data::I64(x) => each(x, i64::to_le_bytes),
+            Data::I32(x) => each(x, i32::to_le_bytes),
+            Data::U8(x) => Cow::Borrowed(x),
+            Data::Bool(x) => each(x, |x| [u8::from(x)]),
+        }
+    }
+
+    fn data_len(&self) -> usize {
+        self.0.data().len() * self.0.element_type().size()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn every_type() -> Vec<(String, Tensor)> {
+        let tensors = vec![
+            Tensor::new([2], vec![1.5f32, f32::NEG_INFINITY]).unwrap(),
+            Tensor::new([1, 2], vec![f16::from_f32(0.5), f16::MIN]).unwrap(),
+            Tensor::new([1], vec![bf16::from_f32(-3.0)]).unwrap(),
+            Tensor::new([], vec![std::f64::consts::PI]).unwrap(),
+            Tensor::new([2, 1], vec![i64::MIN, 7]).unwrap(),
+            Tensor::new([1], vec![-5i32]).unwrap(),
+            Tensor::new([3], vec![0u8, 128, 255]).unwrap(),
+            Tensor::new([2], vec![true, false]).unwrap(),
+        ];
+        assert_eq!(tensors.len(), ElementType::ALL.len());
+        tensors.into_iter().map(|tensor| (tensor.element_type().to_string(), tensor)).collect()
+    }
+
+    #[test]
+    fn every_type_survives_a_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.safetensors");
+        let mut tensors = every_type();
+        tensors.push(("empty".to_owned(), Tensor::zeros(ElementType::F32, [2, 0]).unwrap()));
+        write_tensors(&path, &tensors, false).unwrap();
+        tensors.sort_by(|(a, _), (b, _)| a.cmp(b));
+        assert_eq!(read_tensors(&path).unwrap(), tensors);
+    }
+
+    #[test]
+    fn a_file_is_replaced_only_on_request_and_nothing_is_left_behind() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.safetensors");
+        std::fs::write(&path, "old").unwrap();
+        assert!(matches!(write_tensors(&path, &every_type(), false), Err(Error::Write { .. })));
+        assert_eq!(std::fs::read(&path).unwrap(), b"old");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+        write_tensors(&path, &every_type(), true).unwrap();
+        assert_eq!(read_tensors(&path).unwrap().len(), 8);
+        assert!(write_tensors(&folder.path().join("nowhere/t"), &every_type(), true).is_err());
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn damaged_files_are_errors() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.safetensors");
+        assert!(matches!(read_tensors(&path), Err(Error::NotFound { .. })));
+        for bytes in [&b""[..], b"12345678", b"\x02\0\0\0\0\0\0\0{", &[0xFF; 64]] {
+            std::fs::write(&path, bytes).unwrap();
+            assert!(matches!(read_tensors(&path), Err(Error::Malformed { .. })), "{bytes:?}");
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! Language models with a key-value cache: prompts in, tokens out.
+
+mod config;
+mod interface;
+mod prompts;
+mod sampling;
+mod text;
+
+pub use config::GenerationConfig;
+pub use prompts::Prompts;
+pub use sampling::Sampling;
+pub use text::TextStream;
+
+use crate::error::{Error, Result};
+use crate::random::Random;
+use crate::task;
+use interface::{ATTENTION_MASK, INPUT_IDS, Interface, POSITION_IDS};
+use moh_runtime::{Dim, Model, Tensor, Value};
+use prompts::Sequences;
+use sampling::most_probable;
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+/// When to stop, and what to keep.
+#[derive(Debug, Clone, Default)]
+pub struct GenerateOptions<'a> {
+    /// The most tokens to generate for a prompt.
+    pub max_tokens: usize,
+    /// Tokens that end a sequence; they are part of it.
+    pub stop: &'a [i64],
+    /// How tokens are drawn; `None`: the most probable one each time, the lowest id among equals.
+    pub sampling: Option<Sampling>,
+    /// Whether to keep the logits that each token was taken from.
+    pub keep_logits: bool,
+}
+
+/// What a batch of prompts was continued with.
+#[derive(Debug, Clone)]
+pub struct Generated {
+    /// The new tokens of every prompt, up to and including its stop token.
+    pub tokens: Vec<Vec<i64>>,
+    /// (batch, steps, vocabulary) float32, if they were to be kept; beyond a sequence's stop token they mean nothing.
+    pub logits: Option<Tensor>,
+    /// Time of the first run, on the prompts.
+    pub prefill: Duration,
+    /// Time of the runs after it, on one token a sequence each.
+    pub decode: Duration,
+    /// How many runs came after the first.
+    pub decode_steps: usize,
+}
+
+/// A model that takes `input_ids`, `attention_mask`, perhaps `position_ids`, and `past_key_values.*`, and gives `logits` and
+/// `present.*`: the names of Hugging Face's exporters.
+#[derive(Debug)]
+pub struct LanguageModel {
+    model: Model,
+    interface: Interface,
+}
+
+impl LanguageModel {
+    /// Looks whether `model` is a language model.
+    ///
+    /// # Errors
+    /// [`Error::NotLanguageModel`] naming the first input or output that is missing or unexpected.
+    pub fn new(model: Model) -> Result<LanguageModel> {
+        match Interface::of(model.inputs(), model.outputs()) {
+            Ok(interface) => Ok(LanguageModel { model, interface }),
+            Err(reason) => {
+                let reason = reason + &task::hint(&model);
+                Err(Error::NotLanguageModel { path: model.path().to_owned(), reason })
+            }
+        }
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// How many tokens it knows, if its logits say it.
+    pub fn vocabulary(&self) -> Option<usize> {
+        match self.model.outputs()[self.interface.logits].dims.last() {
+            Some(Dim::Fixed(vocabulary)) => Some(*vocabulary),
+            _ => None,
+        }
+    }
+
+    /// The model, to run it otherwise or to end its profile.
+    pub fn model_mut(&mut self) -> &mut Model {
+        &mut self.model
+    }
+
+    /// Continues every prompt. Random tokens of a sequence depend on the seed, its place in the batch and its logits alone.
+    ///
+    /// `on_step` sees every step's tokens, one a prompt, as soon as they are known (`None` for a prompt that has ended), and
+    /// may break off.
+    ///
+    /// # Errors
+    /// [`Error::Runtime`] where the runtime fails, [`Error::Output`] where the logits are not numbers, [`Error::Prompt`] for
+    /// sampling that makes no sense.
+    pub fn generate(
+        &mut self,
+        prompts: &Prompts,
+        options: &GenerateOptions<'_>,
+        mut on_step: impl FnMut(&[Option<i64>]) -> ControlFlow<()>,
+    ) -> Result<Generated> {
+        if let Some(problem) = options.sampling.as_ref().and_then(Sampling::problem) {
+            return Err(Error::Prompt(problem));
+        }
+        let seed = options.sampling.as_ref().map_or(0, |sampling| sampling.seed);
+        let mut random: Vec<Random> = (0..).take(prompts.batch()).map(|stream| Random::new(seed, stream)).collect();
+        let mut choose = |(row, logits): (usize, &Vec<f32>)| match &options.sampling {
+            Some(sampling) => sampling.draw(logits, &mut random[row]),
+            None => most_probable(logits),
+        };
+        let mut tokens: Vec<Vec<i64>> = vec![Vec::new(); prompts.batch()];
+        let ended = |sequence: &Vec<i64>| sequence.last().is_some_and(|token| options.stop.contains(token));
+        let mut kept = Vec::new();
+        let mut times = Vec::new();
+        let mut sequences = Sequences::start(prompts);
+        let mut cache = self.interface.empty_cache(prompts.batch())?;
+        while times.len() < options.max_tokens {
+            let began = Instant::now();
+            let outputs = self.step(&sequences, cache)?;
+            let logits = self.last_logits(&outputs[self.interface.logits], &sequences)?;
+            let next = logits.iter().enumerate().map(&mut choose).collect::<Option<Vec<i64>>>();
+            let next = next.ok_or_else(|| self.bad_logits("none is a number".to_owned()))?;
+            times.push(began.elapsed());
+            if options.keep_logits {
+                kept.push(logits);
+            }
+            let step: Vec<Option<i64>> =
+                tokens.iter().zip(&next).map(|(sequence, &token)| (!ended(sequence)).then_some(token)).collect();
+            for (sequence, token) in tokens.iter_mut().zip(&step) {
+                sequence.extend(token);
+            }
+            if on_step(&step).is_break() || tokens.iter().all(ended) {
+                break;
+            }
+            cache = self.interface.cache.iter().map(|entry| outputs[entry.output].clone()).collect();
+            sequences.advance(next);
+        }
+        let logits = options.keep_logits.then(|| by_sequence(&kept, prompts.batch())).transpose()?;
+        let prefill = times.first().copied().unwrap_or_default();
+        let decode = times.iter().skip(1).sum();
+        Ok(Generated { tokens, logits, prefill, decode, decode_steps: times.len().saturating_sub(1) })
+    }
+
+    /// All outputs of the model for prompts, with an empty cache.
+    ///
+    /// # Errors
+    /// [`Error::Runtime`] where the runtime fails.
+    pub fn outputs(&mut self, prompts: &Prompts) -> Result<Vec<Value>> {
+        let cache = self.interface.empty_cache(prompts.batch())?;
+        self.step(&Sequences::start(prompts), cache)
+    }
+
+    fn step(&mut self, sequences: &Sequences, cache: Vec<Value>) -> Result<Vec<Value>> {
+        let mut inputs: Vec<(&str, Value)> =
+            vec![(INPUT_IDS, sequences.input_ids()?.into()), (ATTENTION_MASK, sequences.attention_mask()?.into())];
+        if self.interface.takes_positions {
+            inputs.push((POSITION_IDS, sequences.position_ids()?.into()));
+        }
+        let names = self.interface.cache.iter().map(|entry| entry.input.as_str());
+        inputs.extend(names.zip(cache));
+        Ok(self.model.run(inputs)?)
+    }
+
+    /// The logits of every sequence's last token.
+    fn last_logits(&self, logits: &Value, sequences: &Sequences) -> Result<Vec<Vec<f32>>> {
+        let expected = [sequences.batch(), sequences.length()];
+        let &[batch, length, vocabulary] = logits.shape() else {
+            return Err(self.bad_logits(format!("expected 3 dimensions, found {:?}", logits.shape())));
+        };
+        if [batch, length] != expected {
+            return Err(self.bad_logits(format!("expected {expected:?} tokens, found shape {:?}", logits.shape())));
+        }
+        let data = logits.data()?;
+        let row = |sequence: usize| {
+            let start = (sequence * length + length - 1) * vocabulary;
+            data.range(start..start + vocabulary).and_then(|row| row.to_f32())
+        };
+        let rows = (0..batch).map(row).collect::<Option<Vec<Vec<f32>>>>();
+        rows.ok_or_else(|| self.bad_logits(format!("expected a floating-point type, found {}", data.element_type())))
+    }
+
+    fn bad_logits(&self, reason: String) -> Error {
+        let runtime = self.model.runtime_name();
+        Error::Output { path: self.model.path().to_owned(), runtime, reason: format!("logits: {reason}") }
+    }
+}
+
+/// Steps of (batch, vocabulary) as one tensor of (batch, steps, vocabulary).
+fn by_sequence(steps: &[Vec<Vec<f32>>], batch: usize) -> Result<Tensor> {
+    let vocabulary = steps.first().and_then(|step| step.first()).map_or(0, Vec::len);
+    let rows = (0..batch).flat_map(|sequence| steps.iter().map(move |step| &step[sequence]));
+    let data: Vec<f32> = rows.flatten().copied().collect();
+    Ok(Tensor::new([batch, steps.len(), vocabulary], data)?)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn logits_are_gathered_by_sequence() {
+        let steps = [vec![vec![1.0, 2.0], vec![3.0, 4.0]], vec![vec![5.0, 6.0], vec![7.0, 8.0]]];
+        let expected = Tensor::new([2, 2, 2], vec![1f32, 2.0, 5.0, 6.0, 3.0, 4.0, 7.0, 8.0]).unwrap();
+        assert_eq!(by_sequence(&steps, 2).unwrap(), expected);
+    }
+}

@@ -1,0 +1,21 @@
+//! What exported MoH and MoA models are for.
+//!
+//! [`generate::LanguageModel`] continues prompts with a key-value cache; [`translate::TranslationModel`] translates;
+//! [`classify::Classifier`] names what is in a picture, [`diffusion::DiffusionModel`] draws one; [`routes`] shows which heads
+//! tokens use, [`measure`] where time goes. All of them take a [`moh_runtime::Model`]. The command line program is `moh-run`.
+#![forbid(unsafe_code)]
+
+pub mod classify;
+pub mod diffusion;
+mod error;
+mod files;
+pub mod generate;
+pub mod image;
+pub mod measure;
+mod random;
+pub mod routes;
+mod task;
+pub mod translate;
+
+pub use error::{Error, Result};
+pub use files::{read_tensors, write_tensors, write_text};

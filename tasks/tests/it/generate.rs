@@ -1,0 +1,115 @@
+//! `moh-run generate` with several prompts, random tokens, stop texts and lines of standard input.
+
+use crate::models::{count_on, counter, write_tokenizer};
+use crate::program::{moh_run, names, outcome, refusal, run, text};
+use std::io::Write;
+use std::process::Stdio;
+
+/// The counting model with a tokenizer of letters: a is 0.
+fn letters() -> tempfile::TempDir {
+    let (folder, _) = counter();
+    write_tokenizer(folder.path());
+    folder
+}
+
+fn continuation(prompt: &str, steps: usize) -> String {
+    let ids: Vec<i64> = prompt.bytes().map(|byte| i64::from(byte - b'a')).collect();
+    count_on(&ids, steps).iter().map(|&token| char::from(b'a' + token as u8)).collect()
+}
+
+/// Standard output of `generate` with these arguments.
+fn generated(folder: &tempfile::TempDir, more: &[&str]) -> String {
+    let (success, printed, errors) = run(&[&["generate", text(folder.path()), "-q"], more].concat());
+    assert!(success, "{errors}");
+    assert_eq!(errors, "");
+    printed
+}
+
+#[test]
+fn several_prompts_are_continued_as_each_alone() {
+    let folder = letters();
+    let prompts = ["bad", "c", "facade"];
+    let expected: String = (1..)
+        .zip(prompts)
+        .map(|(number, prompt)| format!("==> prompt {number} <==\n{}\n", continuation(prompt, 9)))
+        .collect();
+    for name in names() {
+        let flags: Vec<&str> = prompts.iter().flat_map(|prompt| ["--prompt", prompt]).collect();
+        let printed = generated(&folder, &[&flags[..], &["--max-tokens", "9", "--runtime", name]].concat());
+        assert_eq!(printed, expected);
+    }
+    let ids =
+        generated(&folder, &["--prompt", "b", "--prompt", "c", "--ids", "--max-tokens", "2", "--runtime", "tract"]);
+    let line =
+        |prompt: i64| count_on(&[prompt], 2).iter().map(ToString::to_string).collect::<Vec<_>>().join(" ") + "\n";
+    assert_eq!(ids, line(1) + &line(2));
+}
+
+#[test]
+fn a_stop_text_ends_each_prompt_where_it_comes() {
+    let folder = letters();
+    let full = ["bad", "c"].map(|prompt| continuation(prompt, 30));
+    let stop = &full[0][6..8];
+    let until = |text: &str| text.find(stop).map_or(text, |at| &text[..at]).to_owned();
+    assert!(until(&full[0]).len() <= 6);
+    let base = ["--max-tokens", "30", "--runtime", "tract", "--stop", stop];
+    assert_eq!(generated(&folder, &[&base[..], &["--prompt", "bad"]].concat()), until(&full[0]) + "\n");
+    let both = generated(&folder, &[&base[..], &["--prompt", "bad", "--prompt", "c"]].concat());
+    assert_eq!(both, format!("==> prompt 1 <==\n{}\n==> prompt 2 <==\n{}\n", until(&full[0]), until(&full[1])));
+}
+
+#[test]
+fn random_text_depends_on_the_seed() {
+    let folder = letters();
+    let draw = |more: &[&str]| {
+        generated(&folder, &[&["--prompt", "bad", "--max-tokens", "20", "--runtime", "tract"], more].concat())
+    };
+    let greedy = continuation("bad", 20) + "\n";
+    let drawn = draw(&["--temperature", "50", "--seed", "5"]);
+    assert_eq!(drawn, draw(&["--temperature", "50", "--seed", "5"]));
+    assert_ne!(drawn, draw(&["--temperature", "50", "--seed", "6"]));
+    assert_ne!(drawn, greedy);
+    assert_eq!(draw(&["--temperature", "50", "--top-k", "1"]), greedy);
+    assert_eq!(draw(&["--top-p", "0.01", "--seed", "9"]), greedy);
+    assert_eq!(draw(&["--temperature", "0", "--seed", "9"]), greedy);
+}
+
+#[test]
+fn every_line_is_continued_and_a_bad_one_is_told() {
+    let folder = letters();
+    std::fs::write(folder.path().join("config.json"), r#"{"max_position_embeddings": 12}"#).unwrap();
+    let args = ["generate", text(folder.path()), "--interactive", "--max-tokens", "5", "-q", "--runtime", "tract"];
+    let mut child = moh_run(&args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"bad\n\nabcdefghijka\r\nc").unwrap();
+    let (success, printed, errors) = outcome(&child.wait_with_output().unwrap());
+    assert!(success, "{errors}");
+    assert_eq!(printed, format!("{}\n{}\n", continuation("bad", 5), continuation("c", 5)));
+    assert_eq!(errors, "error: the prompt has 12 tokens, the model's longest sequence is 12\n");
+}
+
+#[test]
+fn wrong_use_is_explained() {
+    let folder = letters();
+    let generate = |more: &[&str]| refusal(&[&["generate", text(folder.path()), "--runtime", "tract"], more].concat());
+    assert!(generate(&["--prompt", "-", "--prompt", "-"]).contains("only one prompt can be read from standard input"));
+    assert!(
+        generate(&["--prompt", "a", "--temperature=-1"]).contains("temperature: expected a positive number, found -1")
+    );
+    assert!(generate(&["--prompt", "a", "--top-p", "2"]).contains("top_p: expected 0 to 1, found 2"));
+    let tokenizer = folder.path().join("tokenizer.json");
+    let larger = std::fs::read_to_string(&tokenizer).unwrap().replace(r#""k": 10"#, r#""k": 99"#);
+    std::fs::write(&tokenizer, larger).unwrap();
+    let errors = generate(&["--prompt", "a"]);
+    let expected = "tokenizer.json: not the model's tokenizer: its token \"k\" is number 99, and the model knows 11";
+    assert!(errors.contains(expected), "{errors}");
+    for usage in [
+        &["--prompt", "a", "--interactive"][..],
+        &["--prompt", "a", "--top-k", "0"],
+        &["--prompt", "a", "--stop", ""],
+        &["--prompt", "a", "--stop", "b", "--ids"],
+        &[],
+    ] {
+        let args = [&["generate", text(folder.path())], usage].concat();
+        assert_eq!(moh_run(&args).output().unwrap().status.code(), Some(2), "{usage:?}");
+    }
+}
