@@ -1,7 +1,8 @@
 //! Tensors in another element type, where no value changes.
 
+use crate::element::{Data, ElementType, TensorData};
 use crate::error::{Error, Result};
-use crate::tensor::{Data, ElementType, Tensor, TensorData};
+use crate::tensor::Tensor;
 use half::{bf16, f16};
 
 impl Tensor {
@@ -114,7 +115,7 @@ fn each<T: Copy, W: Copy + ToString, U>(
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::tensor::Element;
+    use crate::element::Element;
 
     fn converted<T: Element>(data: Vec<T>, to: ElementType) -> std::result::Result<TensorData, String> {
         let tensor = Tensor::new([data.len()], data).unwrap();

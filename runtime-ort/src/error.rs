@@ -1,6 +1,6 @@
 //! Why a model cannot be loaded or run.
 
-use crate::tensor::ElementType;
+use crate::element::ElementType;
 use std::path::PathBuf;
 
 /// What went wrong, and with which file.

@@ -1,7 +1,7 @@
 //! What a model takes and gives, and whether it is given what it takes.
 
+use crate::element::ElementType;
 use crate::error::{Error, Result};
-use crate::tensor::ElementType;
 use crate::value::Value;
 use std::collections::HashMap;
 use std::fmt;

@@ -18,6 +18,7 @@
 
 mod backend;
 mod convert;
+mod element;
 mod error;
 mod header;
 mod info;
@@ -27,9 +28,10 @@ mod options;
 mod tensor;
 mod value;
 
+pub use element::{Data, Element, ElementType, TensorData};
 pub use error::{Error, Result};
 pub use info::{Dim, TensorInfo};
 pub use model::{MODEL_FILE, Model};
 pub use options::{DeviceChoice, Notice, Options, RuntimeChoice};
-pub use tensor::{Data, Element, ElementType, Tensor, TensorData};
+pub use tensor::Tensor;
 pub use value::Value;

@@ -1,7 +1,8 @@
 //! Values: tensors wherever a runtime keeps them.
 
+use crate::element::{Data, Element, ElementType};
 use crate::error::{Error, Result};
-use crate::tensor::{Data, Element, ElementType, Tensor};
+use crate::tensor::Tensor;
 use ort::memory::AllocationDevice;
 use ort::value::{DynTensor, DynValue, PrimitiveTensorElementType, TensorElementType, ValueType};
 use std::sync::{Arc, OnceLock};

@@ -4,12 +4,13 @@ mod device;
 
 use super::Loaded;
 use super::environment::environment;
+use crate::element::Data;
 use crate::error::{Error, Result};
 use crate::header::Header;
 use crate::info::{Dim, TensorInfo};
 use crate::locate::{self, Search};
 use crate::options::{Notice, Options};
-use crate::tensor::{Data, Tensor};
+use crate::tensor::Tensor;
 use crate::value::{Repr, Value, from_ort_type, unknown};
 use device::Binding;
 use moh_kernels::schema::DOMAIN;

@@ -1,11 +1,11 @@
 //! A model in tract.
 
 use super::Loaded;
+use crate::element::{Data, ElementType};
 use crate::error::{Error, Result};
 use crate::header::Header;
 use crate::info::{Dim, TensorInfo};
 use crate::options::Options;
-use crate::tensor::{Data, ElementType};
 use crate::value::{Repr, Value, unknown};
 use moh_kernels::schema::DOMAIN;
 use std::collections::{BTreeMap, HashSet};

@@ -87,8 +87,8 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::backend::environment::environment;
+    use crate::element::ElementType;
     use crate::info::Dim;
-    use crate::tensor::ElementType;
     use ort::value::Tensor;
 
     /// A protobuf field of bytes.
