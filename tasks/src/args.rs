@@ -11,6 +11,7 @@ pub(crate) use runtime::{LibraryArgs, RuntimeArgs};
 pub(crate) use translate::TranslateArgs;
 
 use clap::{Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
@@ -40,6 +41,17 @@ pub(crate) enum Command {
     Profile(ProfileArgs),
     /// Measures latency and throughput, the runtimes side by side.
     Bench(BenchArgs),
+    /// Prints a script that completes this program's commands and options in a shell.
+    Completions {
+        /// The shell.
+        shell: Shell,
+    },
+    /// Writes this program's man pages.
+    #[command(hide = true)]
+    Man {
+        /// The folder to write to.
+        folder: PathBuf,
+    },
 }
 
 #[derive(Debug, clap::Args)]

@@ -3,6 +3,7 @@
 pub(crate) mod bench;
 pub(crate) mod classify;
 pub(crate) mod generate;
+pub(crate) mod help;
 pub(crate) mod infer;
 pub(crate) mod profile;
 pub(crate) mod routes;

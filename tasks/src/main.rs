@@ -19,6 +19,8 @@ fn main() -> ExitCode {
         Command::Profile(args) => commands::profile::run(&args),
         Command::Routes(args) => commands::routes::run(&args),
         Command::Bench(args) => commands::bench::run(&args),
+        Command::Completions { shell } => commands::help::completions(shell),
+        Command::Man { folder } => commands::help::man(&folder),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

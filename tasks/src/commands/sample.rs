@@ -8,7 +8,6 @@ use anyhow::{Context, Result, bail, ensure};
 use moh_runtime::{Model, Tensor};
 use moh_tasks::diffusion::{Decoder, DiffusionModel, SampleOptions, Sampler, pictures};
 use moh_tasks::write_tensors;
-use progress::Progress;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::Instant;
@@ -109,12 +108,12 @@ fn options(args: &SampleArgs, channels: usize) -> SampleOptions {
 /// One sample a label: (labels, channels, size, size).
 fn draw(args: &SampleArgs, model: &mut DiffusionModel, labels: &[i64], options: &SampleOptions) -> Result<Tensor> {
     let batches = labels.chunks(args.batch.get());
-    let mut progress = Progress::new(batches.len() * options.steps, args.runtime.quiet());
+    let progress = progress::bar(batches.len() * options.steps, args.runtime.quiet());
     let mut numbers = Vec::new();
     let mut first = 0;
     for (i, batch) in batches.enumerate() {
         let samples = model.sample(batch, first, options, |done| {
-            progress.show(i * options.steps + done);
+            progress.set_position((i * options.steps + done) as u64);
             ControlFlow::Continue(())
         })?;
         numbers.extend_from_slice(samples.as_slice::<f32>().unwrap_or_default());

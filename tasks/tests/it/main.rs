@@ -4,6 +4,7 @@
 mod classify;
 mod cli;
 mod generate;
+mod help;
 mod language_models;
 mod measure;
 mod models;

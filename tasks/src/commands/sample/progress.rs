@@ -1,54 +1,87 @@
 //! A progress bar on a terminal.
 
-use std::io::{IsTerminal, Write};
-use std::time::Instant;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 
-const WIDTH: usize = 30;
+/// What the bar shows: the steps that are done, and the time left.
+const TEMPLATE: &str = "[{bar:30}] {pos}/{len} steps, {eta} left";
 
-/// A bar on standard error; nothing where that is no terminal.
-pub(super) struct Progress {
-    total: usize,
-    began: Instant,
-    shown: bool,
+/// A bar for `total` steps on standard error, which goes away when it is dropped; nothing where that is no terminal.
+pub(super) fn bar(total: usize, quiet: bool) -> ProgressBar {
+    on(if quiet { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() }, total)
 }
 
-impl Progress {
-    pub(super) fn new(total: usize, quiet: bool) -> Progress {
-        Progress { total, began: Instant::now(), shown: !quiet && std::io::stderr().is_terminal() }
-    }
-
-    /// Shows that `done` steps are done.
-    pub(super) fn show(&mut self, done: usize) {
-        if self.shown {
-            // What cannot be shown is no reason to stop.
-            let _ = write!(std::io::stderr(), "\r{}", self.line(done, self.began.elapsed().as_secs_f64()));
-        }
-    }
-
-    fn line(&self, done: usize, seconds: f64) -> String {
-        let filled = WIDTH * done / self.total.max(1);
-        let left = seconds / done.max(1) as f64 * self.total.saturating_sub(done) as f64;
-        let (bar, rest) = ("#".repeat(filled), ".".repeat(WIDTH - filled.min(WIDTH)));
-        format!("[{bar}{rest}] {done}/{} steps, {left:.0} s left ", self.total)
-    }
-}
-
-impl Drop for Progress {
-    fn drop(&mut self) {
-        if self.shown {
-            let _ = write!(std::io::stderr(), "\r{:1$}\r", "", self.line(self.total, 0.0).len() + 8);
-        }
-    }
+fn on(target: ProgressDrawTarget, total: usize) -> ProgressBar {
+    let style = ProgressStyle::with_template(TEMPLATE).unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::with_draw_target(Some(total as u64), target)
+        .with_style(style.progress_chars("#."))
+        .with_finish(ProgressFinish::AndClear)
 }
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
+    use indicatif::TermLike;
+    use std::io::Result;
+    use std::sync::{Arc, Mutex};
+
+    /// A terminal that keeps what is written to it, `<` where a line is cleared.
+    #[derive(Debug, Clone, Default)]
+    struct Screen(Arc<Mutex<String>>);
+
+    impl Screen {
+        fn append(&self, text: &str) -> Result<()> {
+            self.0.lock().unwrap().push_str(text);
+            Ok(())
+        }
+    }
+
+    impl TermLike for Screen {
+        fn width(&self) -> u16 {
+            80
+        }
+        fn move_cursor_up(&self, _: usize) -> Result<()> {
+            Ok(())
+        }
+        fn move_cursor_down(&self, _: usize) -> Result<()> {
+            Ok(())
+        }
+        fn move_cursor_right(&self, _: usize) -> Result<()> {
+            Ok(())
+        }
+        fn move_cursor_left(&self, _: usize) -> Result<()> {
+            Ok(())
+        }
+        fn write_line(&self, text: &str) -> Result<()> {
+            self.append(text)
+        }
+        fn write_str(&self, text: &str) -> Result<()> {
+            self.append(text)
+        }
+        fn clear_line(&self) -> Result<()> {
+            self.append("<")
+        }
+        fn flush(&self) -> Result<()> {
+            Ok(())
+        }
+    }
 
     #[test]
-    fn the_line_says_what_is_left() {
-        let progress = Progress { total: 40, began: Instant::now(), shown: false };
-        assert_eq!(progress.line(10, 5.0), format!("[{}{}] 10/40 steps, 15 s left ", "#".repeat(7), ".".repeat(23)));
-        assert_eq!(progress.line(40, 20.0), format!("[{}] 40/40 steps, 0 s left ", "#".repeat(30)));
+    fn steps_are_shown_and_the_bar_goes_away() {
+        let screen = Screen::default();
+        let bar = on(ProgressDrawTarget::term_like(Box::new(screen.clone())), 40);
+        bar.set_position(10);
+        bar.force_draw();
+        let shown = screen.0.lock().unwrap().clone();
+        let expected = format!("[{}{}] 10/40 steps, ", "#".repeat(7), ".".repeat(23));
+        assert!(shown.contains(&expected) && shown.contains(" left"), "{shown}");
+        drop(bar);
+        let after = screen.0.lock().unwrap()[shown.len()..].to_owned();
+        assert!(after.contains('<') && !after.contains("steps"), "{after}");
+    }
+
+    #[test]
+    fn nothing_is_shown_where_nobody_looks() {
+        assert!(bar(40, true).is_hidden());
     }
 }
