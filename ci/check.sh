@@ -20,13 +20,16 @@ cargo clippy --release --locked --workspace --all-targets -- -D warnings
 
 step "clippy, CUDA"
 if ci/cuda-toolchain.sh; then
-    cargo clippy --release --locked -p moh-kernels -p moh-ops --features moh-kernels/cuda,moh-ops/cuda --all-targets -- -D warnings
+    cargo clippy --release --locked -p moh-cuda -p moh-ops --features moh-cuda/kernels,moh-ops/cuda --all-targets -- -D warnings
 else
     echo "note: no CUDA compiler: this is left out" >&2
 fi
 
 step "documentation"
 RUSTDOCFLAGS="-D warnings" cargo doc --release --locked --workspace --no-deps --quiet
+
+step "which crate uses which"
+ci/layers.py
 
 step "dependencies"
 if ! command -v cargo-deny >/dev/null; then

@@ -9,7 +9,7 @@ set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 dir=${1:-$root/target/cuda-emulator}
-cuda=$root/custom-ops/core/cuda
+kernels=$root/custom-ops/cuda/kernels
 library=$dir/libcuda-emulator.so
 
 command -v g++ >/dev/null || {
@@ -20,10 +20,10 @@ mkdir -p "$dir"
 exec 9>"$dir/lock"
 flock 9 # tests of several crates may ask at the same time
 
-headers=$(find "$cuda" -name '*.h' -o -name '*.cuh')
+headers=$(find "$kernels" -name '*.h' -o -name '*.cuh')
 stale=
 objects=
-for source in "$cuda"/*.cu "$cuda"/emulator/*.cpp; do
+for source in "$kernels"/*.cu "$kernels"/emulator/*.cpp; do
     object=$dir/$(basename "$source").o
     objects="$objects $object"
     # shellcheck disable=SC2086 # a list
@@ -35,11 +35,11 @@ if [ -n "$stale" ]; then
     # shellcheck disable=SC2016,SC2086
     printf '%s\n' $stale | xargs -P "${MOH_JOBS:-2}" -I SOURCE sh -c '
         g++ -std=c++17 -O2 -g1 -fPIC -Wall -Wno-unknown-pragmas -DMOH_EMULATE -I"$2" -x c++ -c "$1" -o "$3/$(basename "$1").o.new" &&
-            mv "$3/$(basename "$1").o.new" "$3/$(basename "$1").o"' compile SOURCE "$cuda" "$dir" >&2
+            mv "$3/$(basename "$1").o.new" "$3/$(basename "$1").o"' compile SOURCE "$kernels" "$dir" >&2
 fi
 # shellcheck disable=SC2086
 if [ ! -f "$library" ] || [ -n "$(find $objects -newer "$library")" ]; then
-    g++ -shared -o "$library.new" $objects -lm >&2
+    g++ -shared -Wl,-soname,libcuda.so -o "$library.new" $objects -lm >&2
     mv "$library.new" "$library"
 fi
 echo "$library"

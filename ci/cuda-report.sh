@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Shows what the CUDA kernels take: registers, shared memory, spills, and the instructions that matter.
 #
-# usage: ci/cuda-report.sh                    a table of all kernels (Markdown), from the last build with feature cuda
+# usage: ci/cuda-report.sh                    a table of all kernels (Markdown), from the last build with feature kernels
 #        ci/cuda-report.sh --write            the same as docs/cuda-resources.md, after a run of the kernels on the emulator
 #        ci/cuda-report.sh --drift            whether that file's registers and spills are those of the last build
 #        ci/cuda-report.sh --check LIBRARY    whether a library links no CUDA library; its size and that of the kernels in it
@@ -13,12 +13,12 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 latest() { # the newest build's file of that name
-    find "${CARGO_TARGET_DIR:-target}/release/build" -path "*/moh-kernels-*/out/$1" -printf '%T@ %p\n' 2>/dev/null |
+    find "${CARGO_TARGET_DIR:-target}/release/build" -path "*/moh-cuda-*/out/$1" -printf '%T@ %p\n' 2>/dev/null |
         sort -nr | sed -n '1s/^[^ ]* //p'
 }
 resources=$(latest resources.tsv)
 if [ -z "$resources" ]; then
-    echo "cuda-report: no build: cargo build --release -p moh-kernels --features cuda" >&2
+    echo "cuda-report: no build: cargo build --release -p moh-cuda --features kernels" >&2
     exit 1
 fi
 images=$(dirname "$resources")
@@ -60,17 +60,19 @@ write() {
     MOH_CUDA_DRIVER=$(ci/cuda-emulator.sh)
     export MOH_CUDA_DRIVER MOH_EMULATOR_LOG=$launches
     rm -f "$launches"
-    cargo test --release --locked --quiet -p moh-kernels --features cuda --test 'cuda*'
+    cargo test --release --locked --quiet -p moh-cuda --features kernels --test it
     sort -u "$launches" -o "$launches"
     cat >"$document" <<'TEXT'
-# What the CUDA kernels take
+# Resources of the CUDA kernels
 
-Written by `ci/cuda-report.sh --write`, with nvcc 13.0.88; `ci/cuda-report.sh --drift` compares. Nothing here is measured on a GPU.
+Written by `ci/cuda-report.sh --write`, with nvcc 13.0.88; `ci/cuda-report.sh --drift` compares it with the latest build. Nothing here is measured on a GPU.
 
-Registers of a thread, and bytes of them that are spilled, as ptxas counts them; bytes of shared memory, the most that a test's launch
-asked for; instructions in the kernel's text: `HGMMA` is wgmma, `HMMA` mma.sync, `UTMALDG` a TMA load, `LDGSTS` cp.async, `LDL, STL`
-local memory. Where targets differ: sm_80 / sm_90. The kernels of `*_sm90.cu` are for sm_90a alone, where 168 (of 512 threads:
-128) registers are what a thread starts with; producers then give up what consumers take. A `bf16` kernel that differs from its `f16` one in nothing is left out.
+- Registers a thread, and spilled bytes, are ptxas' counts.
+- Shared memory is the largest number of bytes that a launch of the tests asked for.
+- Instructions are counted in the kernel's code: `HGMMA` is wgmma, `HMMA` mma.sync, `UTMALDG` a TMA load, `LDGSTS` cp.async, `LDL, STL` local memory.
+- Where targets differ: sm_80 / sm_90. Kernels of `*_sm90.cu` are only for sm_90a. Their threads start with 168 registers (128 with 512 threads); producers then release
+  registers to consumers.
+- A `bf16` kernel with the same counts as its `f16` kernel is left out.
 TEXT
     table >>"$document"
 }

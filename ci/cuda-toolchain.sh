@@ -3,7 +3,7 @@
 #
 # usage: ci/cuda-toolchain.sh [DIR]
 #
-# DIR is target/cuda without an argument, where custom-ops/core/build.rs looks. The compiler comes from NVIDIA's wheels on
+# DIR is target/cuda without an argument, where custom-ops/cuda/build.rs looks. The compiler comes from NVIDIA's wheels on
 # PyPI, under NVIDIA's licence, some 100 MB; what is already in DIR is not fetched again. nvcc itself needs g++.
 # CUDA 13.0 on purpose: drivers from 580 on read what it emits.
 set -eu

@@ -42,20 +42,19 @@ pack_all() {
     # The workspace as ci/test.sh builds it, so that nothing is compiled twice; then what has kernels.
     cargo build --release --locked --workspace
     cargo build --release --locked -p moh-ops --features cuda
-    cargo build --release --locked -p moh-kernels --features cuda --example moh_cuda
+    cargo build --release --locked -p moh-cuda --features kernels --example moh_cuda
     pack moh-export "$built/moh-export"
     pack libmoh_ops.so "$built/libmoh_ops.so"
     pack libmoh_cuda.so "$built/examples/libmoh_cuda.so"
-    # Cargo names test programs by a hash: it says which it has built. cuda_params compares sources, which stay here.
-    cargo test --release --locked -p moh-kernels --features cuda --no-run --message-format=json |
+    # Cargo names test programs by a hash: it says which it has built.
+    program=$(cargo test --release --locked -p moh-cuda --features kernels --test it --no-run --message-format=json |
         python3 -c '
 import json, sys
 for line in sys.stdin:
     message = json.loads(line)
-    name = message.get("target", {}).get("name", "")
-    if message.get("executable") and name.startswith("cuda") and name != "cuda_params":
-        print(name, message["executable"])' |
-        while read -r name program; do pack "test-$name" "$program"; done
+    if message.get("executable") and message["target"]["name"] == "it":
+        print(message["executable"])')
+    pack test-cuda "$program"
     cp models/src/presets/moh-*.json "$stage/"
     tar -C "$stage" -cJf "$pieces/moh-gpu.tar.xz" .
     if [ "${1:-}" = --onnxruntime ]; then pack_onnxruntime; fi
@@ -118,10 +117,13 @@ part() {
     [ "$code" = 0 ] || failed+=("$name (exit $code)")
 }
 
+# The modules of the tests, each of which has a part's time. `params` compares sources, which are not here.
+topics() { "$home/bin/test-cuda" --list --format terse | sed -n 's/::.*//p' | sort -u | grep -vx params; }
+
 run_tests() {
-    for test in "$home"/bin/test-*; do
+    for topic in $(topics); do
         for seed in 1 "$RANDOM$RANDOM"; do
-            part "$(basename "$test")-$seed" env MOH_SEED="$seed" MOH_REQUIRE_CUDA="$required" "$test" --test-threads=1
+            part "test-$topic-$seed" env MOH_SEED="$seed" MOH_REQUIRE_CUDA="$required" "$home/bin/test-cuda" "$topic::" --test-threads=1
         done
     done
 }
@@ -131,9 +133,10 @@ run_memory() {
         echo "gpu: no compute-sanitizer here: part memory is left out"
         return
     }
-    for test in "$home"/bin/test-*; do
+    for topic in $(topics); do
         for tool in memcheck synccheck racecheck initcheck; do
-            part "$tool-$(basename "$test")" env MOH_REQUIRE_CUDA="$required" compute-sanitizer --tool "$tool" --error-exitcode 1 "$test" --test-threads=1
+            part "$tool-$topic" env MOH_REQUIRE_CUDA="$required" compute-sanitizer --tool "$tool" --error-exitcode 1 \
+                "$home/bin/test-cuda" "$topic::" --test-threads=1
         done
     done
 }

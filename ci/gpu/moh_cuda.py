@@ -1,4 +1,4 @@
-"""The CUDA kernels of ai.moh on PyTorch's tensors, through libmoh_cuda.so (custom-ops/core/examples/moh_cuda.rs)."""
+"""The CUDA kernels of ai.moh on PyTorch's tensors, through libmoh_cuda.so (custom-ops/cuda/examples/moh_cuda.rs)."""
 
 import ctypes
 import os

@@ -17,7 +17,7 @@ pub(crate) const BFLOAT16: i32 = 16;
 /// onnxruntime's own operators.
 pub(crate) const MICROSOFT: &str = "com.microsoft";
 /// Ours.
-pub(crate) const MOH: &str = moh_kernels::schema::DOMAIN;
+pub(crate) const MOH: &str = moh_operators::DOMAIN;
 
 /// A graph in the making.
 #[derive(Default)]

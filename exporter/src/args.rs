@@ -2,7 +2,8 @@
 
 use clap::builder::PossibleValuesParser;
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};
-use moh_export::{AttentionStyle, AttentionType, DEFAULT_OPSET, ElementType, Options, Part, Sizes};
+use clap_complete::Shell;
+use moh_export::{DEFAULT_OPSET, ElementType, Options, Part, Sizes, passes};
 use moh_models::families;
 use moh_models::presets::{self, Source};
 use moh_models::{Checkpoint, Config};
@@ -28,6 +29,17 @@ pub(crate) enum Command {
     Inspect(InspectArgs),
     /// Write a checkpoint of random weights, to measure a model before it is trained.
     Random(RandomArgs),
+    /// Print a script that completes this program's commands and options in a shell.
+    Completions {
+        /// The shell.
+        shell: Shell,
+    },
+    /// Write this program's man pages.
+    #[command(hide = true)]
+    Man {
+        /// The folder to write to.
+        folder: PathBuf,
+    },
 }
 
 /// Where a checkpoint's configuration and weights are.
@@ -134,13 +146,8 @@ struct ExportArgs {
     #[arg(long, value_enum)]
     dtype: Option<Dtype>,
 
-    /// How routed attention is written: as an operator with its body, or as standard operators only.
-    #[arg(long, value_enum, default_value = "routed")]
-    attention: AttentionStyle,
-
-    /// What routed attention is computed in: bf16 is faster on CPUs that multiply it, and needs onnxruntime with libmoh_ops.
-    #[arg(long, value_enum, default_value = "model")]
-    attention_type: AttentionType,
+    #[command(flatten)]
+    passes: passes::Options,
 
     /// The same batch size in every call.
     #[arg(long, value_name = "N", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=MAX_SIZE))]
@@ -161,10 +168,6 @@ struct ExportArgs {
     /// ONNX IR version [default: the one that came with the operator set].
     #[arg(long, value_name = "N")]
     ir_version: Option<i64>,
-
-    /// Add every layer's head gates as outputs, `gates.<module>`.
-    #[arg(long)]
-    output_gates: bool,
 
     /// Run the written model and compare it with the checkpoint, whatever its size.
     #[arg(long, overrides_with = "no_verify", action = ArgAction::SetTrue)]
@@ -253,12 +256,10 @@ impl Args {
             weights_key: args.source.weights_key,
             part: args.part.part(),
             dtype: args.dtype.map(Dtype::element_type),
-            attention: args.attention,
-            attention_type: args.attention_type,
+            passes: args.passes,
             sizes: Sizes::new(sizes),
             opset: args.opset,
             ir_version: args.ir_version,
-            output_gates: args.output_gates,
             verify: if args.verify { Some(true) } else { args.no_verify.then_some(false) },
             force: args.force,
         };

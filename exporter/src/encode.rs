@@ -1,44 +1,12 @@
-//! The graph as an ONNX `ModelProto`, and the plan of the weight file beside it.
+//! The graph as an ONNX `ModelProto`.
 
 use crate::error::Error;
-use crate::graph::{Attribute, Dim, ElementType, Graph, Initializer, Node, Value};
+use crate::graph::{Attribute, Dim, Graph, Initializer, Node, Value};
 use crate::proto::{self, attribute_proto::AttributeType};
-use crate::write::write_initializer;
-use moh_kernels::function::{Body, BodyNode, BodyValue};
-use moh_kernels::schema;
+use crate::weights::{INLINE_BYTES, Plan, write_initializer};
+use moh_operators::{AttributeKind, Body, BodyNode, BodyValue, DOMAIN, VERSION};
 use prost::Message;
 use std::collections::BTreeMap;
-
-/// Tensors shorter than this stay in the model file: shapes and scalars, which runtimes read while they load.
-const INLINE_BYTES: usize = 1024;
-
-/// Alignment of tensors in the weight file: what CUDA's libraries want, and more than any CPU does.
-const ALIGNMENT: u64 = 256;
-
-/// Offsets of the large tensors in the weight file, by name, in order of offset.
-#[derive(Debug, Clone, Default)]
-pub struct Plan {
-    offsets: Vec<(String, u64)>,
-}
-
-impl Plan {
-    /// Places the large tensors of `graph` one after the other.
-    pub fn new(graph: &Graph) -> Plan {
-        let mut end = 0u64;
-        let large = graph.initializers.iter().filter(|init| init.bytes() >= INLINE_BYTES);
-        let place = |init: &Initializer| {
-            let offset = end.next_multiple_of(ALIGNMENT);
-            end = offset + init.bytes() as u64;
-            (init.name.clone(), offset)
-        };
-        Plan { offsets: large.map(place).collect() }
-    }
-
-    /// Names and offsets.
-    pub fn iter(&self) -> impl Iterator<Item = (&str, u64)> {
-        self.offsets.iter().map(|(name, offset)| (name.as_str(), *offset))
-    }
-}
 
 /// The bytes of a model file for `graph`, whose large tensors lie as planned in the file named `data_name` beside it.
 ///
@@ -85,8 +53,8 @@ fn opset(domain: &str, version: i64) -> proto::OperatorSetIdProto {
 }
 
 fn opsets(graph: &Graph) -> Vec<proto::OperatorSetIdProto> {
-    let ours = graph.nodes.iter().any(|node| node.domain == schema::DOMAIN);
-    let ours = ours.then(|| opset(schema::DOMAIN, schema::VERSION));
+    let ours = graph.nodes.iter().any(|node| node.domain == DOMAIN);
+    let ours = ours.then(|| opset(DOMAIN, VERSION));
     [opset("", graph.opset)].into_iter().chain(ours).collect()
 }
 
@@ -175,7 +143,7 @@ fn attribute(name: &str, value: &Attribute) -> proto::AttributeProto {
             let t = proto::TensorProto {
                 data_type: Some(ty.onnx()),
                 dims: vec![1],
-                raw_data: Some(scalar_bytes(*ty, *v)),
+                raw_data: Some(ty.bytes_of(*v)),
                 ..Default::default()
             };
             proto::AttributeProto { t: Some(t), ..typed(name, AttributeType::Tensor) }
@@ -183,21 +151,10 @@ fn attribute(name: &str, value: &Attribute) -> proto::AttributeProto {
     }
 }
 
-/// A number as an element of `ty`, little-endian.
-pub(crate) fn scalar_bytes(ty: ElementType, v: f32) -> Vec<u8> {
-    match ty {
-        ElementType::F32 => v.to_le_bytes().to_vec(),
-        ElementType::F16 => half::f16::from_f32(v).to_le_bytes().to_vec(),
-        ElementType::BF16 => half::bf16::from_f32(v).to_le_bytes().to_vec(),
-        ElementType::I64 => (v as i64).to_le_bytes().to_vec(),
-        ElementType::Bool => vec![u8::from(v != 0.0)],
-    }
-}
-
 fn function(body: &Body, version: i64) -> proto::FunctionProto {
     proto::FunctionProto {
         name: Some(body.operator.name.to_owned()),
-        domain: Some(schema::DOMAIN.to_owned()),
+        domain: Some(DOMAIN.to_owned()),
         doc_string: Some(body.operator.doc.to_owned()),
         input: body.inputs.iter().map(|&name| name.to_owned()).collect(),
         output: vec![body.operator.output.name.to_owned()],
@@ -216,8 +173,8 @@ fn body_node(body: &Body, part: &BodyNode) -> proto::NodeProto {
         BodyValue::Ints(v) => ints(name, v),
         BodyValue::Attribute(formal) => {
             let ty = match kind(formal) {
-                Some(schema::AttributeKind::Float) => AttributeType::Float,
-                Some(schema::AttributeKind::Ints) => AttributeType::Ints,
+                Some(AttributeKind::Float) => AttributeType::Float,
+                Some(AttributeKind::Ints) => AttributeType::Ints,
                 _ => AttributeType::Int,
             };
             proto::AttributeProto { ref_attr_name: Some((*formal).to_owned()), ..typed(name, ty) }

@@ -8,6 +8,9 @@ pub enum Error {
     /// The checkpoint, its configuration or its tensors.
     #[error(transparent)]
     Model(#[from] moh_models::Error),
+    /// An operator refuses the attributes of a node.
+    #[error(transparent)]
+    Operator(#[from] moh_operators::Error),
     /// The operating system refused.
     #[error("{}: {reason}", path.display())]
     Io {
@@ -17,13 +20,13 @@ pub enum Error {
         reason: std::io::Error,
     },
     /// The output is there already.
-    #[error("{} exists; --force replaces it", path.display())]
+    #[error("{} exists", path.display())]
     Exists {
         /// The file.
         path: PathBuf,
     },
     /// A file that would be copied beside the model is there already, with other contents.
-    #[error("{} exists and differs from {}; --force replaces it", path.display(), source_file.display())]
+    #[error("{} exists and differs from {}", path.display(), source_file.display())]
     SideFile {
         /// The file.
         path: PathBuf,
@@ -43,7 +46,7 @@ pub enum Error {
         path: PathBuf,
     },
     /// A weight that the file's element type can't hold.
-    #[error("{}: tensor {tensor:?}: element {index} is {value}, beyond the range of {ty}; export with --dtype f32", file.display())]
+    #[error("{}: tensor {tensor:?}: element {index} is {value}, beyond the range of {ty}", file.display())]
     Range {
         /// The checkpoint's file.
         file: PathBuf,
@@ -57,13 +60,13 @@ pub enum Error {
         ty: crate::graph::ElementType,
     },
     /// A part of a model that has none.
-    #[error("--part: the family {family} has no encoder and decoder to choose from")]
+    #[error("the family {family} has no encoder and decoder to choose from")]
     Part {
         /// The family.
         family: String,
     },
     /// A size of a dimension that the model does not have.
-    #[error("--{name}: the family {family} has no such dimension; it has {known}")]
+    #[error("dimension {name}: the family {family} has no such dimension; it has {known}")]
     Dimension {
         /// The dimension.
         name: String,
@@ -73,26 +76,42 @@ pub enum Error {
         known: String,
     },
     /// bfloat16 in standard operators, which no CPU runtime multiplies.
-    #[error(
-        "--attention-type bf16: only our kernels compute attention in bf16, and --attention portable leaves them out"
-    )]
+    #[error("attention in bf16 needs our kernels, which a model of standard operators does not use")]
     AttentionType,
     /// An operator-set or IR version that exported models can't have.
-    #[error("--{option}: expected {expected}, found {found}")]
+    #[error("{what}: expected {expected}, found {found}")]
     Version {
-        /// The option.
-        option: &'static str,
+        /// Which of them.
+        what: Versioned,
         /// Accepted values.
         expected: String,
         /// The value found.
         found: i64,
     },
     /// The written model could not be run.
-    #[error("verification could not run the exported model: {0}")]
-    VerifyRun(String),
+    #[error("verification could not run the exported model")]
+    VerifyRun(#[from] moh_runtime::Error),
     /// The written model computes something else than the checkpoint's own code.
     #[error("the exported model disagrees with the checkpoint: {0}")]
     Disagreement(String),
+}
+
+/// What has a version in an exported model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Versioned {
+    /// ONNX's operators.
+    Opset,
+    /// ONNX's file format.
+    Ir,
+}
+
+impl std::fmt::Display for Versioned {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Versioned::Opset => "ONNX operator-set version",
+            Versioned::Ir => "ONNX IR version",
+        })
+    }
 }
 
 impl Error {

@@ -1,7 +1,7 @@
 //! The ONNX graph between recording and encoding: nodes, named weights that are still mapped, inputs and outputs.
 
-use moh_kernels::function::Body;
 use moh_models::Weight;
+use moh_operators::Body;
 use std::collections::BTreeMap;
 
 /// Element type of a tensor in the file.
@@ -34,6 +34,17 @@ impl ElementType {
             ElementType::F32 => 4,
             ElementType::F16 | ElementType::BF16 => 2,
             ElementType::Bool => 1,
+        }
+    }
+
+    /// A number as an element of this type, little-endian.
+    pub fn bytes_of(self, v: f32) -> Vec<u8> {
+        match self {
+            ElementType::F32 => v.to_le_bytes().to_vec(),
+            ElementType::F16 => half::f16::from_f32(v).to_le_bytes().to_vec(),
+            ElementType::BF16 => half::bf16::from_f32(v).to_le_bytes().to_vec(),
+            ElementType::I64 => (v as i64).to_le_bytes().to_vec(),
+            ElementType::Bool => vec![u8::from(v != 0.0)],
         }
     }
 }

@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod call;
 pub mod encode;
 pub mod error;
 pub mod graph;
@@ -14,22 +15,24 @@ pub mod proto;
 pub mod random;
 pub mod record;
 mod report;
+pub mod sides;
+pub mod staging;
 pub mod verify;
-pub mod write;
+pub mod weights;
 
-pub use error::Error;
+pub use error::{Error, Versioned};
 pub use graph::ElementType;
 pub use moh_models::families::Sizes;
 pub use passes::{AttentionStyle, AttentionType};
 pub use report::Report;
 
-use encode::{Plan, encode};
+use encode::encode;
 pub use moh_models::families::moa::Part;
 use moh_models::presets::{self, Source};
 use moh_models::{Checkpoint, Model, WeightType};
-use passes::Gates;
+use staging::{Staging, data_name};
 use std::path::{Path, PathBuf};
-use write::Staging;
+use weights::Plan;
 
 /// How to export.
 #[derive(Debug, Clone)]
@@ -46,18 +49,14 @@ pub struct Options {
     pub part: Option<Part>,
     /// Element type; `None`: the checkpoint's, but f16 for bf16.
     pub dtype: Option<ElementType>,
-    /// How routed attention is written.
-    pub attention: AttentionStyle,
-    /// What routed attention is computed in.
-    pub attention_type: AttentionType,
+    /// What the passes do.
+    pub passes: passes::Options,
     /// Dimensions that are the same in every call.
     pub sizes: Sizes,
     /// ONNX operator-set version.
     pub opset: i64,
     /// ONNX IR version; `None`: the one that came with the operator set.
     pub ir_version: Option<i64>,
-    /// Whether the gates are outputs.
-    pub output_gates: bool,
     /// Whether to verify; `None`: up to [`VERIFY_PARAMETERS`].
     pub verify: Option<bool>,
     /// Whether to replace what is there.
@@ -73,12 +72,10 @@ impl Default for Options {
             weights_key: None,
             part: None,
             dtype: None,
-            attention: AttentionStyle::Routed,
-            attention_type: AttentionType::Model,
+            passes: passes::Options::default(),
             sizes: Sizes::default(),
             opset: DEFAULT_OPSET,
             ir_version: None,
-            output_gates: false,
             verify: None,
             force: false,
         }
@@ -104,11 +101,11 @@ fn ir_version_of(opset: i64) -> i64 {
 fn check_versions(options: &Options) -> Result<i64, Error> {
     if !(20..=24).contains(&options.opset) {
         let expected = "20 to 24".to_owned();
-        return Err(Error::Version { option: "opset", expected, found: options.opset });
+        return Err(Error::Version { what: Versioned::Opset, expected, found: options.opset });
     }
     let ir_version = options.ir_version.unwrap_or(ir_version_of(options.opset));
     if !(9..=13).contains(&ir_version) {
-        return Err(Error::Version { option: "ir-version", expected: "9 to 13".to_owned(), found: ir_version });
+        return Err(Error::Version { what: Versioned::Ir, expected: "9 to 13".to_owned(), found: ir_version });
     }
     Ok(ir_version)
 }
@@ -121,8 +118,7 @@ fn choose_dtype(checkpoint: &Checkpoint, options: &Options) -> (ElementType, Opt
         (Some(dtype), _) => (dtype, None),
         (None, WeightType::F16) => (ElementType::F16, None),
         (None, WeightType::BF16) => {
-            let note =
-                "bf16 weights are written as f16, because no CPU runtime multiplies bf16; --dtype bf16 keeps them";
+            let note = "bf16 weights are written as f16, because no CPU runtime multiplies bf16; they stay bf16 where that type is chosen";
             (ElementType::F16, Some(note.to_owned()))
         }
         (None, WeightType::F64) => (ElementType::F32, Some("f64 weights are written as f32".to_owned())),
@@ -135,7 +131,7 @@ fn check_output(output: &Path, checkpoint: &Checkpoint, options: &Options) -> Re
     if output.extension().is_none_or(|extension| extension != "onnx") || output.is_dir() {
         return Err(Error::OutputName { path: output.to_owned() });
     }
-    let data = output.with_file_name(write::data_name(output));
+    let data = output.with_file_name(data_name(output));
     for path in [output.to_owned(), data] {
         let same = |file: &Path| matches!((file.canonicalize(), path.canonicalize()), (Ok(a), Ok(b)) if a == b);
         if checkpoint.files().any(same) {
@@ -186,26 +182,22 @@ pub fn export(path: &Path, output: &Path, options: &Options) -> Result<Report, E
     let model = Model::load(&checkpoint, options.family.as_deref())?;
     check_part(options.part, &model)?;
     check_sizes(&options.sizes, &model)?;
-    if options.attention_type == AttentionType::Bf16 && options.attention == AttentionStyle::Portable {
-        return Err(Error::AttentionType);
-    }
+    options.passes.check()?;
     check_output(output, &checkpoint, options)?;
     let target = output.parent().unwrap_or(Path::new(""));
-    let sides = write::side_files(&checkpoint, target, options.force)?;
+    let sides = sides::side_files(&checkpoint, target, options.force)?;
 
     let (dtype, note) = choose_dtype(&checkpoint, options);
     let recording = record::Options { dtype, opset: options.opset, ir_version };
-    let mut recorded = record::record_sized(&model, recording, &options.sizes)?;
-    passes::set_attention_type(&mut recorded, options.attention_type);
-    let gates = if options.output_gates { Gates::Output } else { Gates::Hidden };
+    let recorded = record::record_sized(&model, recording, &options.sizes)?;
     let mut graph = recorded.clone();
-    passes::run(&mut graph, gates, options.attention);
+    passes::run(&mut graph, &options.passes)?;
     let plan = Plan::new(&graph);
-    let data_name = write::data_name(output);
+    let data_name = data_name(output);
 
     let staging = Staging::new(output)?;
-    write::write_file(&staging.model(), &encode(&graph, &plan, &data_name)?)?;
-    write::write_data(&graph, &plan, &staging.path(&data_name))?;
+    staging::write_file(&staging.model(), &encode(&graph, &plan, &data_name)?)?;
+    weights::write_data(&graph, &plan, &staging.path(&data_name))?;
     for (name, side) in &sides {
         side.write(&staging.path(name))?;
     }

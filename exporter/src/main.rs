@@ -3,6 +3,8 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod help;
+mod hints;
 
 use anyhow::Result;
 use args::{Command, InspectArgs, RandomArgs};
@@ -19,7 +21,8 @@ fn main() -> ExitCode {
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            let hint = hints::hint(&error).map_or(String::new(), |hint| format!("; {hint}"));
+            eprintln!("error: {error:#}{hint}");
             ExitCode::FAILURE
         }
     }
@@ -30,6 +33,8 @@ fn run() -> Result<()> {
     match args.command.take() {
         Some(Command::Inspect(args)) => inspect(&args),
         Some(Command::Random(args)) => random(&args),
+        Some(Command::Completions { shell }) => help::completions(shell),
+        Some(Command::Man { folder }) => help::man(&folder),
         None => {
             // clap has required both paths where there is no other command.
             let Some(export) = args.export() else { return Ok(()) };

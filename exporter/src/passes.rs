@@ -1,36 +1,69 @@
-//! What happens to a recorded graph before it is encoded. A pass is one file and one line.
+//! What happens to a recorded graph before it is encoded. A pass is one file and one line, its options included.
 
-mod attention_type;
-mod bodies;
-mod fold;
-mod gates;
-mod gemm;
-mod inline;
-mod prune;
-
-pub use gates::Gates;
-
+use crate::error::Error;
 use crate::graph::Graph;
 
-pub use attention_type::{AttentionType, set_attention_type};
-
-/// How the routed operators are written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum AttentionStyle {
-    /// As `ai.moh` nodes, with their bodies as functions of the model.
-    Routed,
-    /// As standard ONNX operators, for tools that know no functions; nothing is skipped then.
-    Portable,
-}
-
-/// Runs every pass.
-pub fn run(graph: &mut Graph, gates: Gates, style: AttentionStyle) {
-    gates::run(graph, gates);
-    match style {
-        AttentionStyle::Routed => bodies::run(graph),
-        AttentionStyle::Portable => inline::run(graph, |_| true),
+/// A pass over a graph. Its fields are its options, on the command line too.
+pub trait Pass: clap::Args {
+    /// Whether the options can be used together with those of the other passes.
+    ///
+    /// # Errors
+    /// [`Error`] saying which contradict each other.
+    fn check(&self, _all: &Options) -> Result<(), Error> {
+        Ok(())
     }
-    gemm::run(graph);
-    fold::run(graph);
-    prune::run(graph);
+
+    /// Changes the graph.
+    ///
+    /// # Errors
+    /// A node whose attributes its operator does not accept.
+    fn run(&self, graph: &mut Graph) -> Result<(), Error>;
 }
+
+/// Declares the passes, in the order in which they run: a module and a type each.
+macro_rules! passes {
+    ($($module:ident::$pass:ident),+ $(,)?) => {
+        $(mod $module;)+
+        $(pub use $module::$pass;)+
+
+        /// The passes with their options.
+        #[derive(Debug, Clone, Default, clap::Args)]
+        #[allow(missing_docs)]
+        pub struct Options {
+            $(#[command(flatten)] pub $module: $pass,)+
+        }
+
+        impl Options {
+            /// Whether the options can be used together.
+            ///
+            /// # Errors
+            /// [`Error`] saying which contradict each other.
+            pub fn check(&self) -> Result<(), Error> {
+                $(self.$module.check(self)?;)+
+                Ok(())
+            }
+        }
+
+        /// Runs every pass.
+        ///
+        /// # Errors
+        /// A node whose attributes its operator does not accept.
+        pub fn run(graph: &mut Graph, options: &Options) -> Result<(), Error> {
+            $(options.$module.run(graph)?;)+
+            Ok(())
+        }
+    };
+}
+
+passes! {
+    attention_type::NarrowAttention,
+    gates::ShowGates,
+    bodies::WriteBodies,
+    gemm::FlattenProducts,
+    fold::FoldShapes,
+    prune::Prune,
+}
+
+pub use attention_type::AttentionType;
+pub use bodies::AttentionStyle;
+pub use gates::Gates;

@@ -3,7 +3,7 @@
 use crate::check_part;
 use crate::error::Error;
 use crate::graph::ElementType;
-use crate::write::NewFolders;
+use crate::staging::NewFolders;
 use moh_models::families::Tensors;
 use moh_models::families::moa::Part;
 use moh_models::sample::Rng;

@@ -2,16 +2,13 @@
 
 mod dims;
 
-use crate::encode::scalar_bytes;
+use crate::call;
 use crate::graph::{Attribute, Dim, ElementType, Graph, Initializer, Node, Source, Value};
-use moh_kernels::schema;
 use moh_models::families::{Inputs, Model, Port, PortDim, Sizes};
-use moh_models::heads::HeadSet;
-use moh_models::ops::{
-    Aggregated, Aggregation, Attention, Binary, Conv, Experts, Gating, HeadLinear, Linear, Ops, Reduce, Result, Tap,
-    Type, Unary,
-};
+use moh_models::ops::{Argument, Binary, Conv, Linear, ModelOperator, Ops, Reduce, Result, Tap, Type, Unary};
 use moh_models::{Error, Weight};
+use moh_operators::shape::OutputDim;
+use moh_operators::{Attributes, DOMAIN, ElementType as OperandType, GATES, List};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How to record.
@@ -69,9 +66,6 @@ fn metadata(model: &Model) -> BTreeMap<String, String> {
         entry("exporter", format!("moh-export {}", env!("CARGO_PKG_VERSION"))),
     ])
 }
-
-/// Prefix of the gates' names.
-pub(crate) const GATES: &str = "gates.";
 
 fn identity(from: &str, to: &str) -> Node {
     Node {
@@ -258,7 +252,7 @@ fn index(rank: usize, axis: i64) -> usize {
 
 /// Little-endian elements of `ty`.
 fn encode(ty: ElementType, values: &[f32]) -> Vec<u8> {
-    values.iter().flat_map(|&v| scalar_bytes(ty, v)).collect()
+    values.iter().flat_map(|&v| ty.bytes_of(v)).collect()
 }
 
 /// The module that a tensor belongs to: `blocks.0.attn.qkv` for `blocks.0.attn.qkv.weight`.
@@ -361,7 +355,7 @@ impl Ops for Recorder {
     }
 
     fn cumulative_sum(&mut self, x: &Value, axis: i64) -> Result<Value> {
-        let bytes = scalar_bytes(ElementType::I64, axis as f32);
+        let bytes = ElementType::I64.bytes_of(axis as f32);
         let name = format!("axis[{axis}]");
         let axis = self.initializer(name.clone(), name, ElementType::I64, vec![], Source::Bytes(bytes));
         Ok(self.node("CumSum", &[x, &axis], vec![], x.ty, x.dims.clone()))
@@ -452,72 +446,52 @@ impl Ops for Recorder {
         Ok(y)
     }
 
-    fn route(&mut self, scores: &Value, gating: Gating, heads: &HeadSet) -> Result<Value> {
-        let counts = heads.counts();
-        let values = [
-            ("kind", schema::Value::Int(gating as i64)),
-            ("num_heads", schema::Value::Int(counts.num_heads as i64)),
-            ("top_k", schema::Value::Int(counts.top_k as i64)),
-            ("shared_heads", schema::Value::Ints(heads.shared().iter().map(|&head| head as i64).collect())),
-        ];
-        self.operator(&schema::TOP_K_ROUTER, None, &values, &[scores])
-    }
-
-    fn routed_attention(
+    fn operator<O: ModelOperator>(
         &mut self,
-        query: &Value,
-        key: &Value,
-        value: &Value,
-        head_gates: &Value,
-        attn_bias: Option<&Value>,
-        attention: Attention,
+        attributes: O::Attributes,
+        inputs: &O::Inputs<List<'_, Argument<'_, Value>>>,
     ) -> Result<Value> {
-        let values = [
-            ("num_heads", schema::Value::Int(attention.num_heads as i64)),
-            ("kv_num_heads", schema::Value::Int(attention.kv_num_heads as i64)),
-            ("scale", schema::Value::Float(attention.scale)),
-            ("is_causal", schema::Value::Int(i64::from(attention.is_causal))),
-        ];
-        let inputs: Vec<&Value> = [query, key, value, head_gates].into_iter().chain(attn_bias).collect();
-        self.operator(&schema::ROUTED_ATTENTION, None, &values, &inputs)
-    }
-
-    fn routed_projection(&mut self, x: &Value, linear: &HeadLinear, gates: &Value) -> Result<Value> {
-        self.head_linear(&schema::ROUTED_PROJECTION, x, linear, gates)
-    }
-
-    fn routed_combine(&mut self, x: &Value, linear: &HeadLinear, gates: &Value) -> Result<Value> {
-        self.head_linear(&schema::ROUTED_COMBINE, x, linear, gates)
-    }
-
-    fn routed_mlp(&mut self, x: &Value, experts: &Experts, gates: &Value) -> Result<Value> {
-        let values = [
-            ("num_experts", schema::Value::Int(experts.count() as i64)),
-            ("activation", schema::Value::Int(experts.activation as i64)),
-        ];
-        let (fc1, fc2) = (self.tensor(&experts.fc1, x.ty, false), self.tensor(&experts.fc2, x.ty, false));
-        let biases =
-            experts.biases.as_ref().map(|(b1, b2)| [self.tensor(b1, x.ty, false), self.tensor(b2, x.ty, false)]);
-        let inputs: Vec<&Value> = [x, &fc1, &fc2, gates].into_iter().chain(biases.iter().flatten()).collect();
-        self.operator(&schema::ROUTED_MLP, None, &values, &inputs)
-    }
-
-    fn aggregated_attention(&mut self, inputs: &Aggregated<'_, Value>, a: &Aggregation) -> Result<Value> {
-        let values = [("num_heads", a.num_heads), ("height", a.height), ("width", a.width), ("window", a.window)];
-        let values = values.map(|(name, value)| (name, schema::Value::Int(value as i64)));
-        let ty = inputs.query.ty;
-        let constants = [
-            self.tensor(&a.query_embedding, ty, false),
-            self.tensor(&a.query_scale, ElementType::F32, false),
-            self.tensor(&a.local_bias, ty, false),
-            self.tensor(&a.pooled_bias, ty, false),
-            self.tensor(&a.learnable_tokens, ty, false),
-            self.tensor(&a.learnable_bias, ty, false),
-        ];
-        let Aggregated { query, key, value, pooled_key, pooled_value, head_gates } = *inputs;
-        let inputs: Vec<&Value> =
-            [query, key, value, pooled_key, pooled_value, head_gates].into_iter().chain(&constants).collect();
-        self.operator(&schema::ROUTED_AGGREGATED_ATTENTION, None, &values, &inputs)
+        let attributes = Attributes::new::<O>(attributes)?;
+        let arguments: Vec<Option<Argument<'_, Value>>> = O::list(inputs);
+        let operands = || O::INPUTS.iter().zip(&arguments);
+        let typed = operands().find_map(|(operand, argument)| match argument {
+            Some(Argument::Value(value)) if operand.ty == OperandType::T => Some(value.ty),
+            _ => None,
+        });
+        let t = typed.unwrap_or(self.options.dtype);
+        let of = |ty| if ty == OperandType::T { t } else { ElementType::F32 };
+        // As a linear layer does, a node with one matrix of weights belongs to the matrix's module.
+        let mut weights = operands().filter_map(|(operand, argument)| match argument {
+            Some(Argument::Weight(weight)) if !operand.optional => Some(*weight),
+            _ => None,
+        });
+        let path = match (weights.next(), weights.next()) {
+            (Some(weight), None) => module_of(weight).to_owned(),
+            _ => self.path.join("."),
+        };
+        let mut values: Vec<Option<Value>> = Vec::with_capacity(arguments.len());
+        for (operand, argument) in O::INPUTS.iter().zip(&arguments) {
+            values.push(match *argument {
+                Some(Argument::Value(value)) => Some(value.clone()),
+                Some(Argument::Weight(weight)) => Some(self.tensor(weight, of(operand.ty), false)),
+                None => None,
+            });
+        }
+        let shapes: Vec<Option<Vec<Option<usize>>>> =
+            values.iter().map(|value| value.as_ref().map(|value| call::known(&value.dims))).collect();
+        let shapes: Vec<Option<&[Option<usize>]>> = shapes.iter().map(Option::as_deref).collect();
+        let inferred = O::OPERATOR.infer(&attributes, &shapes)?;
+        let dim = |dim: &OutputDim| match *dim {
+            OutputDim::SameAs { input, axis } => {
+                values[input].as_ref().map_or(Dim::Unknown, |value| value.dims[axis].clone())
+            }
+            OutputDim::Size(n) => Dim::Fixed(n),
+            OutputDim::Unknown => Dim::Unknown,
+        };
+        let dims = inferred.iter().map(dim).collect();
+        let inputs: Vec<&Value> = values.iter().flatten().collect();
+        let written = call::written(&attributes);
+        Ok(self.node_at(&path, (DOMAIN, O::NAME), &inputs, written, of(O::OUTPUT.ty), dims))
     }
 
     fn reshape(&mut self, x: &Value, shape: &[i64]) -> Result<Value> {
@@ -579,60 +553,4 @@ impl Ops for Recorder {
     fn tap(&mut self, _kind: Tap, _value: &Value) -> Result<()> {
         Ok(())
     }
-}
-
-impl Recorder {
-    fn head_linear(
-        &mut self,
-        operator: &'static schema::Operator,
-        x: &Value,
-        linear: &HeadLinear,
-        gates: &Value,
-    ) -> Result<Value> {
-        let values = [
-            ("num_heads", schema::Value::Int(linear.num_heads as i64)),
-            ("weight_layout", schema::Value::Int(i64::from(linear.per_head()))),
-        ];
-        let weight = self.tensor(&linear.weight, x.ty, false);
-        let bias = linear.bias.as_ref().map(|bias| self.tensor(bias, x.ty, false));
-        let inputs: Vec<&Value> = [x, &weight, gates].into_iter().chain(&bias).collect();
-        self.operator(operator, Some(module_of(&linear.weight)), &values, &inputs)
-    }
-
-    /// A node of an `ai.moh` operator, at `path` or the current one; its output's dimensions are those that the schema infers.
-    fn operator(
-        &mut self,
-        operator: &'static schema::Operator,
-        path: Option<&str>,
-        values: &[(&str, schema::Value)],
-        inputs: &[&Value],
-    ) -> Result<Value> {
-        let value = |name: &str| values.iter().find(|(n, _)| *n == name).map(|(_, value)| value.clone());
-        let attributes = schema::Attributes::read(operator, |def| value(def.name));
-        let attributes = attributes.map_err(|e| Error::Operator(e.to_string()))?;
-        let known: Vec<Vec<Option<usize>>> = inputs.iter().map(|v| known_dims(&v.dims)).collect();
-        let known: Vec<Option<&[Option<usize>]>> = known.iter().map(|dims| Some(dims.as_slice())).collect();
-        let inferred = (operator.infer)(&attributes, &known).map_err(|e| Error::Operator(e.to_string()))?;
-        let dim = |dim: &moh_kernels::shape::OutputDim| match *dim {
-            moh_kernels::shape::OutputDim::SameAs { input, axis } => inputs[input].dims[axis].clone(),
-            moh_kernels::shape::OutputDim::Size(n) => Dim::Fixed(n),
-            moh_kernels::shape::OutputDim::Unknown => Dim::Unknown,
-        };
-        let written = attributes.iter().map(|(def, value)| match value {
-            schema::Value::Int(v) => (def.name, Attribute::Int(*v)),
-            schema::Value::Float(v) => (def.name, Attribute::Float(*v)),
-            schema::Value::Ints(v) => (def.name, Attribute::Ints(v.clone())),
-        });
-        let path = path.map_or_else(|| self.path.join("."), str::to_owned);
-        let ty = match operator.output.ty {
-            schema::ElementType::T => inputs[0].ty,
-            schema::ElementType::Float32 => ElementType::F32,
-        };
-        let dims = inferred.iter().map(dim).collect();
-        Ok(self.node_at(&path, (schema::DOMAIN, operator.name), inputs, written.collect(), ty, dims))
-    }
-}
-
-fn known_dims(dims: &[Dim]) -> Vec<Option<usize>> {
-    dims.iter().map(|dim| if let Dim::Fixed(n) = dim { Some(*n) } else { None }).collect()
 }

@@ -4,18 +4,18 @@
 //! and counted. In f16, and with attention in bf16, a few rows route differently and their outputs are another model's, rightly: there the outputs are
 //! compared with the reference's gates fed in, and differing rows are only counted.
 
-use crate::encode::{Plan, encode};
+use crate::encode::encode;
 use crate::error::Error;
 use crate::graph::{ElementType, Graph};
-use crate::passes::{self, AttentionType, Gates};
-use crate::record::GATES;
-use crate::write::{self, Staging};
+use crate::passes::{self, AttentionType, Gates, ShowGates};
+use crate::staging::{self, Staging};
+use crate::weights::Plan;
 use candle_core::{Device, Tensor};
-use moh_kernels::tolerance;
 use moh_models::eager::{Eager, GAPS};
 use moh_models::families::Inputs;
 use moh_models::sample::{Sample, SampleData};
 use moh_models::{Model, ops::Type};
+use moh_operators::{GATES, tolerance};
 use moh_runtime::{Model as Runnable, Tensor as Host};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -82,8 +82,8 @@ impl Subject<'_> {
     pub(crate) fn verify(&self, staging: &Staging) -> Result<Verification, Error> {
         let dtype = match self.dtype {
             ElementType::BF16 => return Ok(Verification::Skipped("no CPU runtime multiplies bf16".to_owned())),
-            ElementType::F16 => moh_kernels::DType::F16,
-            _ => moh_kernels::DType::F32,
+            ElementType::F16 => moh_operators::DType::F16,
+            _ => moh_operators::DType::F32,
         };
         let samples = self.model.samples(&self.options.sizes);
         let mut eager = Eager::new().with_taps();
@@ -129,7 +129,7 @@ impl Subject<'_> {
     }
 
     fn narrow_attention(&self) -> bool {
-        self.options.attention_type == AttentionType::Bf16
+        self.options.passes.attention_type.attention_type == AttentionType::Bf16
     }
 
     /// Whether everything that routers read is computed in f32.
@@ -155,10 +155,11 @@ impl Subject<'_> {
     /// Another view of the recorded graph, on the same weight file.
     fn variant(&self, staging: &Staging, gates: Gates) -> Result<Runner, Error> {
         let mut graph = self.recorded.clone();
-        passes::run(&mut graph, gates, self.options.attention);
+        let options = passes::Options { gates: ShowGates { gates }, ..self.options.passes.clone() };
+        passes::run(&mut graph, &options)?;
         let path = staging.path("verify.onnx");
-        let data_name = write::data_name(&staging.model());
-        write::write_file(&path, &encode(&graph, self.plan, &data_name)?)?;
+        let data_name = staging::data_name(&staging.model());
+        staging::write_file(&path, &encode(&graph, self.plan, &data_name)?)?;
         let runner = Runner::load(&path);
         std::fs::remove_file(&path).map_err(Error::io(&path))?;
         runner
@@ -180,7 +181,7 @@ impl Subject<'_> {
                 SampleData::F32(data) => Host::new(shape, data.clone()),
                 SampleData::I64(data) => Host::new(shape, data.clone()),
             };
-            Ok((s.name.clone(), tensor.map_err(|e| Error::VerifyRun(e.to_string()))?))
+            Ok((s.name.clone(), tensor?))
         };
         sample.iter().map(one).collect()
     }
@@ -272,7 +273,7 @@ struct Runner {
 
 impl Runner {
     fn load(path: &Path) -> Result<Runner, Error> {
-        let model = Runnable::load(path, &moh_runtime::Options::default()).map_err(run_error)?;
+        let model = Runnable::load(path, &moh_runtime::Options::default())?;
         Ok(Runner { model })
     }
 
@@ -289,18 +290,14 @@ impl Runner {
 
     fn run(&mut self, inputs: Vec<(String, Host)>) -> Result<BTreeMap<String, Host>, Error> {
         let inputs = inputs.into_iter().map(|(name, tensor)| (name, tensor.into()));
-        let outputs = self.model.run(inputs).map_err(run_error)?;
+        let outputs = self.model.run(inputs)?;
         let names = self.model.outputs().iter().map(|port| port.name.clone());
-        names.zip(outputs).map(|(name, value)| Ok((name, value.to_tensor().map_err(run_error)?))).collect()
+        names.zip(outputs).map(|(name, value)| Ok((name, value.to_tensor()?))).collect()
     }
 }
 
-fn run_error(e: moh_runtime::Error) -> Error {
-    Error::VerifyRun(e.to_string())
-}
-
 fn host(tensor: &Tensor) -> Result<Host, Error> {
-    Host::new(tensor.dims().to_vec(), values(tensor)?).map_err(run_error)
+    Ok(Host::new(tensor.dims().to_vec(), values(tensor)?)?)
 }
 
 fn values(tensor: &Tensor) -> Result<Vec<f32>, Error> {

@@ -7,6 +7,7 @@ mod config;
 mod index;
 mod loader;
 mod map;
+mod preset;
 mod safetensors;
 #[cfg(test)]
 mod tests;
@@ -17,12 +18,13 @@ use std::collections::{BTreeMap, btree_map::Entry};
 use std::path::{Path, PathBuf};
 
 use crate::error::Error;
-use crate::presets::Preset;
 
+pub use crate::error::{ArchiveFault, Mismatch, PickleFault, Problem, TensorFault};
+pub use crate::weight_type::WeightType;
 pub use config::Config;
-pub use loader::{Loader, Mismatch, Problem};
-pub use torch::{ArchiveFault, PickleFault, TensorFault};
-pub use weight::{Weight, WeightType};
+pub use loader::Loader;
+pub use preset::{NAMES as PRESET_NAMES, PRESETS, Preset};
+pub use weight::Weight;
 
 /// The configuration's name beside the weights.
 pub(crate) const CONFIG: &str = "config.json";

@@ -1,8 +1,17 @@
 //! Everything that can go wrong between a checkpoint on disk and a model that runs.
 
+mod mismatch;
+mod torch;
+
 use std::path::PathBuf;
 
-use crate::checkpoint::{ArchiveFault, Mismatch, PickleFault, TensorFault, WeightType};
+use crate::weight_type::WeightType;
+
+pub use mismatch::{Mismatch, Problem};
+pub use torch::{ArchiveFault, PickleFault, TensorFault};
+
+/// Result of what this crate does.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// A failure of this crate. The text names the file and the tensor or key, what was expected and what was found.
 ///
@@ -156,7 +165,7 @@ pub enum Error {
         keys: Vec<String>,
     },
     /// A file with several state dicts.
-    #[error("{}: {} all hold a state dict; choose one with --weights-key", file.display(), keys.join(", "))]
+    #[error("{}: {} all hold a state dict, of which one must be chosen", file.display(), keys.join(", "))]
     AmbiguousWeights {
         /// The file.
         file: PathBuf,
@@ -182,7 +191,7 @@ pub enum Error {
         known: String,
     },
     /// Weights without a configuration whose model is not known.
-    #[error("{}: does not exist, and the weights are those of no preset known here; give the configuration with --config, or see with --preset how the weights differ from one of {known}", config.display())]
+    #[error("{}: does not exist, and the weights are those of no preset known here; the presets are {known}", config.display())]
     NoConfig {
         /// Where the configuration should be.
         config: PathBuf,
@@ -190,7 +199,7 @@ pub enum Error {
         known: String,
     },
     /// Weights without a configuration that fit several models.
-    #[error("{}: does not exist, and the weights do not say which model they are; they fit {choices}: give --preset, or --config", config.display())]
+    #[error("{}: does not exist, and the weights do not say which model they are; they fit {choices}", config.display())]
     AmbiguousPreset {
         /// Where the configuration should be.
         config: PathBuf,
@@ -337,7 +346,7 @@ pub enum Error {
         found: String,
     },
     /// A model family that this crate does not know, or a configuration that says none.
-    #[error("{}: {} is no model family known here; use --family or the key `family` with one of {known}", file.display(), found.escape_debug())]
+    #[error("{}: {} is no model family known here; the key `family` may be one of {known}", file.display(), found.escape_debug())]
     Family {
         /// The configuration file.
         file: PathBuf,
@@ -347,7 +356,7 @@ pub enum Error {
         known: String,
     },
     /// A configuration that several model families share.
-    #[error("{}: the configuration does not say which of {choices} it is; use --family or the key `family`", file.display())]
+    #[error("{}: the configuration does not say which of {choices} it is; the key `family` would", file.display())]
     AmbiguousFamily {
         /// The configuration file.
         file: PathBuf,
@@ -358,8 +367,8 @@ pub enum Error {
     #[error("input {0:?} is missing")]
     Input(String),
     /// An operator's validator refused what a model asked of it.
-    #[error("{0}")]
-    Operator(String),
+    #[error(transparent)]
+    Operator(#[from] moh_operators::Error),
     /// A fault of this crate.
     #[error("internal error: {0}")]
     Internal(&'static str),
@@ -372,7 +381,10 @@ fn keys_with_tensors(keys: &[String]) -> String {
     match keys {
         [] => "no key holds tensors".to_owned(),
         keys => {
-            format!("--weights-key may be {}", keys.iter().map(|key| format!("{key:?}")).collect::<Vec<_>>().join(", "))
+            format!(
+                "the keys that hold tensors are {}",
+                keys.iter().map(|key| format!("{key:?}")).collect::<Vec<_>>().join(", ")
+            )
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Which heads a layer shares among all tokens, and how many of the others each token uses.
 
 use crate::checkpoint::Config;
-use crate::ops::Result;
+use crate::error::Result;
 
 /// The head counts of one attention layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,6 +49,29 @@ impl HeadCounts {
     }
 }
 
+/// Rows of the parts of the scores, in this order.
+#[derive(Debug, Clone, Copy)]
+pub struct Parts {
+    /// The routed heads', where tokens choose any.
+    pub routed: usize,
+    /// Two, of the balance between the parts, where there are both.
+    pub balance: usize,
+    /// The shared heads', where there are at least two.
+    pub shared: usize,
+}
+
+impl Parts {
+    /// Those of such a router.
+    pub fn of(counts: HeadCounts) -> Parts {
+        let (shared, routes) = (counts.num_shared_heads, counts.top_k > 0);
+        Parts {
+            routed: if routes { counts.num_routed_heads() } else { 0 },
+            balance: if routes && shared > 0 { 2 } else { 0 },
+            shared: if shared > 1 { shared } else { 0 },
+        }
+    }
+}
+
 /// The heads of one layer: any set of them may be shared.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HeadSet {
@@ -61,6 +84,11 @@ impl HeadSet {
     /// The first heads are the shared ones, as in the published models.
     pub fn first(counts: HeadCounts) -> HeadSet {
         HeadSet { counts, shared: (0..counts.num_shared_heads).collect() }
+    }
+
+    /// `shared` heads, ascending, of `num_heads`, and how many of the others a token uses.
+    pub(crate) fn new(num_heads: usize, shared: Vec<usize>, top_k: usize) -> HeadSet {
+        HeadSet { counts: HeadCounts { num_heads, num_shared_heads: shared.len(), top_k }, shared }
     }
 
     /// Head counts.

@@ -2,17 +2,23 @@
 
 #![deny(unsafe_code)]
 
+mod algebra;
 pub mod checkpoint;
 pub mod count;
 pub mod eager;
 pub mod error;
 pub mod families;
 pub mod heads;
+pub mod layers;
+mod macs;
 pub mod mixture;
+pub mod operators;
 pub mod ops;
 pub mod presets;
 pub mod router;
 pub mod sample;
+mod shape;
+mod weight_type;
 
 pub use checkpoint::{Checkpoint, Config, Loader, Weight, WeightType};
 pub use error::Error;

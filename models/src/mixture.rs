@@ -4,8 +4,10 @@
 //! stacked, (experts, in, out).
 
 use crate::checkpoint::{Config, Loader};
-use crate::ops::{Activation, Experts, Linear, Ops, Result, Type};
-use crate::router::{experts, gating};
+use crate::layers::Experts;
+use crate::ops::{Linear, Ops, Result, Type};
+use crate::router::{experts, gating, route};
+use moh_operators::routed_mlp::Activation;
 
 /// How many experts a layer has and a token uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,14 +86,14 @@ impl Mixture {
     /// What the interpreter's operations fail with.
     pub fn forward<O: Ops>(&self, ops: &mut O, x: &O::Value) -> Result<O::Value> {
         let gates = self.gates(ops, x)?;
-        ops.routed_mlp(x, &self.experts, &gates)
+        self.experts.forward(ops, x, &gates)
     }
 
     fn gates<O: Ops>(&self, ops: &mut O, x: &O::Value) -> Result<O::Value> {
         let wide = ops.cast(x, Type::F32)?;
         let logits = ops.linear(&wide, &self.gate)?;
         let ExpertCounts { num_experts, top_k, renormalize } = self.counts;
-        let gates = ops.route(&logits, gating(renormalize), &experts(num_experts, top_k))?;
+        let gates = route(ops, gating(renormalize), &experts(num_experts, top_k), &logits)?;
         ops.gates(gates, top_k)
     }
 }

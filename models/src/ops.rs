@@ -5,11 +5,9 @@
 //! operations broadcast, axes count from 0 (or from the end when negative), and batch and sequence stay symbolic.
 
 use crate::checkpoint::Weight;
-use crate::error::Error;
-use crate::heads::HeadSet;
-
-/// Result of an operation.
-pub type Result<T, E = Error> = std::result::Result<T, E>;
+pub use crate::error::Result;
+pub use crate::operators::{Argument, ModelOperator};
+use moh_operators::List;
 
 /// Element type of a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -64,32 +62,6 @@ pub enum Reduce {
     Max,
 }
 
-/// What a router's gates are made of, in the order of TopKRouter's attribute `kind`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Gating {
-    /// MoH's two stages, from (batch, q_len, rows of [`crate::router::Parts`]).
-    TwoStage,
-    /// The softmax over all, from (batch, q_len, num_heads).
-    Probabilities,
-    /// The softmax over the selected, from (batch, q_len, num_heads).
-    Renormalized,
-    /// 1 for the largest query norms, from (batch, q_len, num_heads * head_dim).
-    QueryNorms,
-}
-
-/// Attributes of `ai.moh` RoutedAttention.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Attention {
-    /// Query heads.
-    pub num_heads: usize,
-    /// Key and value heads.
-    pub kv_num_heads: usize,
-    /// Factor of the scores.
-    pub scale: f32,
-    /// Whether query i sees keys j <= i + (kv_len - q_len) only.
-    pub is_causal: bool,
-}
-
 /// y = x W^T + b, with W (out, in) as nn.Linear stores it.
 #[derive(Debug, Clone)]
 pub struct Linear {
@@ -105,109 +77,12 @@ impl Linear {
         let bias = self.bias.as_ref().map(|bias| bias.rows(range.clone()));
         Linear { weight: self.weight.rows(range), bias }
     }
-
-    /// The same layer between tokens and `num_heads` heads.
-    pub fn over_heads(self, num_heads: usize) -> HeadLinear {
-        HeadLinear { weight: self.weight, bias: self.bias, num_heads }
-    }
-}
-
-/// A linear layer whose output (of a projection) or input (of a combination) is split into heads.
-#[derive(Debug, Clone)]
-pub struct HeadLinear {
-    /// As nn.Linear stores it, (out, in); or one matrix a head, (num_heads, in, out).
-    pub weight: Weight,
-    /// (out).
-    pub bias: Option<Weight>,
-    /// Heads.
-    pub num_heads: usize,
-}
-
-impl HeadLinear {
-    /// Whether the weight holds one matrix a head.
-    pub fn per_head(&self) -> bool {
-        self.weight.shape().len() == 3
-    }
-}
-
-/// The function between an expert's two matrices, in the order of RoutedMLP's attribute.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub enum Activation {
-    Relu,
-    Gelu,
-    GeluTanh,
-    Silu,
-    /// silu(gate) * other, whose columns stand side by side in the first matrix.
-    SwiGlu,
-}
-
-/// A mixture of feed-forward experts.
-#[derive(Debug, Clone)]
-pub struct Experts {
-    /// (num_experts, width, hidden), twice as many columns for SwiGLU.
-    pub fc1: Weight,
-    /// (num_experts, hidden, out).
-    pub fc2: Weight,
-    /// (num_experts, columns of fc1) and (num_experts, out).
-    pub biases: Option<(Weight, Weight)>,
-    /// What happens between them.
-    pub activation: Activation,
-}
-
-impl Experts {
-    /// The number of experts.
-    pub fn count(&self) -> usize {
-        self.fc1.shape()[0]
-    }
-}
-
-/// The inputs of aggregated attention that depend on the call.
-#[derive(Debug)]
-pub struct Aggregated<'a, V> {
-    /// (batch, height * width, num_heads * head_dim), as projected.
-    pub query: &'a V,
-    /// The same shape.
-    pub key: &'a V,
-    /// The same shape.
-    pub value: &'a V,
-    /// (batch, pooled tokens, num_heads * head_dim).
-    pub pooled_key: &'a V,
-    /// The same shape.
-    pub pooled_value: &'a V,
-    /// (batch, height * width, num_heads) in float32.
-    pub head_gates: &'a V,
-}
-
-/// The constants of aggregated attention (TransNeXt, arXiv 2311.17132), for a grid of N = height * width tokens.
-#[derive(Debug, Clone)]
-pub struct Aggregation {
-    /// Heads.
-    pub num_heads: usize,
-    /// Rows of the grid.
-    pub height: usize,
-    /// Columns of the grid.
-    pub width: usize,
-    /// Side of the local window.
-    pub window: usize,
-    /// (num_heads, head_dim).
-    pub query_embedding: Weight,
-    /// (N, num_heads), in float32 whatever the model's type.
-    pub query_scale: Weight,
-    /// (num_heads, window^2).
-    pub local_bias: Weight,
-    /// (num_heads, N, pooled tokens).
-    pub pooled_bias: Weight,
-    /// (num_heads, head_dim, window^2).
-    pub learnable_tokens: Weight,
-    /// (num_heads, window^2).
-    pub learnable_bias: Weight,
 }
 
 /// Strides and padding of a 2-D convolution, the same for rows and columns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Conv {
-    /// Distance of output positions in the input.
+    /// Stride.
     pub stride: usize,
     /// Zeros added on every side.
     pub padding: usize,
@@ -259,30 +134,11 @@ pub trait Ops {
     ) -> Result<Self::Value>;
     /// w (x / sqrt(mean(x^2) + eps)) over the last axis; the quotient is computed in float32.
     fn rms_norm(&mut self, x: &Self::Value, weight: &Weight, eps: f32) -> Result<Self::Value>;
-    /// `ai.moh` TopKRouter, see `docs/operators.md`: gates (batch, q_len, num_heads) in float32.
-    fn route(&mut self, scores: &Self::Value, gating: Gating, heads: &HeadSet) -> Result<Self::Value>;
-    /// `ai.moh` RoutedAttention, see `docs/operators.md`.
-    fn routed_attention(
+    /// An `ai.moh` operator, see `docs/operators.md`.
+    fn operator<O: ModelOperator>(
         &mut self,
-        query: &Self::Value,
-        key: &Self::Value,
-        value: &Self::Value,
-        head_gates: &Self::Value,
-        attn_bias: Option<&Self::Value>,
-        attention: Attention,
-    ) -> Result<Self::Value>;
-
-    /// `ai.moh` RoutedProjection, see `docs/operators.md`.
-    fn routed_projection(&mut self, x: &Self::Value, linear: &HeadLinear, gates: &Self::Value) -> Result<Self::Value>;
-    /// `ai.moh` RoutedCombine, see `docs/operators.md`.
-    fn routed_combine(&mut self, x: &Self::Value, linear: &HeadLinear, gates: &Self::Value) -> Result<Self::Value>;
-    /// `ai.moh` RoutedMLP, see `docs/operators.md`.
-    fn routed_mlp(&mut self, x: &Self::Value, experts: &Experts, gates: &Self::Value) -> Result<Self::Value>;
-    /// `ai.moh` RoutedAggregatedAttention, see `docs/operators.md`.
-    fn aggregated_attention(
-        &mut self,
-        inputs: &Aggregated<'_, Self::Value>,
-        aggregation: &Aggregation,
+        attributes: O::Attributes,
+        inputs: &O::Inputs<List<'_, Argument<'_, Self::Value>>>,
     ) -> Result<Self::Value>;
 
     /// ONNX Reshape: 0 copies the dimension, one -1 takes the rest.

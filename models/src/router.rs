@@ -1,8 +1,9 @@
 //! Router logits to head gates: (batch, q_len, num_heads) in float32, 0 where a token does not use a head.
 
 use crate::checkpoint::{Loader, Weight};
-pub use crate::heads::{HeadCounts, HeadSet};
-use crate::ops::{Gating, Linear, Ops, Result, Type};
+pub use crate::heads::{HeadCounts, HeadSet, Parts};
+use crate::ops::{Argument, Linear, Ops, Result, Type};
+use moh_operators::top_k_router::{Attributes, Inputs, Kind, TopKRouter};
 
 /// The trained two-stage router of MoH (arXiv 2410.11842, equations 5 to 7).
 ///
@@ -49,34 +50,11 @@ impl TwoStage {
                         let active = ops.scalar(Type::F32, counts.num_shared_heads as f32)?;
                         ops.mul(&gates, &active)?
                     }
-                    _ => ops.route(&logits, Gating::TwoStage, &self.heads)?,
+                    _ => route(ops, Kind::TwoStage, &self.heads, &logits)?,
                 }
             }
         };
         ops.gates(gates, counts.active())
-    }
-}
-
-/// Rows of the parts of the scores, in this order.
-#[derive(Debug, Clone, Copy)]
-pub struct Parts {
-    /// The routed heads', where tokens choose any.
-    pub routed: usize,
-    /// Two, of the balance between the parts, where there are both.
-    pub balance: usize,
-    /// The shared heads', where there are at least two.
-    pub shared: usize,
-}
-
-impl Parts {
-    /// Those of such a router.
-    pub fn of(counts: HeadCounts) -> Parts {
-        let (shared, routes) = (counts.num_shared_heads, counts.top_k > 0);
-        Parts {
-            routed: if routes { counts.num_routed_heads() } else { 0 },
-            balance: if routes && shared > 0 { 2 } else { 0 },
-            shared: if shared > 1 { shared } else { 0 },
-        }
     }
 }
 
@@ -95,7 +73,7 @@ impl QueryNorm {
         let counts = self.heads.counts();
         let gates = match counts.active() == counts.num_heads {
             true => ops.filled(Type::F32, query, counts.num_heads, 1.0)?,
-            false => ops.route(query, Gating::QueryNorms, &self.heads)?,
+            false => route(ops, Kind::QueryNorms, &self.heads, query)?,
         };
         ops.gates(gates, counts.active())
     }
@@ -138,9 +116,24 @@ pub fn load_linear(loader: &mut Loader<'_>, prefix: &str, out: usize, input: usi
     Linear { weight, bias }
 }
 
+/// The gates of `heads`, (batch, q_len, num_heads) in float32, for scores as [`Kind`] asks for: TopKRouter.
+///
+/// # Errors
+/// What the interpreter fails with.
+pub fn route<O: Ops>(ops: &mut O, kind: Kind, heads: &HeadSet, scores: &O::Value) -> Result<O::Value> {
+    let counts = heads.counts();
+    let attributes = Attributes {
+        kind,
+        num_heads: counts.num_heads,
+        top_k: counts.top_k as i64,
+        shared_heads: heads.shared().iter().map(|&head| head as i64).collect(),
+    };
+    ops.operator::<TopKRouter>(attributes, &Inputs { scores: Argument::Value(scores) })
+}
+
 /// What the gates of experts are made of.
-pub(crate) fn gating(renormalize: bool) -> Gating {
-    if renormalize { Gating::Renormalized } else { Gating::Probabilities }
+pub(crate) fn gating(renormalize: bool) -> Kind {
+    if renormalize { Kind::Renormalized } else { Kind::Probabilities }
 }
 
 /// Experts, of which none is shared.
@@ -171,7 +164,7 @@ impl ExpertRouter {
         let x = ops.cast(x, Type::F32)?;
         let gate = ops.weight(&self.gate, Type::F32)?;
         let logits = ops.matmul(&x, &gate)?;
-        let mut gates = ops.route(&logits, gating(self.renormalize), &experts(num_experts, self.top_k))?;
+        let mut gates = route(ops, gating(self.renormalize), &experts(num_experts, self.top_k), &logits)?;
         if let Some(padding) = padding {
             let off = ops.scalar(Type::F32, 0.0)?;
             gates = ops.select(padding, &off, &gates)?;

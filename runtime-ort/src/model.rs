@@ -6,7 +6,7 @@ use crate::header;
 use crate::info::{self, TensorInfo};
 use crate::options::{Notice, Options};
 use crate::value::Value;
-use moh_kernels::schema::{DOMAIN, VERSION};
+use moh_operators::{DOMAIN, VERSION};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};

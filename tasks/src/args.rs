@@ -29,19 +29,19 @@ pub(crate) enum Command {
     Infer(InferArgs),
     /// Continues prompts with a language model.
     Generate(GenerateArgs),
-    /// Translates with an encoder and a decoder.
+    /// Translates with an encoder-decoder model.
     Translate(TranslateArgs),
-    /// Says what is in images.
+    /// Classifies images.
     Classify(ClassifyArgs),
-    /// Draws images of classes with a diffusion model.
+    /// Generates images with a class-conditional diffusion model.
     Sample(SampleArgs),
-    /// Shows which heads tokens use.
+    /// Shows which heads each token uses.
     Routes(RoutesArgs),
-    /// Shows where a model's time goes, and whose kernels ran.
+    /// Shows how long each part of a model takes, and which kernels ran.
     Profile(ProfileArgs),
-    /// Measures latency and throughput, the runtimes side by side.
+    /// Compares latency and throughput of the runtimes.
     Bench(BenchArgs),
-    /// Prints a script that completes this program's commands and options in a shell.
+    /// Prints a shell completion script.
     Completions {
         /// The shell.
         shell: Shell,
@@ -84,27 +84,27 @@ pub(crate) struct GenerateArgs {
     /// The most tokens to generate.
     #[arg(long, value_name = "N", default_value = "128")]
     pub(crate) max_tokens: NonZeroUsize,
-    /// Draw tokens at random, more (below 1) or less (above 1) by their probability; 0 takes the most probable one
+    /// Sampling temperature: below 1 favours probable tokens, above 1 flattens the distribution, 0 is greedy
     /// [default: 0, or 1 with --top-k or --top-p].
     #[arg(long, value_name = "T")]
     pub(crate) temperature: Option<f64>,
-    /// Draw from the K most probable tokens only.
+    /// Sample from the K most probable tokens.
     #[arg(long, value_name = "K")]
     pub(crate) top_k: Option<NonZeroUsize>,
-    /// Draw from the most probable tokens that together have this probability.
+    /// Nucleus sampling: sample from the most probable tokens whose probabilities add up to P.
     #[arg(long, value_name = "P")]
     pub(crate) top_p: Option<f64>,
-    /// The same seed draws the same tokens.
+    /// Seed of the sampling; the same seed gives the same tokens.
     #[arg(long, default_value = "0")]
     pub(crate) seed: u64,
-    /// End before this text; may be given several times.
+    /// Stop before this text; may be given several times.
     #[arg(long, value_name = "TEXT", conflicts_with = "ids", allow_hyphen_values = true,
         value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub(crate) stop: Vec<String>,
-    /// Go on after a token that ends the text.
+    /// Continue after an end-of-sequence token.
     #[arg(long)]
     pub(crate) ignore_eos: bool,
-    /// Print the tokens' numbers in place of their text.
+    /// Print token ids instead of text.
     #[arg(long)]
     pub(crate) ids: bool,
     #[command(flatten)]
@@ -113,8 +113,8 @@ pub(crate) struct GenerateArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ClassifyArgs {
-    /// The .onnx file, or the folder that holds model.onnx; config.json and preprocessor_config.json beside it say how images
-    /// are prepared and what the classes are called.
+    /// The .onnx file, or the folder that holds model.onnx; preprocessing and class names come from config.json and
+    /// preprocessor_config.json beside it.
     pub(crate) model: PathBuf,
     /// PNG or JPEG files.
     #[arg(required = true, value_name = "IMAGE")]
@@ -122,7 +122,7 @@ pub(crate) struct ClassifyArgs {
     /// The number of classes to print.
     #[arg(long, value_name = "N", default_value = "5")]
     pub(crate) top: NonZeroUsize,
-    /// Images that the model sees at once.
+    /// Batch size.
     #[arg(long, value_name = "N", default_value = "8")]
     pub(crate) batch: NonZeroUsize,
     /// Print JSON.
@@ -134,54 +134,54 @@ pub(crate) struct ClassifyArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct SampleArgs {
-    /// The .onnx file, or the folder that holds model.onnx; config.json beside it says how many classes there are.
+    /// The .onnx file, or the folder that holds model.onnx; the number of classes comes from config.json beside it.
     pub(crate) model: PathBuf,
-    /// Classes to draw: numbers and ranges, such as 3, 0,7 or 0-9.
+    /// Classes to generate: numbers and ranges, such as 3, 0,7 or 0-9.
     #[arg(long = "class", value_name = "CLASSES", value_parser = parse_classes, required = true)]
     pub(crate) classes: Classes,
-    /// Images of every class.
+    /// Images per class.
     #[arg(long, value_name = "N", default_value = "1")]
     pub(crate) count: NonZeroUsize,
-    /// The PNG file to write; several images make a grid, a column a class.
+    /// The PNG file to write; several images become a grid with one column per class.
     #[arg(short, long, value_name = "FILE", required_unless_present = "raw")]
     pub(crate) output: Option<PathBuf>,
-    /// Write the samples as they are, as a tensor in a safetensors file.
+    /// Write the raw samples to a safetensors file.
     #[arg(long, value_name = "FILE")]
     pub(crate) raw: Option<PathBuf>,
     /// Overwrite output files.
     #[arg(long)]
     pub(crate) force: bool,
-    /// Steps from noise to image, of the 1000 that models are trained on.
+    /// Denoising steps, at most 1000, the number that models are trained on.
     #[arg(long, value_name = "N", default_value = "50")]
     pub(crate) steps: usize,
-    /// The same seed draws the same images.
+    /// Seed of the noise; the same seed gives the same images.
     #[arg(long, default_value = "0")]
     pub(crate) seed: u64,
-    /// How steps are taken.
+    /// Sampler.
     #[arg(long, value_enum, default_value = "ddpm")]
     pub(crate) sampler: SamplerArg,
-    /// DDIM's share of random noise, 0 to 1.
+    /// DDIM's eta: 0 is deterministic, 1 adds as much noise as DDPM.
     #[arg(long, value_name = "SHARE", default_value = "0")]
     pub(crate) eta: f64,
-    /// Factor of classifier-free guidance; 1 is none, and takes half the time.
+    /// Scale of classifier-free guidance; 1 turns it off and halves the time.
     #[arg(long, value_name = "FACTOR", default_value = "1", allow_negative_numbers = true)]
     pub(crate) guidance: f64,
-    /// How many of the first channels are guided [default: 3, as the published models do, or all where there are fewer].
+    /// Guide only the first N channels [default: 3, as the published models do, or all if there are fewer].
     #[arg(long, value_name = "N")]
     pub(crate) guidance_channels: Option<usize>,
-    /// Keep every step's estimate of the image within its range [default: on for pixels, off for latents].
+    /// Clip each step's estimate of the image to -1..1 [default: on for pixels, off for latents].
     #[arg(long, value_enum)]
     pub(crate) clip: Option<Switch>,
-    /// The VAE's decoder, an .onnx file, for models that make latents.
+    /// The VAE's decoder, an .onnx file, for models that generate latents.
     #[arg(long, value_name = "FILE")]
     pub(crate) vae: Option<PathBuf>,
-    /// What the VAE's latents were multiplied by.
+    /// The VAE's scaling factor: latents are divided by it.
     #[arg(long, value_name = "FACTOR", default_value_t = moh_tasks::diffusion::SCALING_FACTOR, requires = "vae")]
     pub(crate) vae_scaling_factor: f64,
-    /// Enlarge every pixel to N by N.
+    /// Enlarge every pixel to N x N.
     #[arg(long, value_name = "N", default_value = "1")]
     pub(crate) scale: NonZeroUsize,
-    /// Images that are drawn at once.
+    /// Batch size.
     #[arg(long, value_name = "N", default_value = "16")]
     pub(crate) batch: NonZeroUsize,
     #[command(flatten)]

@@ -46,8 +46,8 @@ struct Labels {
 }
 
 impl Classifier {
-    /// Looks whether `model` classifies images, and reads the files beside it that say how pictures are prepared and what
-    /// the classes are called: see [`Preprocessing::from_folder`]; names are the key `id2label` of `config.json`.
+    /// Checks that `model` classifies images, and reads the preprocessing ([`Preprocessing::from_folder`]) and the class
+    /// names (key `id2label` of `config.json`) from the files beside it.
     ///
     /// # Errors
     /// [`Error::Task`] for another kind of model, [`Error::Read`] or [`Error::Malformed`] for the files.

@@ -1,4 +1,4 @@
-//! Diffusion models conditioned on classes: noise in, pictures or a VAE's latents out.
+//! Class-conditional diffusion models: noise in, pictures or a VAE's latents out.
 
 mod decode;
 mod schedule;
@@ -22,7 +22,7 @@ const OUTPUT: &str = "out_hidden_states";
 /// The published models guide the first three channels, also where there are four.
 const GUIDED_CHANNELS: usize = 3;
 
-/// Steps of the sampling that [`DiffusionModel::outputs_at`] looks into.
+/// Sampling steps of [`DiffusionModel::outputs_at`].
 pub const LOOK_STEPS: usize = 50;
 
 /// How to sample.
@@ -32,13 +32,13 @@ pub struct SampleOptions {
     pub steps: usize,
     /// How each step is taken.
     pub sampler: Sampler,
-    /// Factor of classifier-free guidance; 1 is none, and takes half the time.
+    /// Scale of classifier-free guidance; 1 turns it off and halves the time.
     pub guidance: f64,
-    /// How many of the first channels are guided; `None`: three, or all where there are fewer.
+    /// Guide only so many of the first channels; `None`: three, or all if there are fewer.
     pub guidance_channels: Option<usize>,
-    /// Whether every step's estimate of the picture is kept within -1 to 1.
+    /// Clip each step's estimate of the picture to -1..1.
     pub clip: bool,
-    /// What the noise is drawn from; the same gives the same pictures.
+    /// Seed of the noise; the same seed gives the same pictures.
     pub seed: u64,
 }
 
@@ -64,7 +64,7 @@ struct Config {
 }
 
 impl DiffusionModel {
-    /// Looks whether `model` is a diffusion model, and reads the number of classes, `num_classes`, from the `config.json`
+    /// Checks that `model` is a diffusion model, and reads the number of classes, `num_classes`, from the `config.json`
     /// beside it. A `class_dropout_prob` of 0 there means that the model has no null class.
     ///
     /// # Errors
@@ -193,8 +193,8 @@ impl DiffusionModel {
         labels.iter().copied().chain(null.into_iter().flat_map(|null| labels.iter().map(move |_| null))).collect()
     }
 
-    /// The model's outputs where a sample of the class `label`, drawn in [`LOOK_STEPS`] steps, has come to the first timestep
-    /// that is not above `timestep`; and that timestep.
+    /// The model's outputs in the middle of sampling: draws a sample of the class `label` in [`LOOK_STEPS`] steps down to the
+    /// first timestep not above `timestep`. Returns that timestep and the outputs there.
     ///
     /// # Errors
     /// As [`DiffusionModel::sample`].
@@ -267,7 +267,7 @@ fn guides(options: &SampleOptions) -> bool {
     options.guidance != 1.0
 }
 
-/// What the model predicts for one sample.
+/// The model's prediction for one sample.
 struct Predicted<'a> {
     with_class: &'a [f32],
     without: Option<&'a [f32]>,

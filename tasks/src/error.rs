@@ -1,8 +1,8 @@
 //! Why a task fails.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-/// What went wrong, and with which file.
+/// A failed task.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -34,16 +34,17 @@ pub enum Error {
         source: std::io::Error,
     },
     /// A file is not what it should be.
-    #[error("{}: not {expected}: {reason}", path.display())]
+    #[error("{}: not {expected}", path.display())]
     Malformed {
         /// The file.
         path: PathBuf,
         /// What it should be.
         expected: &'static str,
         /// What is wrong with it.
-        reason: String,
+        #[source]
+        reason: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// The model ran, but gave something else than its task needs.
+    /// The model ran, but its output is not what the task needs.
     #[error("{}: {runtime} failed: {reason}", path.display())]
     Output {
         /// The model.
@@ -53,45 +54,77 @@ pub enum Error {
         /// What was expected and what was found.
         reason: String,
     },
-    /// Numbers that do not fill their shape.
-    #[error("a tensor of shape {shape:?} holds {expected} elements, found {found}")]
-    Length {
-        /// The shape.
-        shape: Vec<usize>,
-        /// Product of the dimensions.
-        expected: usize,
-        /// Elements given.
-        found: usize,
-    },
-    /// The model is not a language model with a key-value cache.
-    #[error("{}: not a language model: {reason}", path.display())]
-    NotLanguageModel {
-        /// The model.
-        path: PathBuf,
-        /// What is missing or unexpected.
-        reason: String,
-    },
-    /// A model that is for something else.
-    #[error("{}: not {expected}: {reason}", path.display())]
+    /// A model for another task.
+    #[error("{}: not {expected}: {reason}{}", path.display(), of_family(family.as_deref()))]
     Task {
         /// The model.
         path: PathBuf,
-        /// What it was to be.
+        /// What the task needs.
         expected: &'static str,
-        /// What is missing or unexpected, and what the model is for as far as it says so.
+        /// What is missing or unexpected.
         reason: String,
+        /// The model's family, if its metadata names one.
+        family: Option<String>,
     },
-    /// A class that the model does not have, or another request that it cannot serve.
+    /// Samples that do not make up a picture.
+    #[error("a picture of {width} x {height} pixels and {channels} channels (expected 1 or 3): found {found} samples")]
+    Picture {
+        /// Pixels in a row.
+        width: usize,
+        /// Rows.
+        height: usize,
+        /// Channels.
+        channels: usize,
+        /// Number of samples.
+        found: usize,
+    },
+    /// A tensor that holds no pictures.
+    #[error("expected float32 pictures of shape (batch, 1 or 3, height, width), found {found}")]
+    Samples {
+        /// Its element type and shape.
+        found: String,
+    },
+    /// Gates that do not make up whole tokens.
+    #[error("expected gates of one or more tokens with {heads} heads each, found {found} gates")]
+    Gates {
+        /// Heads of a token.
+        heads: usize,
+        /// Number of gates.
+        found: usize,
+    },
+    /// A request that the model cannot serve, such as a class that it does not have.
     #[error("{}: {reason}", path.display())]
     Request {
         /// The model.
         path: PathBuf,
-        /// What was asked for, and what there is.
+        /// What was requested, and what the model has.
         reason: String,
     },
-    /// A prompt that cannot be continued, or not in this way.
+    /// A prompt, or a text to translate, that the model cannot take.
     #[error("prompt: {0}")]
     Prompt(String),
+    /// An option out of its range, as `top_p: expected 0 to 1, found 2`.
+    #[error("{0}")]
+    Setting(String),
+    /// Logits that are all NaN or infinite.
+    #[error("the model gives no probabilities for the next token: no logit is a number")]
+    NoLogits,
+}
+
+impl Error {
+    /// An [`Error::Malformed`].
+    pub(crate) fn malformed(
+        path: &Path,
+        expected: &'static str,
+        reason: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Error {
+        Error::Malformed { path: path.to_owned(), expected, reason: reason.into() }
+    }
+}
+
+/// The end of a message about a model of another task.
+fn of_family(family: Option<&str>) -> String {
+    family.map_or_else(String::new, |family| format!("; the model is of the family {}", family.escape_debug()))
 }
 
 /// A result with this crate's [`Error`].

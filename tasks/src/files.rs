@@ -19,13 +19,13 @@ pub fn read_tensors(path: &Path) -> Result<Vec<(String, Tensor)>> {
         std::io::ErrorKind::NotFound => Error::NotFound { path: path.to_owned(), what: "input file" },
         _ => Error::Read { path: path.to_owned(), source },
     })?;
-    let malformed = |reason: String| Error::Malformed { path: path.to_owned(), expected: "a safetensors file", reason };
-    let file = SafeTensors::deserialize(&bytes).map_err(|e| malformed(e.to_string()))?;
+    let file = SafeTensors::deserialize(&bytes).map_err(|e| Error::malformed(path, "a safetensors file", e))?;
     let mut tensors = Vec::new();
     for (name, view) in file.tensors() {
         let data =
             decode(view.dtype(), view.data()).ok_or_else(|| unknown_type(&name, format!("{:?}", view.dtype())))?;
-        let tensor = Tensor::from_data(view.shape().to_vec(), data).map_err(|e| malformed(format!("{name}: {e}")))?;
+        let tensor = Tensor::from_data(view.shape().to_vec(), data)
+            .map_err(|e| Error::malformed(path, "a safetensors file", e))?;
         tensors.push((name, tensor));
     }
     tensors.sort_by(|(a, _), (b, _)| a.cmp(b));
@@ -71,11 +71,7 @@ pub(crate) fn write_whole(path: &Path, bytes: &[u8], overwrite: bool) -> Result<
 /// The content of a JSON file, or nothing where there is no file.
 pub(crate) fn read_json<T: DeserializeOwned + Default>(path: &Path) -> Result<T> {
     match std::fs::read(path) {
-        Ok(text) => serde_json::from_slice(&text).map_err(|e| Error::Malformed {
-            path: path.to_owned(),
-            expected: "a model configuration",
-            reason: e.to_string(),
-        }),
+        Ok(text) => serde_json::from_slice(&text).map_err(|e| Error::malformed(path, "a model configuration", e)),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(T::default()),
         Err(source) => Err(Error::Read { path: path.to_owned(), source }),
     }

@@ -34,18 +34,18 @@ pub struct GenerateOptions<'a> {
     pub keep_logits: bool,
 }
 
-/// What a batch of prompts was continued with.
+/// The continuation of a batch of prompts.
 #[derive(Debug, Clone)]
 pub struct Generated {
     /// The new tokens of every prompt, up to and including its stop token.
     pub tokens: Vec<Vec<i64>>,
-    /// (batch, steps, vocabulary) float32, if they were to be kept; beyond a sequence's stop token they mean nothing.
+    /// (batch, steps, vocabulary) float32, if `keep_logits` was set; undefined after a sequence's stop token.
     pub logits: Option<Tensor>,
     /// Time of the first run, on the prompts.
     pub prefill: Duration,
-    /// Time of the runs after it, on one token a sequence each.
+    /// Time of the runs after it, one new token per sequence each.
     pub decode: Duration,
-    /// How many runs came after the first.
+    /// Number of those runs.
     pub decode_steps: usize,
 }
 
@@ -58,18 +58,14 @@ pub struct LanguageModel {
 }
 
 impl LanguageModel {
-    /// Looks whether `model` is a language model.
+    /// Checks that `model` is a language model.
     ///
     /// # Errors
-    /// [`Error::NotLanguageModel`] naming the first input or output that is missing or unexpected.
+    /// [`Error::Task`] naming the first input or output that is missing or unexpected.
     pub fn new(model: Model) -> Result<LanguageModel> {
-        match Interface::of(model.inputs(), model.outputs()) {
-            Ok(interface) => Ok(LanguageModel { model, interface }),
-            Err(reason) => {
-                let reason = reason + &task::hint(&model);
-                Err(Error::NotLanguageModel { path: model.path().to_owned(), reason })
-            }
-        }
+        let other = |reason| task::other_task(&model, "a language model", reason);
+        let interface = Interface::of(model.inputs(), model.outputs()).map_err(other)?;
+        Ok(LanguageModel { model, interface })
     }
 
     /// The model.
@@ -77,7 +73,7 @@ impl LanguageModel {
         &self.model
     }
 
-    /// How many tokens it knows, if its logits say it.
+    /// Vocabulary size, if the shape of the logits is fixed.
     pub fn vocabulary(&self) -> Option<usize> {
         match self.model.outputs()[self.interface.logits].dims.last() {
             Some(Dim::Fixed(vocabulary)) => Some(*vocabulary),
@@ -96,8 +92,8 @@ impl LanguageModel {
     /// may break off.
     ///
     /// # Errors
-    /// [`Error::Runtime`] where the runtime fails, [`Error::Output`] where the logits are not numbers, [`Error::Prompt`] for
-    /// sampling that makes no sense.
+    /// [`Error::Runtime`] where the runtime fails, [`Error::Output`] where the logits are not numbers, [`Error::Setting`] for
+    /// sampling options out of range.
     pub fn generate(
         &mut self,
         prompts: &Prompts,
@@ -105,7 +101,7 @@ impl LanguageModel {
         mut on_step: impl FnMut(&[Option<i64>]) -> ControlFlow<()>,
     ) -> Result<Generated> {
         if let Some(problem) = options.sampling.as_ref().and_then(Sampling::problem) {
-            return Err(Error::Prompt(problem));
+            return Err(Error::Setting(problem));
         }
         let seed = options.sampling.as_ref().map_or(0, |sampling| sampling.seed);
         let mut random: Vec<Random> = (0..).take(prompts.batch()).map(|stream| Random::new(seed, stream)).collect();

@@ -21,13 +21,13 @@ impl Picture {
     /// A picture of `samples` in rows from the top, pixels from the left, the channels of a pixel side by side.
     ///
     /// # Errors
-    /// [`Error::Length`] where they do not fill `height` rows of `width` pixels, or where there are none.
+    /// [`Error::Picture`] where they do not fill `height` rows of `width` pixels, or where there are none.
     pub fn new(width: usize, height: usize, channels: usize, samples: Vec<u8>) -> Result<Picture> {
-        let shape = vec![height, width, channels];
-        let expected = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).unwrap_or(usize::MAX);
+        let expected =
+            [height, width, channels].iter().try_fold(1usize, |n, &d| n.checked_mul(d)).unwrap_or(usize::MAX);
         match expected == samples.len() && expected > 0 && matches!(channels, 1 | 3) {
             true => Ok(Picture { width, height, channels, samples }),
-            false => Err(Error::Length { shape, expected, found: samples.len() }),
+            false => Err(Error::Picture { width, height, channels, found: samples.len() }),
         }
     }
 

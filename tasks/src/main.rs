@@ -26,10 +26,25 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {error:#}{}", usage(&error).unwrap_or_default());
             ExitCode::FAILURE
         }
     }
+}
+
+/// Which command takes a model that another command refused, as the end of its message.
+fn usage(error: &anyhow::Error) -> Option<&'static str> {
+    let family = error.chain().find_map(|cause| match cause.downcast_ref() {
+        Some(moh_tasks::Error::Task { family, .. }) => family.as_deref(),
+        _ => None,
+    });
+    Some(match family?.trim_start_matches("moh-") {
+        "vit" => ": `moh-run classify` names what is in images with it",
+        "dit" => ": `moh-run sample` draws images with it",
+        "llama" | "llm" => ": `moh-run generate` continues texts with it",
+        "moa" => ": `moh-run translate` translates with an encoder and a decoder",
+        _ => ": `moh-run infer` runs it on tensors",
+    })
 }
 
 /// Whoever reads our output has seen enough, as `head` does.

@@ -1,4 +1,4 @@
-//! Measuring: inputs made up from what a model takes, how long runs take, and where the time goes.
+//! Benchmarks and profiles of models on synthetic inputs.
 
 mod bench;
 mod part;

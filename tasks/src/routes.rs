@@ -5,10 +5,8 @@ mod svg;
 pub use svg::{Subject, svg};
 
 use crate::error::{Error, Result};
+use moh_operators::GATES;
 use moh_runtime::{Model, Value};
-
-/// What the names of gates begin with; the path of the attention module follows.
-const GATES: &str = "gates.";
 
 /// The gates of one attention layer for one sequence or image.
 #[derive(Debug, Clone, PartialEq)]
@@ -26,10 +24,10 @@ impl LayerRoutes {
     /// Gates (tokens, heads), 0 where a token does not use a head.
     ///
     /// # Errors
-    /// [`Error::Length`] where they do not make up whole tokens.
+    /// [`Error::Gates`] where they do not make up whole tokens.
     pub fn new(path: &str, heads: usize, gates: Vec<f32>, planned: Option<(usize, usize)>) -> Result<LayerRoutes> {
         if heads == 0 || gates.is_empty() || !gates.len().is_multiple_of(heads) {
-            return Err(Error::Length { shape: vec![1, heads], expected: heads, found: gates.len() });
+            return Err(Error::Gates { heads, found: gates.len() });
         }
         Ok(LayerRoutes { path: path.to_owned(), planned, heads, gates })
     }
@@ -96,11 +94,8 @@ pub fn check(model: &Model) -> Result<()> {
     if model.outputs().iter().any(|output| output.name.starts_with(GATES)) {
         return Ok(());
     }
-    let reason = match model.metadata().get("moh.top_k") {
-        Some(_) => "the model does not show its gates: export it with `moh-export --output-gates`",
-        None => "it has no outputs gates.*: expected a model that moh-export wrote with --output-gates",
-    };
-    Err(Error::Request { path: model.path().to_owned(), reason: reason.to_owned() })
+    let reason = format!("expected outputs {GATES}*, found none: moh-export writes them with `--output-gates`");
+    Err(Error::Request { path: model.path().to_owned(), reason })
 }
 
 /// The layers' gates for the first sequence or image of a batch, read from all outputs of a run.
@@ -128,7 +123,7 @@ pub fn layers(model: &Model, outputs: &[Value]) -> Result<Vec<LayerRoutes>> {
         let first = value.data()?.range(0..tokens * heads).and_then(|gates| gates.to_f32());
         let first = first.ok_or_else(|| bad(format!("{} {:?}", value.element_type(), value.shape())))?;
         let planned = shared.as_ref().zip(top_k.as_ref()).map(|(shared, top_k)| (shared[i], top_k[i]));
-        LayerRoutes::new(path, heads, first, planned).map_err(|e| bad(e.to_string()))
+        LayerRoutes::new(path, heads, first, planned).map_err(|_| bad(format!("{:?}", value.shape())))
     };
     gates.iter().enumerate().map(layer).collect()
 }

@@ -49,7 +49,7 @@ struct Cache {
 }
 
 impl TranslationModel {
-    /// Looks whether the models are an encoder and a decoder that belong together.
+    /// Checks that the models are an encoder and a decoder that belong together.
     ///
     /// # Errors
     /// [`Error::Task`] naming what is missing or does not fit.
@@ -113,7 +113,7 @@ impl TranslationModel {
         &self.decoder
     }
 
-    /// How many tokens the decoder knows, if its logits say it.
+    /// Vocabulary size of the decoder, if the shape of the logits is fixed.
     pub fn vocabulary(&self) -> Option<usize> {
         match self.decoder.outputs()[self.logits].dims.last() {
             Some(Dim::Fixed(vocabulary)) => Some(*vocabulary),
@@ -125,7 +125,8 @@ impl TranslationModel {
     /// key and value projections once.
     ///
     /// # Errors
-    /// [`Error::Prompt`] for an empty source or options that make no sense, [`Error::Runtime`] where a runtime fails, [`Error::Output`]
+    /// [`Error::Prompt`] for an empty source, [`Error::Setting`] for options out of range, [`Error::NoLogits`],
+    /// [`Error::Runtime`] where a runtime fails, [`Error::Output`]
     /// where the decoder gives no logits.
     pub fn translate(&mut self, source: &[i64], options: &BeamOptions) -> Result<Vec<Hypothesis>> {
         if source.is_empty() {

@@ -3,10 +3,12 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use candle_core::Device;
+use moh_export::passes::{self, Gates, ShowGates, WriteBodies};
 use moh_export::{AttentionStyle, Options as Export, Part};
 use moh_models::eager::Eager;
 use moh_models::families::Inputs;
 use moh_models::{Checkpoint, Model};
+use moh_operators::GATES;
 use moh_runtime::{Options, RuntimeChoice, Tensor};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -25,12 +27,15 @@ pub fn checkpoint(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/checkpoints").join(name)
 }
 
-/// The custom-operator library that was built with these tests.
+/// The custom-operator library that cargo built with these tests.
+///
+/// That is the one beside the test, because this crate depends on moh-ops. The one in the folder above, beside the programs, is from
+/// the last `cargo build`: `cargo test` does not renew it.
 pub fn ops_library() -> PathBuf {
-    let test = std::env::current_exe().unwrap();
     let name = format!("{}moh_ops{}", std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
-    let found = test.ancestors().skip(1).take(2).map(|folder| folder.join(&name)).find(|path| path.is_file());
-    found.expect("the custom-operator library is not built: cargo build -p moh-ops, with the tests' profile")
+    let library = std::env::current_exe().unwrap().with_file_name(name);
+    assert!(library.is_file(), "{} is not there: cargo test builds it for moh's tests", library.display());
+    library
 }
 
 /// Whether onnxruntime can be tested here; says so where not, and fails where `MOH_REQUIRE_ORT` is set.
@@ -99,7 +104,7 @@ impl Runner for Candle {
         let outputs = self.model.forward(&mut self.eager, &Inputs::new(inputs)).unwrap();
         let names = self.model.outputs().into_iter().map(|port| port.name);
         let taps = self.eager.take_taps();
-        let gates = taps.iter().filter(|(name, _)| name.starts_with("gates."));
+        let gates = taps.iter().filter(|(name, _)| name.starts_with(GATES));
         names
             .zip(outputs.iter().map(from_candle))
             .chain(gates.map(|(name, value)| (name.clone(), from_candle(value))))
@@ -136,6 +141,16 @@ impl Runner for moh_runtime::Model {
     }
 }
 
+/// What the passes do: how operators are written, and what becomes of the gates.
+pub fn passes(attention: AttentionStyle, gates: Gates) -> passes::Options {
+    passes::Options { bodies: WriteBodies { attention }, gates: ShowGates { gates }, ..passes::Options::default() }
+}
+
+/// Exports with the gates as outputs.
+pub fn with_gates() -> Export {
+    Export { passes: passes(AttentionStyle::Routed, Gates::Output), ..Export::default() }
+}
+
 /// Exports `folder` into `target` and returns the model's path.
 pub fn export(folder: &Path, target: &Path, options: &Export) -> PathBuf {
     let output = target.join("model.onnx");
@@ -158,7 +173,8 @@ pub fn runtimes() -> Vec<(&'static str, Options)> {
 /// Every way to run a checkpoint: candle, and its exports, routed (also with weights packed once) and portable, in every runtime.
 pub fn ways(folder: &Path, target: &Path, export_options: &Export) -> Vec<(String, Box<dyn Runner>)> {
     let routed = export(folder, &target.join("routed"), export_options);
-    let portable_options = Export { attention: AttentionStyle::Portable, ..export_options.clone() };
+    let mut portable_options = export_options.clone();
+    portable_options.passes.bodies.attention = AttentionStyle::Portable;
     let portable = export(folder, &target.join("portable"), &portable_options);
     let mut ways: Vec<(String, Box<dyn Runner>)> =
         vec![("candle".to_owned(), Box::new(Candle::load(folder, export_options.part)))];
@@ -198,7 +214,7 @@ pub fn max_abs(found: &Tensor, expected: &Tensor) -> f32 {
 
 /// The gates of every layer: largest error, and how many select other heads.
 pub fn gate_errors(outputs: &Tensors, reference: &Tensors) -> (f32, usize) {
-    let names: Vec<&String> = reference.keys().filter(|name| name.starts_with("gates.")).collect();
+    let names: Vec<&String> = reference.keys().filter(|name| name.starts_with(GATES)).collect();
     assert!(!names.is_empty());
     names.into_iter().fold((0.0, 0), |(error, other), name| {
         let (found, expected) = (&outputs[name], &reference[name]);

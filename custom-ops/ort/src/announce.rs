@@ -5,8 +5,9 @@
 //! sessions at the same time can therefore fail with "Trying to add a domain to DomainToVersion map, but the domain is already
 //! exist", as when a server loads its models in parallel. A session made here, under the registry's lock, comes first.
 
-use crate::api::{Api, call, made};
+use crate::api::{Api, call};
 use crate::failure::Failure;
+use crate::objects::made;
 use ort_sys::{OrtCustomOpDomain, OrtEnv, OrtLoggingLevel, OrtSession, OrtSessionOptions};
 use std::ptr::{self, NonNull};
 

@@ -1,10 +1,10 @@
 //! What the host shows of a node: when its kernel is made, when it runs, and when shapes are inferred.
 
-use crate::api::{Allocator, Api, CpuMemory, Status, TensorInfo, call, made};
+use crate::api::{Api, Status, call};
+use crate::element::ElementNumber;
 use crate::failure::Failure;
-use crate::op::onnx_type;
-use moh_kernels::DType;
-use moh_kernels::schema::{AttributeDef, AttributeKind, Value};
+use crate::objects::{Allocator, CpuMemory, TensorInfo, made};
+use moh_operators::{AttributeDef, AttributeKind, Value};
 use ort_sys::{
     ONNXTensorElementDataType, OrtKernelContext, OrtKernelInfo, OrtLogger, OrtLoggingLevel, OrtOpAttr, OrtOpAttrType,
     OrtShapeInferContext, OrtTensorTypeAndShapeInfo, OrtTypeInfo, OrtValue,
@@ -15,22 +15,6 @@ use std::ptr;
 
 /// The most dimensions that an input may have: more than any operator accepts, so that a wrong rank is the operator's error.
 pub(crate) const MAX_RANK: usize = 8;
-
-/// ONNX's number of an element type: what hosts write may be newer than the enumeration.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct ElementNumber(pub(crate) i32);
-
-impl ElementNumber {
-    /// Where the host writes.
-    fn place(&mut self) -> *mut ONNXTensorElementDataType {
-        (&raw mut self.0).cast()
-    }
-
-    /// The type, if operators have it.
-    pub(crate) fn dtype(self) -> Option<DType> {
-        DType::ALL.into_iter().find(|&dtype| onnx_type(dtype) as i32 == self.0)
-    }
-}
 
 /// A node whose kernel is being made.
 pub(crate) struct KernelInfo<'a> {

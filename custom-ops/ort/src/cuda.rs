@@ -8,7 +8,7 @@ mod tests;
 use crate::api::Api;
 use crate::op::CustomOp;
 use crate::settings::Settings;
-use moh_kernels::{DType, Operator};
+use moh_operators::{DType, Operator};
 use ort_sys::OrtApiBase;
 
 /// The version of the C API from which on a kernel can have memory that follows its stream: that of onnxruntime 1.18.
@@ -18,7 +18,7 @@ const API_VERSION: u32 = 18;
 /// The host's functions for CUDA kernels, or why there are none.
 #[cfg(feature = "cuda")]
 pub(crate) fn host(base: &OrtApiBase) -> Result<Api, String> {
-    moh_kernels::cuda::Driver::get().map_err(|error| error.to_string())?;
+    moh_cuda::Driver::get().map_err(|error| error.to_string())?;
     // SAFETY: the base is the host's.
     let api = unsafe { Api::new(base, API_VERSION) };
     api.ok_or_else(|| format!("CUDA kernels need onnxruntime 1.{API_VERSION} or newer"))
@@ -38,7 +38,7 @@ pub(crate) fn custom_op(
     dtype: DType,
     settings: Settings,
 ) -> Result<CustomOp, String> {
-    match moh_kernels::cuda::supports(operator) {
+    match moh_cuda::supports(operator) {
         true => Ok(CustomOp::new::<kernel::CudaKernel>(api, operator, dtype, settings, None)),
         false => Err(format!("{} has no CUDA kernel", operator.name)),
     }

@@ -13,8 +13,7 @@ mod session;
 use half::{bf16, f16};
 use info::*;
 use memory::*;
-use moh_kernels::schema::Value;
-use moh_kernels::{DType, Data};
+use moh_operators::{DType, Data, Value};
 use node::*;
 use ort_sys::*;
 #[cfg(feature = "cuda")]
@@ -74,7 +73,7 @@ pub(crate) struct Info {
 impl Info {
     pub(crate) fn new(dtype: DType, dims: &[(i64, &str)]) -> Info {
         let names = dims.iter().map(|(_, name)| CString::new(*name).unwrap()).collect();
-        Info { ty: crate::op::onnx_type(dtype) as i32, sizes: dims.iter().map(|d| d.0).collect(), names }
+        Info { ty: crate::element::onnx_type(dtype) as i32, sizes: dims.iter().map(|d| d.0).collect(), names }
     }
 
     pub(crate) fn sized(dtype: DType, dims: &[usize]) -> Info {
@@ -106,7 +105,6 @@ impl Tensor {
             Data::F32(x) => x.iter().flat_map(|x| x.to_ne_bytes()).collect(),
             Data::F16(x) => x.iter().flat_map(|x| x.to_ne_bytes()).collect(),
             Data::BF16(x) => x.iter().flat_map(|x| x.to_ne_bytes()).collect(),
-            Data::Packed(_) => unreachable!("hosts know no packed tensors"),
         };
         let mut tensor = Tensor::filled(Info::sized(data.dtype(), dims), bytes.len(), offset);
         tensor.buffer.as_flattened_mut()[offset..][..bytes.len()].copy_from_slice(&bytes);

@@ -1,9 +1,9 @@
 //! The session's threads and memory, as kernels see them.
 
-use crate::api::{Allocator, CpuMemory};
 use crate::context::KernelContext;
+use crate::objects::{Allocator, CpuMemory};
 use crate::threads::{Attendance, SessionThreads};
-use moh_kernels::Host;
+use moh_cpu::Host;
 use std::any::Any;
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

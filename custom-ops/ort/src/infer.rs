@@ -1,11 +1,10 @@
 //! Output shapes while a model is loaded, when some dimensions are symbols and some ranks are not known.
 
 use crate::context::{Dimension, InferredInput, ShapeContext};
+use crate::element::onnx_type;
 use crate::failure::Failure;
-use crate::op::onnx_type;
-use moh_kernels::schema::{ElementType, Operand};
-use moh_kernels::shape::OutputDim;
-use moh_kernels::{Attributes, DType, Error, Operator};
+use moh_operators::shape::OutputDim;
+use moh_operators::{Attributes, DType, ElementType, Error, Operand, Operator};
 
 /// Infers the shape of a node's output for the host.
 pub(crate) fn infer(operator: &'static Operator, context: &ShapeContext<'_>) -> Result<(), Failure> {
@@ -48,7 +47,7 @@ pub(crate) fn check(attributes: &Attributes, inputs: &[Option<Vec<i64>>]) -> Res
     let sizes = |sizes: &Vec<i64>| sizes.iter().map(|&size| usize::try_from(size).ok()).collect();
     let known: Vec<Option<Vec<Option<usize>>>> = inputs.iter().map(|input| input.as_ref().map(sizes)).collect();
     let known: Vec<Option<&[Option<usize>]>> = known.iter().map(Option::as_deref).collect();
-    match (operator.infer)(attributes, &known) {
+    match operator.infer(attributes, &known) {
         Ok(_) | Err(Error::Shape { .. }) if unknown_rank => Ok(None),
         result => result.map(Some),
     }

@@ -1,16 +1,17 @@
 //! A node's kernel on the CPU: made once a session, run at every call.
 
-use crate::api::{Api, CpuMemory, made};
+use crate::api::Api;
 use crate::context::{KernelContext, KernelInfo, MAX_RANK, TensorPtr};
 use crate::failure::Failure;
 use crate::host::SessionHost;
 use crate::infer;
+use crate::objects::{CpuMemory, made};
 use crate::op::NodeKernel;
 use crate::settings::Settings;
 use crate::threads::SessionThreads;
 use half::{bf16, f16};
-use moh_kernels::cpu::Packed;
-use moh_kernels::{Attributes, DType, Data, DataMut, Element, Error, Operator, Tensor, cpu};
+use moh_cpu::Packed;
+use moh_operators::{Attributes, DType, Data, DataMut, Element, Error, Operator, Tensor};
 use std::borrow::Cow;
 use std::ffi::{CStr, c_void};
 use std::ptr::{self, NonNull};
@@ -20,18 +21,10 @@ use std::slice;
 pub(crate) struct Kernel {
     api: Api,
     attributes: Attributes,
-    /// The element type of the output.
-    dtype: DType,
     memory: CpuMemory,
     threads: SessionThreads,
     /// Of each input of the node; empty where none is packed.
-    packed: Vec<Option<PackedInput>>,
-}
-
-/// A constant input, packed.
-struct PackedInput {
-    shape: Vec<usize>,
-    packed: Packed,
+    packed: Vec<Option<Packed>>,
 }
 
 /// Reads and checks a node's attributes, and the shapes of its inputs as far as they are known.
@@ -49,20 +42,13 @@ impl NodeKernel for Kernel {
     fn new(
         api: Api,
         operator: &'static Operator,
-        dtype: DType,
+        _: DType,
         settings: Settings,
         info: &KernelInfo<'_>,
     ) -> Result<Kernel, Failure> {
         let attributes = read_node(operator, info)?;
         let packed = if settings.pack_weights { pack_weights(&attributes, info)? } else { Vec::new() };
-        Ok(Kernel {
-            api,
-            attributes,
-            dtype: operator.output_dtype(dtype),
-            memory: CpuMemory::new(api)?,
-            threads: SessionThreads::new(),
-            packed,
-        })
+        Ok(Kernel { api, attributes, memory: CpuMemory::new(api)?, threads: SessionThreads::new(), packed })
     }
 
     fn api(&self) -> Api {
@@ -72,44 +58,63 @@ impl NodeKernel for Kernel {
     fn compute(&self, context: &KernelContext<'_>) -> Result<(), Failure> {
         let operator = self.attributes.operator();
         let read = |index: usize| match self.packed.get(index).and_then(Option::as_ref) {
-            Some(constant) => Ok(Some(Input::packed(constant))),
-            // SAFETY: inputs of this context.
-            None => context.input(index)?.map(|t| unsafe { Input::new(operator, index, t) }).transpose(),
-        };
-        let inputs: Vec<Option<Input<'_>>> = (0..context.input_count()?).map(read).collect::<Result<_, Failure>>()?;
-        let tensors: Vec<Option<Tensor<'_>>> = inputs.iter().map(|input| input.as_ref().map(Input::tensor)).collect();
-        let (_, dims) = operator.validate(&self.attributes, &tensors)?;
-        let data = context.output(&dims)?;
-        let len = dims.iter().product();
-        // SAFETY: the host made an output of the registered element type with these dimensions, which nothing
-        // else refers to: the operators declare no aliases, so it shares no input's memory.
-        let output = unsafe {
-            match self.dtype {
-                DType::F32 => DataMut::F32(elements_mut(data, len)?),
-                DType::F16 => DataMut::F16(elements_mut(data, len)?),
-                DType::BF16 => DataMut::BF16(elements_mut(data, len)?),
+            Some(packed) => Ok(Some(Input::Packed(packed))),
+            None => {
+                // SAFETY: an input of this context.
+                let given = |tensor| unsafe { Given::new(operator, index, tensor) };
+                context.input(index)?.map(|tensor| given(tensor).map(Input::Given)).transpose()
             }
         };
+        let inputs: Vec<Option<Input<'_>>> = (0..context.input_count()?).map(read).collect::<Result<_, Failure>>()?;
+        let borrowed: Vec<Option<moh_cpu::Input<'_>>> =
+            inputs.iter().map(|input| input.as_ref().map(Input::borrow)).collect();
         let host = SessionHost::new(context, &self.memory, &self.threads);
-        cpu::run(&self.attributes, &tensors, output, &host)?;
+        moh_cpu::run_into(&self.attributes, &borrowed, &host, |dtype, dims| {
+            let data = context.output(dims)?;
+            let len = dims.iter().product();
+            // SAFETY: the host made an output of the registered element type, which is the operator's for these inputs, with
+            // these dimensions. Nothing else refers to it: the operators declare no aliases, so it shares no input's memory.
+            unsafe {
+                Ok::<_, Failure>(match dtype {
+                    DType::F32 => DataMut::F32(elements_mut(data, len)?),
+                    DType::F16 => DataMut::F16(elements_mut(data, len)?),
+                    DType::BF16 => DataMut::BF16(elements_mut(data, len)?),
+                })
+            }
+        })?;
         Ok(())
     }
 }
 
 /// Packs the node's constant inputs, as far as its kernel takes them packed.
-fn pack_weights(attributes: &Attributes, info: &KernelInfo<'_>) -> Result<Vec<Option<PackedInput>>, Failure> {
+fn pack_weights(attributes: &Attributes, info: &KernelInfo<'_>) -> Result<Vec<Option<Packed>>, Failure> {
     let pack = |index| {
         let Some(tensor) = info.constant(index)? else { return Ok(None) };
         // SAFETY: a constant of the node, which is alive.
-        let input = unsafe { Input::new(attributes.operator(), index, tensor)? };
-        let packed = cpu::pack(attributes, index, input.tensor())?;
-        Ok(packed.map(|packed| PackedInput { shape: input.tensor().shape.to_vec(), packed }))
+        let input = unsafe { Given::new(attributes.operator(), index, tensor)? };
+        Ok(moh_cpu::pack(attributes, index, input.tensor())?)
     };
     (0..info.input_count()?).map(pack).collect()
 }
 
 /// An input of a call.
-struct Input<'c> {
+enum Input<'c> {
+    Given(Given<'c>),
+    /// A constant that was packed when the kernel was made.
+    Packed(&'c Packed),
+}
+
+impl Input<'_> {
+    fn borrow(&self) -> moh_cpu::Input<'_> {
+        match self {
+            Input::Given(given) => given.tensor().into(),
+            Input::Packed(packed) => moh_cpu::Input::Packed(packed),
+        }
+    }
+}
+
+/// A tensor that the host gives.
+struct Given<'c> {
     rank: usize,
     dims: [usize; MAX_RANK],
     data: Elements<'c>,
@@ -120,13 +125,12 @@ enum Elements<'c> {
     F32(Cow<'c, [f32]>),
     F16(Cow<'c, [f16]>),
     BF16(Cow<'c, [bf16]>),
-    Packed(&'c Packed),
 }
 
-impl<'c> Input<'c> {
+impl<'c> Given<'c> {
     /// # Safety
     /// `tensor` is input `index` of a context that lives for `'c`.
-    unsafe fn new(operator: &'static Operator, index: usize, tensor: TensorPtr) -> Result<Input<'c>, Failure> {
+    unsafe fn new(operator: &'static Operator, index: usize, tensor: TensorPtr) -> Result<Given<'c>, Failure> {
         let TensorPtr { rank, dims, data, .. } = tensor;
         let dtype = check_input(operator, index, &tensor)?;
         let name = input_name(operator, index);
@@ -141,14 +145,7 @@ impl<'c> Input<'c> {
                 DType::BF16 => Elements::BF16(elements(data, len)?),
             }
         };
-        Ok(Input { rank, dims, data })
-    }
-
-    /// A weight in its tensor's place, of which the shape was checked when it was packed.
-    fn packed(PackedInput { shape, packed }: &'c PackedInput) -> Input<'c> {
-        let mut dims = [0; MAX_RANK];
-        dims[..shape.len()].copy_from_slice(shape);
-        Input { rank: shape.len(), dims, data: Elements::Packed(packed) }
+        Ok(Given { rank, dims, data })
     }
 
     fn tensor(&self) -> Tensor<'_> {
@@ -156,7 +153,6 @@ impl<'c> Input<'c> {
             Elements::F32(data) => Data::F32(data),
             Elements::F16(data) => Data::F16(data),
             Elements::BF16(data) => Data::BF16(data),
-            Elements::Packed(packed) => Data::Packed(packed),
         };
         Tensor { shape: &self.dims[..self.rank], data }
     }

@@ -1,8 +1,8 @@
 //! The `ai.moh` operators as a custom-operator library, `libmoh_ops.so`, for any onnxruntime from 1.17 on.
 //!
 //! A host loads the library and calls [`RegisterCustomOps`]; in Python,
-//! `session_options.register_custom_ops_library("libmoh_ops.so")`. Every operator of [`moh_kernels::OPERATORS`] is
-//! registered for every [`moh_kernels::DType`] on the CPU provider, and runs [`moh_kernels::cpu::run`]. With feature `cuda`, and
+//! `session_options.register_custom_ops_library("libmoh_ops.so")`. Every operator of [`moh_operators::OPERATORS`] is
+//! registered for every [`moh_operators::DType`] on the CPU provider, and runs [`moh_cpu::run_into`]. With feature `cuda`, and
 //! a driver, those that have CUDA kernels are registered on the CUDA provider too.
 //!
 //! A session whose config entry `ai.moh.pack_weights` is `1` when the library is registered, or whose process has
@@ -15,11 +15,14 @@ mod announce;
 mod api;
 mod context;
 mod cuda;
+mod element;
 mod failure;
+mod guard;
 mod host;
 mod infer;
 mod kernel;
 mod notice;
+mod objects;
 mod op;
 mod registry;
 mod settings;
@@ -31,7 +34,8 @@ mod fake;
 mod tests;
 
 use api::Api;
-use failure::{Failure, guard};
+use failure::Failure;
+use guard::{guard, status};
 use ort_sys::{OrtApiBase, OrtSessionOptions, OrtStatusPtr};
 use std::ffi::CStr;
 use std::ptr::NonNull;
@@ -80,6 +84,6 @@ fn unsupported(base: &OrtApiBase) -> OrtStatusPtr {
     let oldest = (1..API_VERSION).find_map(|version| unsafe { Api::new(base, version) });
     oldest.map_or(OrtStatusPtr::default(), |api| {
         let error = format!("the ai.moh operators need onnxruntime 1.{API_VERSION} or newer, found {found}");
-        Failure::Host(error).into_status(api)
+        status(Failure::Host(error), api)
     })
 }

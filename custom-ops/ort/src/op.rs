@@ -3,12 +3,13 @@
 use crate::API_VERSION;
 use crate::api::Api;
 use crate::context::{KernelContext, KernelInfo, ShapeContext};
-use crate::failure::{Failure, guard};
+use crate::element::onnx_type;
+use crate::failure::Failure;
+use crate::guard::guard;
 use crate::infer;
 use crate::notice;
 use crate::settings::Settings;
-use moh_kernels::schema::{ElementType, VERSION};
-use moh_kernels::{DType, Operator};
+use moh_operators::{DType, ElementType, Operator, VERSION};
 use ort_sys::{
     ONNXTensorElementDataType, OrtApi, OrtCustomOp, OrtCustomOpInputOutputCharacteristic, OrtKernelContext,
     OrtKernelInfo, OrtMemType, OrtShapeInferContext, OrtStatusPtr,
@@ -112,15 +113,6 @@ impl CustomOp {
             ElementType::T => self.dtype,
             ElementType::Float32 => DType::F32,
         })
-    }
-}
-
-/// ONNX's number of an element type.
-pub(crate) fn onnx_type(dtype: DType) -> ONNXTensorElementDataType {
-    match dtype {
-        DType::F32 => ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT,
-        DType::F16 => ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16,
-        DType::BF16 => ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16,
     }
 }
 

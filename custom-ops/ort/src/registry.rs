@@ -5,14 +5,14 @@
 //! is told (`build.rs`) to keep the library loaded, so that loading it again finds them.
 
 use crate::announce::announce;
-use crate::api::{Api, call, made};
+use crate::api::{Api, call};
 use crate::cuda;
 use crate::failure::Failure;
 use crate::kernel::Kernel;
+use crate::objects::made;
 use crate::op::CustomOp;
 use crate::settings::Settings;
-use moh_kernels::schema::DOMAIN;
-use moh_kernels::{DType, OPERATORS};
+use moh_operators::{DOMAIN, DType, OPERATORS};
 use ort_sys::{OrtApiBase, OrtCustomOpDomain, OrtSessionOptions};
 use std::ffi::CString;
 use std::ptr::{self, NonNull};

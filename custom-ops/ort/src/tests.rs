@@ -2,16 +2,22 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::undocumented_unsafe_blocks)]
 
-use crate::api::{Api, CpuMemory};
+mod settings;
+
+use crate::api::Api;
 use crate::context::KernelContext;
-use crate::failure::{Failure, guard};
+use crate::failure::Failure;
 use crate::fake::{self, Call, Info, Node, Options, Tensor, live, outcome};
+use crate::guard::guard;
 use crate::host::SessionHost;
+use crate::objects::CpuMemory;
 use crate::threads::SessionThreads;
 use crate::{API_VERSION, RegisterCustomOps};
 use half::{bf16, f16};
-use moh_kernels::schema::{DOMAIN, ElementType, ROUTED_PROJECTION, Value};
-use moh_kernels::{Attributes, DType, Data, Host, OPERATORS, Operator, Scratch};
+use moh_cpu::{Host, Scratch};
+use moh_operators::{
+    Attributes, DOMAIN, DType, Data, Definition, ElementType, OPERATORS, Operator, RoutedProjection, Value,
+};
 use ort_sys::*;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::ptr;
@@ -73,7 +79,7 @@ fn table_of(
         let name = CStr::from_ptr(op.GetName.unwrap()(**op)).to_str().unwrap();
         let on = op.GetExecutionProviderType.unwrap()(**op);
         let on = if on.is_null() { None } else { Some(CStr::from_ptr(on)) };
-        on == provider && name == operator.name && op.GetInputType.unwrap()(**op, 0) == crate::op::onnx_type(dtype)
+        on == provider && name == operator.name && op.GetInputType.unwrap()(**op, 0) == crate::element::onnx_type(dtype)
     };
     let ops: Vec<&OrtCustomOp> = unsafe { &*options.domains[0] }.ops.iter().map(|&op| unsafe { &*op }).collect();
     ops.iter().find(of).copied()
@@ -98,7 +104,7 @@ fn every_operator_is_registered_for_every_type() {
         assert_eq!(unsafe { op.GetOutputTypeCount.unwrap()(op) }, 1);
         for (i, input) in operator.inputs.iter().enumerate() {
             let ty = if input.ty == ElementType::T { dtype } else { DType::F32 };
-            assert_eq!(unsafe { op.GetInputType.unwrap()(op, i) }, crate::op::onnx_type(ty));
+            assert_eq!(unsafe { op.GetInputType.unwrap()(op, i) }, crate::element::onnx_type(ty));
             let optional = OrtCustomOpInputOutputCharacteristic::INPUT_OUTPUT_OPTIONAL;
             assert_eq!(unsafe { op.GetInputCharacteristic.unwrap()(op, i) } == optional, input.optional);
         }
@@ -148,17 +154,17 @@ fn constant_weights_are_packed_on_request() {
     };
     let expected = {
         let get = |name| attributes.iter().find(|(n, _)| *n == name).map(|(_, value)| value.clone());
-        let attributes = Attributes::read(&ROUTED_PROJECTION, |def| get(def.name)).unwrap();
+        let attributes = Attributes::read(RoutedProjection::OPERATOR, |def| get(def.name)).unwrap();
         let tensors = shapes.iter().zip(&numbers);
         let tensors: Vec<_> =
-            tensors.map(|(shape, data)| Some(moh_kernels::Tensor { shape, data: Data::F32(data) })).collect();
-        (ROUTED_PROJECTION.reference)(&attributes, &tensors)
+            tensors.map(|(shape, data)| Some(moh_operators::Tensor { shape, data: Data::F32(data) })).collect();
+        RoutedProjection::OPERATOR.reference(&attributes, &tensors).unwrap()
     };
     for (entry, packs) in [(None, false), (Some("0"), false), (Some("1"), true)] {
         let entries: Vec<_> = entry.map(|value| ("ai.moh.pack_weights", value)).into_iter().collect();
         let (options, status) = register_with(&HOST, &entries);
         assert_eq!(status, None);
-        let table = table_of(&options, None, &ROUTED_PROJECTION, DType::F32).unwrap();
+        let table = table_of(&options, None, RoutedProjection::OPERATOR, DType::F32).unwrap();
         let before = live();
         drop(Made::of(table, &node).unwrap());
         assert_eq!(live(), before);
@@ -253,8 +259,8 @@ impl Example {
         let attributes = Attributes::read(OPERATORS[0], |def| get(def.name)).unwrap();
         let tensors = self.shapes.iter().zip(&self.values);
         let tensors: Vec<_> =
-            tensors.map(|(shape, data)| Some(moh_kernels::Tensor { shape, data: Data::F32(data) })).collect();
-        (OPERATORS[0].reference)(&attributes, &tensors)
+            tensors.map(|(shape, data)| Some(moh_operators::Tensor { shape, data: Data::F32(data) })).collect();
+        OPERATORS[0].reference(&attributes, &tensors).unwrap()
     }
 }
 

@@ -1,8 +1,8 @@
 //! Inputs of a kernel that never change.
 
 use crate::facts;
-use moh_kernels::cpu::{self, Packed};
-use moh_kernels::{Attributes, DType, Data, Tensor as Borrowed};
+use moh_cpu::{Input, Packed};
+use moh_operators::{Attributes, DType, Data, Tensor as Borrowed};
 use std::collections::HashMap;
 use std::sync::Arc;
 use tract_onnx::tract_hir::internal::*;
@@ -58,12 +58,11 @@ impl Constant {
     }
 
     /// As the kernels see it.
-    pub(crate) fn borrow(&self) -> TractResult<Borrowed<'_>> {
-        let data = match &self.elements {
-            Elements::Tensor(tensor) => borrow(tensor)?.data,
-            Elements::Packed(packed) => Data::Packed(packed),
-        };
-        Ok(Borrowed { shape: &self.shape, data })
+    pub(crate) fn borrow(&self) -> TractResult<Input<'_>> {
+        Ok(match &self.elements {
+            Elements::Tensor(tensor) => Borrowed { shape: &self.shape, data: borrow(tensor)?.data }.into(),
+            Elements::Packed(packed) => Input::Packed(packed),
+        })
     }
 
     /// Packs the elements and lets go of the tensor, if the operator's kernel packs input number `input`. Elements of two bytes stay
@@ -77,7 +76,8 @@ impl Constant {
         let packed = match made.get(&key) {
             Some(packed) => packed.clone(),
             None => {
-                let Some(packed) = cpu::pack(attributes, input, self.borrow()?)? else { return Ok(()) };
+                let weight = Borrowed { shape: &self.shape, data: borrow(tensor)?.data };
+                let Some(packed) = moh_cpu::pack(attributes, input, weight)? else { return Ok(()) };
                 made.entry(key).or_insert(Arc::new(packed)).clone()
             }
         };

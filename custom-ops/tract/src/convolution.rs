@@ -1,7 +1,7 @@
 //! Depthwise convolutions of images.
 
 use crate::host::TractHost;
-use moh_kernels::cpu::layers::Depthwise;
+use moh_cpu::layers::Depthwise;
 use tract_onnx::tract_core::ops::cnn::{Conv, KernelFormat, PaddingSpec};
 use tract_onnx::tract_core::ops::nn::DataFormat;
 use tract_onnx::tract_hir::internal::*;

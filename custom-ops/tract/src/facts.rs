@@ -1,8 +1,7 @@
 //! Types and shapes: what tract knows of the inputs, what follows for the output.
 
-use moh_kernels::schema::ElementType;
-use moh_kernels::shape::OutputDim;
-use moh_kernels::{Attributes, DType};
+use moh_operators::shape::OutputDim;
+use moh_operators::{Attributes, DType, ElementType};
 use tract_onnx::tract_hir::internal::*;
 
 /// What is known of one input.
@@ -17,7 +16,7 @@ pub(crate) fn output(attributes: &Attributes, inputs: &[Option<&Known<'_>>]) -> 
     let dims: Vec<Option<Vec<Option<usize>>>> =
         inputs.iter().map(|input| input.map(|input| input.shape.iter().map(|d| d.to_usize().ok()).collect())).collect();
     let dims: Vec<Option<&[Option<usize>]>> = dims.iter().map(Option::as_deref).collect();
-    let output = (operator.infer)(attributes, &dims)?;
+    let output = operator.infer(attributes, &dims)?;
 
     let mut shape = tvec!();
     for (axis, dim) in output.into_iter().enumerate() {

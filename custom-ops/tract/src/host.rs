@@ -1,6 +1,6 @@
 //! tract's executor as the kernels' host.
 
-use moh_kernels::{Host, Threads};
+use moh_cpu::{Host, Threads};
 use std::ptr::NonNull;
 use tract_linalg::multithread::{Executor, current_tract_executor};
 

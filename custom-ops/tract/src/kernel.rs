@@ -2,25 +2,27 @@
 
 use crate::facts;
 use crate::host::TractHost;
-use moh_kernels::{Attributes, DType, DataMut, Tensor as Borrowed, cpu};
+use moh_cpu::Input;
+use moh_operators::{Attributes, DType, DataMut};
 use tract_onnx::tract_hir::internal::*;
 
-/// Runs an operator's kernel on inputs in schema order; `shape`, or that which the operator gives, is the output's.
+/// Runs an operator's kernel on inputs in the operator's order; `shape`, or that which the operator gives, is the output's.
 pub(crate) fn run(
     attributes: &Attributes,
-    inputs: &[Option<Borrowed<'_>>],
+    inputs: &[Option<Input<'_>>],
     shape: Option<&[usize]>,
 ) -> TractResult<Tensor> {
-    let (dtype, computed) = attributes.operator().validate(attributes, inputs)?;
-    let dtype = attributes.operator().output_dtype(dtype);
-    let shape = shape.unwrap_or(&computed);
-    // SAFETY: every bit pattern is a float, and a kernel writes every element or fails, when the tensor is dropped.
-    let mut output = unsafe { Tensor::uninitialized_dt(facts::datum_type(dtype)?, shape)? };
-    let mut view = output.try_as_plain_ram_mut()?;
-    let data = match dtype {
-        DType::F16 => DataMut::F16(view.as_slice_mut()?),
-        _ => DataMut::F32(view.as_slice_mut()?),
-    };
-    cpu::run(attributes, inputs, data, &TractHost::current())?;
-    Ok(output)
+    let (mut output, mut view) = (None, None);
+    let (tensor, elements) = (&mut output, &mut view);
+    moh_cpu::run_into(attributes, inputs, &TractHost::current(), |dtype, computed| -> TractResult<DataMut<'_>> {
+        // SAFETY: every bit pattern is a float, and a kernel writes every element or fails, when the tensor is dropped.
+        let made = unsafe { Tensor::uninitialized_dt(facts::datum_type(dtype)?, shape.unwrap_or(computed))? };
+        let elements = elements.insert(tensor.insert(made).try_as_plain_ram_mut()?);
+        Ok(match dtype {
+            DType::F16 => DataMut::F16(elements.as_slice_mut()?),
+            _ => DataMut::F32(elements.as_slice_mut()?),
+        })
+    })?;
+    drop(view);
+    output.with_context(|| format!("{}: no output was made", attributes.operator().name))
 }

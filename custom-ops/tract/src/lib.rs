@@ -1,6 +1,6 @@
 //! The ai.moh operators for tract.
 //!
-//! [`register`] teaches a [`tract_onnx::Onnx`] every operator of [`moh_kernels::OPERATORS`]; nothing here knows one of them by
+//! [`register`] teaches a [`tract_onnx::Onnx`] every operator of [`moh_operators::OPERATORS`]; nothing here knows one of them by
 //! name. [`optimize`] takes the place of tract's `into_optimized`: other parts of a model then run on our kernels too. The kernels run on the threads of tract's current executor: a plan's own ([`executor`]), or the default one
 //! ([`set_threads`]).
 //!
@@ -22,7 +22,7 @@ mod threads;
 pub use optimize::optimize;
 pub use threads::{ThreadsError, executor, set_threads};
 
-use moh_kernels::OPERATORS;
+use moh_operators::OPERATORS;
 use tract_onnx::Onnx;
 
 /// Makes `onnx` parse the nodes of every ai.moh operator.

@@ -2,8 +2,8 @@
 
 use crate::constant::{self, Constant, Made};
 use crate::kernel;
-use moh_kernels::schema::{ROUTED_PROJECTION, Value};
-use moh_kernels::{Attributes, Data, Tensor as Borrowed};
+use moh_operators::routed_projection::{self, WeightLayout};
+use moh_operators::{Attributes, Data, RoutedProjection, Tensor as Borrowed};
 use std::sync::Arc;
 use tract_onnx::tract_hir::internal::*;
 
@@ -33,13 +33,12 @@ impl Linear {
     /// For a matrix of two axes.
     pub(crate) fn new(weight: Arc<Tensor>, layout: Layout) -> TractResult<Linear> {
         let &[rows, columns] = weight.shape() else { bail!("{weight:?} is no matrix") };
-        let (layout, shape, [width, columns]) = match layout {
-            Layout::OutIn => (0, vec![rows, columns], [columns, rows]),
-            Layout::InOut => (1, vec![1, rows, columns], [rows, columns]),
+        let (weight_layout, shape, [width, columns]) = match layout {
+            Layout::OutIn => (WeightLayout::OutIn, vec![rows, columns], [columns, rows]),
+            Layout::InOut => (WeightLayout::PerHead, vec![1, rows, columns], [rows, columns]),
         };
-        let attributes = Attributes::read(&ROUTED_PROJECTION, |def| {
-            Some(Value::Int(if def.name == "num_heads" { 1 } else { layout }))
-        })?;
+        let attributes =
+            Attributes::new::<RoutedProjection>(routed_projection::Attributes { num_heads: 1, weight_layout })?;
         Ok(Linear { attributes, weight: Constant::new(weight, &shape)?, bias: None, width, columns })
     }
 
@@ -130,10 +129,11 @@ impl EvalOp for Linear {
             return Ok(tvec!(Tensor::zero_dt(x.datum_type(), &shape)?.into_tvalue()));
         }
         let gates = vec![1.0; rows];
+        let (x_shape, gates_shape) = ([1, rows, self.width], [1, rows, 1]);
         let inputs = [
-            Some(Borrowed { shape: &[1, rows, self.width], data: constant::borrow(&x)?.data }),
+            Some(Borrowed { shape: &x_shape, data: constant::borrow(&x)?.data }.into()),
             Some(self.weight.borrow()?),
-            Some(Borrowed { shape: &[1, rows, 1], data: Data::F32(&gates) }),
+            Some(Borrowed { shape: &gates_shape, data: Data::F32(&gates) }.into()),
             self.bias.as_ref().map(Constant::borrow).transpose()?,
         ];
         Ok(tvec!(kernel::run(&self.attributes, &inputs, Some(&shape))?.into_tvalue()))

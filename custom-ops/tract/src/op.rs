@@ -3,7 +3,8 @@
 use crate::constant::{self, Constant, Made};
 use crate::facts::{self, Known};
 use crate::kernel;
-use moh_kernels::{Attributes, Tensor as Borrowed};
+use moh_cpu::Input;
+use moh_operators::Attributes;
 use std::sync::Arc;
 use tract_onnx::tract_hir::internal::*;
 
@@ -160,11 +161,13 @@ impl EvalOp for MohOp {
 
     fn eval(&self, _: &EvalContext, inputs: TVec<TValue>) -> TractResult<TVec<TValue>> {
         self.check_count(inputs.len())?;
-        let mut tensors: Vec<Option<Borrowed<'_>>> = Vec::with_capacity(self.slots.len());
+        let mut tensors: Vec<Option<Input<'_>>> = Vec::with_capacity(self.slots.len());
         for slot in &self.slots {
             tensors.push(match slot {
                 Slot::Absent => None,
-                Slot::Given(given) => inputs.get(*given).map(|tensor| constant::borrow(tensor)).transpose()?,
+                Slot::Given(given) => {
+                    inputs.get(*given).map(|tensor| constant::borrow(tensor).map(Input::from)).transpose()?
+                }
                 Slot::Constant(constant) => Some(constant.borrow()?),
             });
         }

@@ -1,8 +1,7 @@
 //! ONNX nodes to operators.
 
 use crate::op::MohOp;
-use moh_kernels::Attributes;
-use moh_kernels::schema::{self, AttributeDef, DOMAIN, Value};
+use moh_operators::{AttributeDef, Attributes, DOMAIN, Value};
 use tract_onnx::model::{ParsingContext, optional_inputs};
 use tract_onnx::pb::NodeProto;
 use tract_onnx::pb::attribute_proto::AttributeType;
@@ -10,7 +9,8 @@ use tract_onnx::tract_hir::internal::*;
 
 /// Reads a node; tract adds the node's name to the errors.
 pub(crate) fn parse(_: &ParsingContext, node: &NodeProto) -> TractResult<(Box<dyn InferenceOp>, Vec<String>)> {
-    let operator = schema::operator(&node.op_type).with_context(|| format!("no operator {DOMAIN}.{}", node.op_type))?;
+    let operator =
+        moh_operators::operator(&node.op_type).with_context(|| format!("no operator {DOMAIN}.{}", node.op_type))?;
     ensure!(
         node.domain == DOMAIN,
         "{}: expected an operator of domain {DOMAIN}, found one of domain {:?}",

@@ -1,7 +1,10 @@
 //! Routed attention in a narrower type than the model's.
 
+use super::{AttentionStyle, Options, Pass};
+use crate::call::Call;
+use crate::error::Error;
 use crate::graph::{Attribute, ElementType, Graph, Node, Value};
-use moh_kernels::schema::{DOMAIN, ROUTED_ATTENTION};
+use moh_operators::{Definition, ElementType as OperandType, RoutedAttention};
 use std::collections::BTreeSet;
 
 /// What routed attention is computed in.
@@ -14,34 +17,48 @@ pub enum AttentionType {
     Bf16,
 }
 
-/// Puts casts around the RoutedAttention nodes of a recorded graph; the gates stay float32.
-pub fn set_attention_type(graph: &mut Graph, ty: AttentionType) {
-    if ty == AttentionType::Model {
-        return;
-    }
-    let mut known = BTreeSet::new();
-    for mut node in std::mem::take(&mut graph.nodes) {
-        let wide = graph.value(&node.outputs[0]);
-        match wide.filter(|wide| is_attention(&node) && wide.ty != ElementType::BF16) {
-            Some(wide) => {
-                for (operand, name) in ROUTED_ATTENTION.inputs.iter().zip(&mut node.inputs) {
-                    if operand.ty == moh_kernels::schema::ElementType::T {
-                        *name = narrow(graph, &mut known, name);
-                    }
-                }
-                let inner = Value { name: format!("{}/bf16", wide.name), ty: ElementType::BF16, ..wide.clone() };
-                node.outputs = vec![inner.name.clone()];
-                graph.nodes.push(node);
-                graph.nodes.push(cast(&inner.name, &wide));
-                graph.values.insert(inner.name.clone(), inner);
-            }
-            None => graph.nodes.push(node),
-        }
-    }
+/// The pass.
+#[derive(Debug, Clone, Copy, Default, clap::Args)]
+pub struct NarrowAttention {
+    /// What routed attention is computed in: bf16 is faster on CPUs that multiply it, and needs onnxruntime with libmoh_ops.
+    #[arg(long, value_enum, default_value_t)]
+    pub attention_type: AttentionType,
 }
 
-fn is_attention(node: &Node) -> bool {
-    node.domain == DOMAIN && node.op_type == ROUTED_ATTENTION.name
+impl Pass for NarrowAttention {
+    fn check(&self, all: &Options) -> Result<(), Error> {
+        match (self.attention_type, all.bodies.attention) {
+            (AttentionType::Bf16, AttentionStyle::Portable) => Err(Error::AttentionType),
+            _ => Ok(()),
+        }
+    }
+
+    /// Puts casts around the nodes; the gates stay float32.
+    fn run(&self, graph: &mut Graph) -> Result<(), Error> {
+        if self.attention_type == AttentionType::Model {
+            return Ok(());
+        }
+        let mut known = BTreeSet::new();
+        for mut node in std::mem::take(&mut graph.nodes) {
+            let attention = Call::of(graph, &node)?.is_some_and(|call| call.operator() == RoutedAttention::OPERATOR);
+            let wide = graph.value(&node.outputs[0]).filter(|wide| attention && wide.ty != ElementType::BF16);
+            let Some(wide) = wide else {
+                graph.nodes.push(node);
+                continue;
+            };
+            for (operand, name) in RoutedAttention::INPUTS.iter().zip(&mut node.inputs) {
+                if operand.ty == OperandType::T {
+                    *name = narrow(graph, &mut known, name);
+                }
+            }
+            let inner = Value { name: format!("{}/bf16", wide.name), ty: ElementType::BF16, ..wide.clone() };
+            node.outputs = vec![inner.name.clone()];
+            graph.nodes.push(node);
+            graph.nodes.push(cast(&inner.name, &wide));
+            graph.values.insert(inner.name.clone(), inner);
+        }
+        Ok(())
+    }
 }
 
 /// The name of `name` in bf16, which is cast once.

@@ -1,12 +1,24 @@
 //! Computes what follows from known dimensions alone: shapes, their concatenations, and constants of such shapes.
 
-use crate::encode::scalar_bytes;
+use super::Pass;
+use crate::error::Error;
 use crate::graph::{Attribute, Dim, ElementType, Graph, Initializer, Node, Source};
 
 /// Constants of more elements stay computed.
 const LARGEST: usize = 1 << 20;
 
-pub(super) fn run(graph: &mut Graph) {
+/// The pass.
+#[derive(Debug, Clone, Copy, Default, clap::Args)]
+pub struct FoldShapes {}
+
+impl Pass for FoldShapes {
+    fn run(&self, graph: &mut Graph) -> Result<(), Error> {
+        run(graph);
+        Ok(())
+    }
+}
+
+fn run(graph: &mut Graph) {
     for node in std::mem::take(&mut graph.nodes) {
         match constant(graph, &node) {
             Some(initializer) => {
@@ -37,7 +49,7 @@ fn constant(graph: &Graph, node: &Node) -> Option<Initializer> {
                 Attribute::Scalar(ty, value) if elements <= LARGEST => Some((*ty, *value)),
                 _ => None,
             })?;
-            (ty, dims, scalar_bytes(ty, value).repeat(elements))
+            (ty, dims, ty.bytes_of(value).repeat(elements))
         }
         _ => return None,
     };

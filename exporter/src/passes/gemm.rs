@@ -4,13 +4,26 @@
 //! Only where the number of tokens is known: the product's shape is then a constant. What fits into a core's cache is left
 //! alone, because flattening a value that others read as well copies it.
 
+use super::Pass;
+use crate::error::Error;
 use crate::graph::{Attribute, Dim, ElementType, Graph, Initializer, Node, Source, Value};
 use std::collections::BTreeMap;
 
 /// Elements of a row of the batch from which a product counts as wide: 2 MB of float32.
 const WIDE: usize = 1 << 19;
 
-pub(super) fn run(graph: &mut Graph) {
+/// The pass.
+#[derive(Debug, Clone, Copy, Default, clap::Args)]
+pub struct FlattenProducts {}
+
+impl Pass for FlattenProducts {
+    fn run(&self, graph: &mut Graph) -> Result<(), Error> {
+        run(graph);
+        Ok(())
+    }
+}
+
+fn run(graph: &mut Graph) {
     let mut readers: BTreeMap<String, usize> = BTreeMap::new();
     for name in graph.nodes.iter().flat_map(|node| &node.inputs).chain(graph.outputs.iter().map(|output| &output.name))
     {

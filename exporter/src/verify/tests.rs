@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::graph::{Initializer, Source};
-use crate::record;
+use crate::{record, weights};
 use half::f16;
 use moh_models::Checkpoint;
 use std::fs;
@@ -28,13 +28,13 @@ impl Staged {
         let options = crate::Options { dtype: Some(dtype), ..crate::Options::default() };
         let recorded = record::record(&model, record::Options { dtype, opset: 21, ir_version: 10 }).unwrap();
         let mut graph = recorded.clone();
-        passes::run(&mut graph, Gates::Hidden, options.attention);
+        passes::run(&mut graph, &options.passes).unwrap();
         let plan = Plan::new(&graph);
         let folder = tempfile::tempdir().unwrap();
         let staging = Staging::new(&folder.path().join("model.onnx")).unwrap();
         let staged = Staged { model, dtype, options, recorded, graph, plan, staging, _folder: folder };
         staged.write_model(&staged.graph);
-        write::write_data(&staged.graph, &staged.plan, &staged.data()).unwrap();
+        weights::write_data(&staged.graph, &staged.plan, &staged.data()).unwrap();
         staged
     }
 
@@ -44,7 +44,7 @@ impl Staged {
 
     fn write_model(&self, graph: &Graph) {
         let bytes = encode(graph, &self.plan, "model.onnx_data").unwrap();
-        write::write_file(&self.staging.model(), &bytes).unwrap();
+        staging::write_file(&self.staging.model(), &bytes).unwrap();
     }
 
     fn initializer(&self, name: &str) -> &Initializer {
@@ -76,8 +76,8 @@ impl Staged {
     /// Replaces the first element of a small tensor in the model file alone: the views that verification makes keep theirs.
     fn change_model(self, name: &str, value: f32) -> Staged {
         let mut bytes = Vec::new();
-        write::write_initializer(self.initializer(name), &mut bytes).unwrap();
-        let element = crate::encode::scalar_bytes(self.dtype, value);
+        weights::write_initializer(self.initializer(name), &mut bytes).unwrap();
+        let element = self.dtype.bytes_of(value);
         bytes[..element.len()].copy_from_slice(&element);
         let mut graph = self.graph.clone();
         let changed = graph.initializers.iter_mut().find(|init| init.name == name).unwrap();
@@ -118,8 +118,8 @@ fn what_was_exported_agrees() {
         };
         assert!(agreement.rows > 0 && agreement.error <= agreement.tolerance, "{agreement:?}");
         let expected = match dtype {
-            ElementType::F16 => (tolerance::model_output(moh_kernels::DType::F16), true),
-            _ => (tolerance::model_output(moh_kernels::DType::F32), false),
+            ElementType::F16 => (tolerance::model_output(moh_operators::DType::F16), true),
+            _ => (tolerance::model_output(moh_operators::DType::F32), false),
         };
         assert_eq!((agreement.tolerance, agreement.given_gates), expected);
         assert!(dtype != ElementType::F32 || agreement.rerouted == 0, "{agreement:?}");

@@ -1,6 +1,7 @@
 //! The safetensors container: 8 bytes of header length, a JSON header, the tensors' bytes without gaps.
 //!
 //! Source: the format section of <https://github.com/huggingface/safetensors>.
+//! Read here and not by the `safetensors` crate, which accepts a name that occurs twice, and whose errors name no tensor.
 
 use std::collections::{BTreeMap, btree_map::Entry};
 use std::fmt;

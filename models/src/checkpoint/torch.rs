@@ -12,14 +12,10 @@ use std::sync::Arc;
 
 use super::map::Map;
 use super::{Container, Weight, WeightType};
-use crate::error::Error;
+use crate::error::{ArchiveFault, Error};
 use pickle::{Node, Pickle, Tensor};
 use tensor::{View, element_type};
 use zip::Archive;
-
-pub use pickle::PickleFault;
-pub use tensor::TensorFault;
-pub use zip::ArchiveFault;
 
 /// Maps a file and checks the tensors of the dictionary below `key`, or of the only one that holds weights.
 pub(super) fn read(file: &Path, key: Option<&str>) -> Result<Container, Error> {

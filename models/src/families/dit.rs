@@ -6,9 +6,11 @@ use super::vit::to_tokens;
 use super::{Family, Inputs, Layer, Port, PortDim, Sizes, Workload};
 use crate::checkpoint::{Checkpoint, Config, Loader, Weight};
 use crate::error::Error;
-use crate::ops::{Attention, Conv, HeadLinear, Linear, Ops, Result, Tap, Type, Unary};
+use crate::layers::HeadLinear;
+use crate::ops::{Argument, Conv, Linear, Ops, Result, Tap, Type, Unary};
 use crate::router::{HeadCounts, HeadSet, Router, TwoStage, load_linear};
 use crate::sample::{Rng, Sample, SampleData};
+use moh_operators::{RoutedAttention, routed_attention};
 
 /// A DiT with its weights.
 pub struct Dit {
@@ -93,7 +95,7 @@ impl Family for Dit {
         if let (false, Some(key)) =
             (routed, ["shared_head", "routed_head", "shared_heads"].into_iter().find(|key| config.has(key)))
         {
-            return Err(config.rejects(key, "no such key in a dense `dit`", "a routed model: use --family moh-dit"));
+            return Err(config.rejects(key, "no such key in a dense `dit`", "a routed model, of family moh-dit"));
         }
         let (input_size, patch_size) = (config.positive("input_size")?, config.positive("patch_size")?);
         if !input_size.is_multiple_of(patch_size) {
@@ -313,12 +315,19 @@ fn attention<O: Ops>(ops: &mut O, block: &Block, x: &O::Value) -> Result<O::Valu
     ops.tap(Tap::AttentionInput, x)?;
     let gates = block.router.forward(ops, x)?;
     let num_heads = block.router.heads().num_heads;
-    let q = ops.routed_projection(x, &block.query, &gates)?;
+    let q = block.query.project(ops, x, &gates)?;
     let (k, v) = (ops.linear(x, &block.key)?, ops.linear(x, &block.value)?);
     let scale = (block.head_dim as f32).powf(-0.5);
-    let attention = Attention { num_heads, kv_num_heads: num_heads, scale, is_causal: false };
-    let x = ops.routed_attention(&q, &k, &v, &gates, None, attention)?;
-    let x = ops.routed_combine(&x, &block.proj, &gates)?;
+    let attributes = routed_attention::Attributes { num_heads, kv_num_heads: num_heads, scale, is_causal: false };
+    let inputs = routed_attention::Inputs {
+        query: Argument::Value(&q),
+        key: Argument::Value(&k),
+        value: Argument::Value(&v),
+        head_gates: Argument::Value(&gates),
+        attn_bias: None,
+    };
+    let x = ops.operator::<RoutedAttention>(attributes, &inputs)?;
+    let x = block.proj.combine(ops, &x, &gates)?;
     ops.tap(Tap::AttentionOutput, &x)?;
     Ok(x)
 }

@@ -14,10 +14,13 @@ mod rope;
 
 use super::{Family, Inputs, Layer, Port, PortDim, Sizes, Workload};
 use crate::checkpoint::{Checkpoint, Config, Loader, Weight};
+use crate::layers::HeadLinear;
 use crate::mixture::{ExpertCounts, Mixture};
-use crate::ops::{Activation, Attention, Binary, HeadLinear, Linear, Ops, Result, Tap, Type};
+use crate::ops::{Argument, Binary, Linear, Ops, Result, Tap, Type};
 use crate::router::{HeadCounts, HeadSet, QueryNorm, Router, TwoStage, load_linear};
 use crate::sample::{Rng, Sample, SampleData};
+use moh_operators::routed_mlp::Activation;
+use moh_operators::{RoutedAttention, routed_attention};
 use rope::{Rope, Rotation};
 
 /// A LLaMA with its weights.
@@ -356,7 +359,7 @@ impl Llama {
             }
             Routing::Input(router) => {
                 let gates = router.forward(ops, x)?;
-                let q = ops.routed_projection(x, &block.q_proj.clone().over_heads(self.num_heads), &gates)?;
+                let q = block.q_proj.clone().over_heads(self.num_heads).project(ops, x, &gates)?;
                 (ops.reshape(&q, &[0, 0, heads, dim])?, gates)
             }
         };
@@ -371,14 +374,21 @@ impl Llama {
             ops.concat(&[past, &new], 2)
         };
         let (k, v) = (append(ops, past_k, &k)?, append(ops, past_v, &v)?);
-        let attention = Attention {
+        let attributes = routed_attention::Attributes {
             num_heads: self.num_heads,
             kv_num_heads: self.kv_num_heads,
             scale: (self.head_dim as f32).powf(-0.5),
             is_causal: true,
         };
-        let x = ops.routed_attention(&q, &k, &v, &gates, Some(bias), attention)?;
-        let x = ops.routed_combine(&x, &block.o_proj, &gates)?;
+        let inputs = routed_attention::Inputs {
+            query: Argument::Value(&q),
+            key: Argument::Value(&k),
+            value: Argument::Value(&v),
+            head_gates: Argument::Value(&gates),
+            attn_bias: Some(Argument::Value(bias)),
+        };
+        let x = ops.operator::<RoutedAttention>(attributes, &inputs)?;
+        let x = block.o_proj.combine(ops, &x, &gates)?;
         ops.tap(Tap::AttentionOutput, &x)?;
         Ok((x, [k, v]))
     }

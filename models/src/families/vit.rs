@@ -8,10 +8,11 @@ mod constants;
 use super::{Family, Inputs, Layer, Port, PortDim, Sizes, Workload};
 use crate::checkpoint::{Checkpoint, Config, Loader, Weight};
 use crate::mixture::{ExpertCounts, Mixture};
-use crate::ops::{Activation, Conv, Linear, Ops, Reduce, Result, Tap, Type, Unary};
+use crate::ops::{Conv, Linear, Ops, Reduce, Result, Tap, Type, Unary};
 use crate::router::{HeadCounts, HeadSet, Router, TwoStage, load_linear};
 use crate::sample::{Rng, Sample};
 use attention::{Module, Raw};
+use moh_operators::routed_mlp::Activation;
 
 /// A ViT with its weights.
 pub struct Vit {

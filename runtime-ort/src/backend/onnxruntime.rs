@@ -13,7 +13,7 @@ use crate::options::{Notice, Options};
 use crate::tensor::Tensor;
 use crate::value::{Repr, Value, from_ort_type, unknown};
 use device::Binding;
-use moh_kernels::schema::DOMAIN;
+use moh_operators::DOMAIN;
 use ort::session::builder::SessionBuilder;
 use ort::session::{Session, SessionInputValue};
 use ort::value::{Outlet, PrimitiveTensorElementType, TensorRef, ValueType};

@@ -7,7 +7,7 @@ use crate::header::Header;
 use crate::info::{Dim, TensorInfo};
 use crate::options::Options;
 use crate::value::{Repr, Value, unknown};
-use moh_kernels::schema::DOMAIN;
+use moh_operators::DOMAIN;
 use std::collections::{BTreeMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};

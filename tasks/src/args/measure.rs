@@ -7,10 +7,10 @@ use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct SizeArgs {
-    /// Sequences, or images, of a run.
+    /// Batch size.
     #[arg(long, value_name = "N", default_value = "1")]
     pub(crate) batch: NonZeroUsize,
-    /// Tokens of a sequence [default: 128, or the model's longest].
+    /// Sequence length in tokens [default: 128, or the model's longest].
     #[arg(long, value_name = "N")]
     pub(crate) sequence: Option<NonZeroUsize>,
 }
@@ -21,7 +21,7 @@ pub(crate) struct ProfileArgs {
     pub(crate) model: PathBuf,
     #[command(flatten)]
     pub(crate) sizes: SizeArgs,
-    /// Runs to take the median of.
+    /// Timed runs; the median is printed.
     #[arg(long, value_name = "N", default_value = "10")]
     pub(crate) runs: NonZeroUsize,
     /// The number of nodes to print.
@@ -41,22 +41,22 @@ pub(crate) struct ProfileArgs {
 pub(crate) struct BenchArgs {
     /// The .onnx file, or the folder that holds model.onnx.
     pub(crate) model: PathBuf,
-    /// Sequences, or images, of a run: one number or several.
+    /// Batch sizes.
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1")]
     pub(crate) batch: Vec<NonZeroUsize>,
-    /// Tokens of a sequence: one number or several [default: 128, or the model's longest].
+    /// Sequence lengths in tokens [default: 128, or the model's longest].
     #[arg(long, value_name = "N,...", value_delimiter = ',')]
     pub(crate) sequence: Vec<NonZeroUsize>,
-    /// Threads: one number or several [default: one a processor].
+    /// Numbers of threads [default: one per processor].
     #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = super::runtime::threads)]
     pub(crate) threads: Vec<NonZeroUsize>,
-    /// What to compare [default: everything that is there].
+    /// Runtimes to compare [default: all that are available].
     #[arg(long, value_enum, value_name = "RUNTIME,...", value_delimiter = ',')]
     pub(crate) runtime: Vec<BenchRuntime>,
-    /// Seconds for each runtime, at each size.
+    /// Seconds per runtime and size.
     #[arg(long, default_value = "2", value_parser = seconds)]
     pub(crate) seconds: f64,
-    /// The fewest runs of each runtime, at each size.
+    /// Minimum runs per runtime and size.
     #[arg(long, value_name = "N", default_value = "5")]
     pub(crate) runs: NonZeroUsize,
     /// Print JSON.
@@ -71,7 +71,7 @@ pub(crate) struct BenchArgs {
 pub(crate) enum BenchRuntime {
     /// onnxruntime with the ai.moh kernels.
     Ort,
-    /// onnxruntime without them: it runs the bodies that the model carries, which compute every head.
+    /// onnxruntime without them: it runs the function bodies in the model, which compute every head.
     OrtBodies,
     /// tract.
     Tract,

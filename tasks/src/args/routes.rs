@@ -19,10 +19,10 @@ pub(crate) struct RoutesArgs {
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
-    /// How far a diffusion model has come: 999 is noise, 0 the image.
+    /// The timestep at which a diffusion model is shown: 999 is pure noise, 0 the image.
     #[arg(long, value_name = "T", default_value = "500")]
     pub(crate) timestep: usize,
-    /// The noise that a diffusion model begins with.
+    /// Seed of a diffusion model's noise.
     #[arg(long, default_value = "0")]
     pub(crate) seed: u64,
     #[command(flatten)]

@@ -13,10 +13,10 @@ pub(crate) struct RuntimeArgs {
     /// Threads to use [default: the runtime's choice].
     #[arg(long, value_name = "N", value_parser = threads)]
     threads: Option<NonZeroUsize>,
-    /// Do not load the ai.moh kernels: onnxruntime runs the bodies that the model carries.
+    /// Do not load the ai.moh kernels: onnxruntime runs the function bodies in the model, which compute every head.
     #[arg(long, conflicts_with = "ops_library")]
     no_custom_ops: bool,
-    /// Pack the ai.moh operators' weights once, not at every run: faster, but onnxruntime holds these weights twice.
+    /// Pack the weights of ai.moh operators once, at load: faster, but onnxruntime keeps these weights twice.
     #[arg(long, conflicts_with = "no_custom_ops")]
     pack_weights: bool,
     #[command(flatten)]

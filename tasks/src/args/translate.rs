@@ -13,19 +13,19 @@ pub(crate) struct TranslateArgs {
     /// A text to translate [default: every line of standard input].
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub(crate) text: Vec<String>,
-    /// Hypotheses that are followed at a time; 1 is greedy.
+    /// Beam width; 1 is greedy search.
     #[arg(long, value_name = "N", default_value = "4")]
     pub(crate) beams: NonZeroUsize,
-    /// Power of the length that hypotheses' log-probabilities are divided by.
+    /// Length penalty: a hypothesis's log-probability is divided by its length to the power of P.
     #[arg(long, value_name = "P", default_value = "0.6", allow_negative_numbers = true)]
     pub(crate) length_penalty: f64,
     /// The most tokens of a translation.
     #[arg(long, value_name = "N", default_value = "200")]
     pub(crate) max_tokens: NonZeroUsize,
-    /// Texts are tokens' numbers, before and after; no tokenizer is needed.
+    /// Read and print token ids instead of text; no tokenizer is needed.
     #[arg(long)]
     pub(crate) ids: bool,
-    /// Print all hypotheses and their scores as JSON, a line each text.
+    /// Print all hypotheses and their scores as JSON, one line per text.
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]

@@ -154,7 +154,7 @@ impl Source {
 
     fn rejects(&self, key: &str, expected: &str, found: &str) -> Error {
         let reason = format!("{key}: expected {expected}, found {found}");
-        Error::Malformed { path: self.path.clone(), expected: "an image configuration", reason }
+        Error::malformed(&self.path, "an image configuration", reason)
     }
 
     /// A number for every channel, or one for all; `None` for null.

@@ -17,7 +17,9 @@ pub(super) fn load_tokenizer(folder: &Path, vocabulary: Option<usize>) -> Result
     let path = &folder.join("tokenizer.json");
     let text =
         std::fs::read(path).with_context(|| format!("{}: the model's tokenizer must be beside it", path.display()))?;
-    let tokenizer = Tokenizer::from_bytes(text).map_err(|e| anyhow!("{}: not a tokenizer: {e}", path.display()))?;
+    let tokenizer = Tokenizer::from_bytes(text)
+        .map_err(|e| anyhow!(e))
+        .with_context(|| format!("{}: not a tokenizer", path.display()))?;
     // Vocabularies may be padded to a round size, so the model may know more.
     let tokens = tokenizer.get_vocab(true);
     if let (Some(vocabulary), Some((token, &id))) = (vocabulary, tokens.iter().max_by_key(|(_, id)| **id)) {
@@ -46,7 +48,7 @@ fn read_prompt() -> Result<String> {
 
 /// A text's tokens; for an empty text the one that begins texts.
 pub(super) fn encode(tokenizer: &Tokenizer, text: &str, config: &GenerationConfig) -> Result<Vec<u32>> {
-    let encoding = tokenizer.encode(text, true).map_err(|e| anyhow!("cannot tokenize the prompt: {e}"))?;
+    let encoding = tokenizer.encode(text, true).map_err(|e| anyhow!(e)).context("cannot tokenize the prompt")?;
     let begin = config.begin.and_then(|id| u32::try_from(id).ok());
     match (encoding.get_ids(), begin) {
         ([], Some(begin)) => Ok(vec![begin]),

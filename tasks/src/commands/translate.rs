@@ -71,7 +71,7 @@ fn tokens(
 ) -> Result<Vec<i64>> {
     let mut ids: Vec<i64> = match tokenizer {
         Some(tokenizer) => {
-            let encoding = tokenizer.encode(line, true).map_err(|e| anyhow!("cannot tokenize the text: {e}"))?;
+            let encoding = tokenizer.encode(line, true).map_err(|e| anyhow!(e)).context("cannot tokenize the text")?;
             encoding.get_ids().iter().map(|&id| i64::from(id)).collect()
         }
         None => {
@@ -101,7 +101,7 @@ fn show(
         match tokenizer {
             Some(tokenizer) => {
                 let ids: Vec<u32> = ids.filter_map(|id| u32::try_from(id).ok()).collect();
-                tokenizer.decode(&ids, true).map_err(|e| anyhow!("cannot decode the translation: {e}"))
+                tokenizer.decode(&ids, true).map_err(|e| anyhow!(e)).context("cannot decode the translation")
             }
             None => Ok(ids.map(|id| id.to_string()).collect::<Vec<_>>().join(" ")),
         }

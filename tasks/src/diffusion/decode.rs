@@ -93,15 +93,10 @@ impl Decoder {
 /// Pictures from (batch, 1 or 3, height, width) float32 numbers of -1 (black) to 1; what is beyond is cut.
 ///
 /// # Errors
-/// [`Error::Length`] for another shape, [`Error::Runtime`] for another type.
+/// [`Error::Samples`] for another shape or type.
 pub fn pictures(samples: &Tensor) -> Result<Vec<Picture>> {
-    let numbers = samples.as_slice::<f32>().ok_or_else(|| moh_runtime::Error::ElementType {
-        tensor: "samples".to_owned(),
-        expected: ElementType::F32.to_string(),
-        found: samples.element_type().to_string(),
-    })?;
-    let &[_, channels @ (1 | 3), height, width] = samples.shape() else {
-        return Err(Error::Length { shape: samples.shape().to_vec(), expected: 0, found: numbers.len() });
+    let (&[_, channels @ (1 | 3), height, width], Some(numbers)) = (samples.shape(), samples.as_slice::<f32>()) else {
+        return Err(Error::Samples { found: format!("{} {:?}", samples.element_type(), samples.shape()) });
     };
     let plane = height * width;
     let sample = |x: f32| (f64::from(x) * 127.5 + 128.0).clamp(0.0, 255.0) as u8;

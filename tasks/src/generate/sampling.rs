@@ -5,18 +5,18 @@ use crate::random::Random;
 /// How tokens are drawn. The filters apply in this order: `top_k`, then `top_p` of what is left.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sampling {
-    /// What logits are divided by: below 1 the probable become more probable, above less. Positive.
+    /// Divides the logits: below 1 favours probable tokens, above 1 flattens the distribution. Positive.
     pub temperature: f64,
-    /// Only so many of the most probable tokens; `None`: all.
+    /// Sample from this many of the most probable tokens; `None`: all.
     pub top_k: Option<usize>,
-    /// Only the most probable tokens that together reach this probability, 0 to 1; 1 is all.
+    /// Sample from the most probable tokens whose probabilities add up to this, 0 to 1; 1 is all.
     pub top_p: f64,
-    /// What is drawn from; the same gives the same tokens.
+    /// Seed; the same seed gives the same tokens.
     pub seed: u64,
 }
 
 impl Sampling {
-    /// What is not as it has to be.
+    /// The first option out of its range.
     pub(super) fn problem(&self) -> Option<String> {
         if !(self.temperature > 0.0 && self.temperature.is_finite()) {
             return Some(format!("temperature: expected a positive number, found {}", self.temperature));
@@ -148,6 +148,24 @@ mod tests {
             &shares(&PROBABILITIES.map(f32::ln), &Sampling { top_k: Some(2), top_p: 0.5, ..plain() }),
             &[0.0, 1.0, 0.0, 0.0],
         );
+    }
+
+    /// The probabilities that top_p adds up are those at the temperature.
+    #[test]
+    fn filters_apply_at_the_temperature() {
+        // 1/30, 16/30, 4/30 and 9/30.
+        let cold = Sampling { temperature: 0.5, ..plain() };
+        near(
+            &shares(&PROBABILITIES.map(f32::ln), &Sampling { top_p: 0.75, ..cold.clone() }),
+            &[0.0, 16.0 / 25.0, 0.0, 9.0 / 25.0],
+        );
+        near(
+            &shares(&PROBABILITIES.map(f32::ln), &Sampling { top_k: Some(3), top_p: 0.9, ..cold }),
+            &[0.0, 16.0 / 29.0, 4.0 / 29.0, 9.0 / 29.0],
+        );
+        // Nearly equal ones: three of them are above two thirds, and above 0.7 no two are.
+        let warm = Sampling { temperature: 100.0, top_p: 0.7, ..plain() };
+        near(&shares(&PROBABILITIES.map(f32::ln), &warm), &[0.0, 0.336, 0.331, 0.334]);
     }
 
     #[test]

@@ -9,6 +9,9 @@ use zune_jpeg::JpegDecoder;
 use zune_jpeg::zune_core::colorspace::ColorSpace;
 use zune_jpeg::zune_core::options::DecoderOptions;
 
+/// Why bytes are no picture: a decoder's error, or words.
+type Reason = Box<dyn std::error::Error + Send + Sync>;
+
 const PNG: &[u8] = b"\x89PNG\r\n\x1a\n";
 const JPEG: &[u8] = b"\xff\xd8\xff";
 /// A bound for what a small file may claim to unpack to.
@@ -28,49 +31,49 @@ impl Picture {
         let decoded = match () {
             () if bytes.starts_with(PNG) => decode_png(&bytes),
             () if bytes.starts_with(JPEG) => decode_jpeg(&bytes),
-            () => Err("it begins like neither".to_owned()),
+            () => Err("it begins like neither".into()),
         };
-        decoded.map_err(|reason| Error::Malformed { path: path.to_owned(), expected: "a PNG or JPEG image", reason })
+        decoded.map_err(|reason| Error::malformed(path, "a PNG or JPEG image", reason))
     }
 }
 
-fn decode_png(bytes: &[u8]) -> std::result::Result<Picture, String> {
+fn decode_png(bytes: &[u8]) -> std::result::Result<Picture, Reason> {
     let mut decoder = png::Decoder::new(Cursor::new(bytes));
     decoder.set_transformations(Transformations::normalize_to_color8());
-    let mut reader = decoder.read_info().map_err(|e| e.to_string())?;
+    let mut reader = decoder.read_info()?;
     let (width, height) = (reader.info().width as usize, reader.info().height as usize);
     check_size(width, height)?;
     let mut samples = vec![0; reader.output_buffer_size().ok_or("it is too large")?];
-    let frame = reader.next_frame(&mut samples).map_err(|e| e.to_string())?;
+    let frame = reader.next_frame(&mut samples)?;
     samples.truncate(frame.buffer_size());
     let (stored, channels) = match frame.color_type {
         ColorType::Grayscale => (1, 1),
         ColorType::GrayscaleAlpha => (2, 1),
         ColorType::Rgb => (3, 3),
         ColorType::Rgba => (4, 3),
-        ColorType::Indexed => return Err("its palette was not applied".to_owned()),
+        ColorType::Indexed => return Err("its palette was not applied".into()),
     };
     if stored != channels {
         samples = samples.chunks_exact(stored).flat_map(|pixel| &pixel[..channels]).copied().collect();
     }
-    Picture::new(width, height, channels, samples).map_err(|e| e.to_string())
+    Ok(Picture::new(width, height, channels, samples)?)
 }
 
-fn decode_jpeg(bytes: &[u8]) -> std::result::Result<Picture, String> {
+fn decode_jpeg(bytes: &[u8]) -> std::result::Result<Picture, Reason> {
     let options = DecoderOptions::default().jpeg_set_out_colorspace(ColorSpace::RGB);
     let mut decoder = JpegDecoder::new_with_options(Cursor::new(bytes), options);
-    decoder.decode_headers().map_err(|e| e.to_string())?;
+    decoder.decode_headers()?;
     let info = decoder.info().ok_or("it has no header")?;
     let (width, height) = (usize::from(info.width), usize::from(info.height));
     check_size(width, height)?;
-    let samples = decoder.decode().map_err(|e| e.to_string())?;
-    Picture::new(width, height, 3, samples).map_err(|e| e.to_string())
+    let samples = decoder.decode()?;
+    Ok(Picture::new(width, height, 3, samples)?)
 }
 
-fn check_size(width: usize, height: usize) -> std::result::Result<(), String> {
+fn check_size(width: usize, height: usize) -> std::result::Result<(), Reason> {
     match width.checked_mul(height) {
         Some(1..=MOST_PIXELS) => Ok(()),
-        _ => Err(format!("expected 1 to {MOST_PIXELS} pixels, found {width} x {height}")),
+        _ => Err(format!("expected 1 to {MOST_PIXELS} pixels, found {width} x {height}").into()),
     }
 }
 
@@ -79,6 +82,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use png::BitDepth;
+    use std::error::Error as _;
     use std::path::PathBuf;
 
     fn write(bytes: &[u8]) -> (tempfile::TempDir, PathBuf) {
@@ -139,8 +143,9 @@ mod tests {
         let complete = png(ColorType::Grayscale, BitDepth::Eight, &[], &[7, 9]);
         for bytes in [&b""[..], b"GIF89a", PNG, &complete[..complete.len() - 20], b"\xff\xd8\xff\xe0broken"] {
             let (_folder, path) = write(bytes);
-            let message = Picture::open(&path).unwrap_err().to_string();
-            assert!(message.contains("picture: not a PNG or JPEG image: "), "{message}");
+            let error = Picture::open(&path).unwrap_err();
+            assert!(error.to_string().ends_with("picture: not a PNG or JPEG image"), "{error}");
+            assert!(error.source().is_some_and(|reason| !reason.to_string().is_empty()), "{error:?}");
         }
         let message = Picture::open(Path::new("/nowhere.png")).unwrap_err().to_string();
         assert_eq!(message, "/nowhere.png: image not found");

@@ -24,10 +24,7 @@ impl Picture {
     }
 
     fn png_for(&self, path: &Path) -> Result<Vec<u8>> {
-        let failed = |e: png::EncodingError| Error::Write {
-            path: path.to_owned(),
-            source: std::io::Error::other(e.to_string()),
-        };
+        let failed = |e: png::EncodingError| Error::Write { path: path.to_owned(), source: std::io::Error::other(e) };
         self.encode_png().map_err(failed)
     }
 

@@ -1,4 +1,4 @@
-//! Runtimes side by side.
+//! Latency of several models, or of one in several runtimes.
 
 use super::timings::Timings;
 use super::workload::{Phase, Sizes, Workload};
@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 /// How long to measure.
 #[derive(Debug, Clone, Copy)]
 pub struct Effort {
-    /// Time of each model's runs.
+    /// Minimum total time of each model's runs.
     pub time: Duration,
-    /// The fewest runs of each model.
+    /// Minimum runs of each model.
     pub runs: usize,
 }
 
@@ -19,11 +19,11 @@ pub struct Effort {
 const MOST_RUNS: usize = 100_000;
 /// Runs before those that count.
 const WARM_UP: usize = 2;
-/// Threads that wait for work turn for a while: not in another model's time.
+/// Idle threads spin for a while after a run; the pause keeps that out of the next model's time.
 const PAUSE: Duration = Duration::from_millis(3);
 
-/// Times of one model after the other, again and again, so that what disturbs one disturbs all of them; each round begins with
-/// another one. Every model gets inputs of the same numbers.
+/// Runs the models interleaved, one run each per round, so that a disturbance hits all of them; rounds begin with different
+/// models. All models get the same inputs.
 ///
 /// # Errors
 /// As [`Workload::inputs`] and [`Model::run`].

@@ -1,6 +1,6 @@
 //! What a node of an exported model is for: read from its name, which holds the path of its module, and its operator.
 
-use moh_kernels::schema::OPERATORS;
+use moh_operators::{self as operators, OPERATORS, Operator};
 
 /// How onnxruntime begins the names of an inlined function's nodes.
 const INLINED: &str = "_inlfunc_";
@@ -31,7 +31,7 @@ impl Kernel {
 
     /// Of a node.
     pub(super) fn of(name: &str, op_type: &str) -> Kernel {
-        match (is_ours(op_type), body_of(name)) {
+        match (operators::operator(op_type).is_some(), body_of(name)) {
             (true, _) => Kernel::Moh,
             (false, Some(_)) => Kernel::Body,
             (false, None) => Kernel::Runtime,
@@ -78,14 +78,8 @@ impl Part {
 
     /// Of a node.
     pub(super) fn of(name: &str, op_type: &str) -> Part {
-        let operator = if is_ours(op_type) { Some(op_type) } else { body_of(name) };
-        if let Some(operator) = operator {
-            return match operator {
-                "RoutedProjection" | "RoutedCombine" => Part::Projections,
-                "RoutedMLP" => Part::Mlp,
-                _ if operator.ends_with("Attention") => Part::Attention,
-                _ => Part::Router,
-            };
+        if let Some(operator) = operators::operator(op_type).or_else(|| body_of(name)) {
+            return operator.part.into();
         }
         let (path, node) = name.split_once('/').unwrap_or((name, ""));
         let modules: Vec<&str> = path.split('.').collect();
@@ -104,17 +98,24 @@ impl Part {
     }
 }
 
-fn is_ours(op_type: &str) -> bool {
-    OPERATORS.iter().any(|operator| operator.name == op_type)
+impl From<operators::Part> for Part {
+    fn from(part: operators::Part) -> Part {
+        match part {
+            operators::Part::Attention => Part::Attention,
+            operators::Part::Projections => Part::Projections,
+            operators::Part::Router => Part::Router,
+            operators::Part::Mlp => Part::Mlp,
+        }
+    }
 }
 
 /// The operator whose body a node is of: inlined by onnxruntime, or by the exporter.
-fn body_of(name: &str) -> Option<&'static str> {
+fn body_of(name: &str) -> Option<&'static Operator> {
     let inside = |operator: &str| {
         let inlined = name.strip_prefix(INLINED).and_then(|rest| rest.strip_prefix(operator));
         inlined.is_some_and(|rest| rest.starts_with('_')) || name.contains(&format!("/{operator}/"))
     };
-    OPERATORS.iter().map(|operator| operator.name).find(|operator| inside(operator))
+    OPERATORS.iter().copied().find(|operator| inside(operator.name))
 }
 
 #[cfg(test)]

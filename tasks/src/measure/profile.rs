@@ -43,14 +43,14 @@ impl Profile {
     }
 }
 
-/// What came of [`profile`].
+/// The result of [`profile`].
 #[derive(Debug)]
 pub struct Profiled {
     /// The model.
     pub model: Model,
-    /// What it ran on.
+    /// Batch size and sequence length.
     pub sizes: Sizes,
-    /// Whether it has sequences.
+    /// Whether the model takes sequences.
     pub takes_sequence: bool,
     /// One profile for each of [`Workload::phases`].
     pub profiles: Vec<Profile>,
@@ -58,7 +58,7 @@ pub struct Profiled {
     pub trace: Option<PathBuf>,
 }
 
-/// Loads the model in `path` and runs it `runs` times on made-up inputs, after one run that does not count.
+/// Loads the model in `path` and runs it `runs` times on synthetic inputs, after one warm-up run.
 ///
 /// onnxruntime writes its own profile to a file in `folder`; tract is timed node by node.
 ///

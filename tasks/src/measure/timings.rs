@@ -1,4 +1,4 @@
-//! Times of the same thing done again and again.
+//! Times of repeated runs.
 
 use std::time::Duration;
 

@@ -38,12 +38,8 @@ pub(super) struct NodeRun {
 /// [`Error::Read`] or [`Error::Malformed`].
 pub(super) fn read(path: &Path) -> Result<Vec<Vec<NodeRun>>> {
     let text = std::fs::read(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
-    let malformed = |e: serde_json::Error| Error::Malformed {
-        path: path.to_owned(),
-        expected: "a profile of onnxruntime",
-        reason: e.to_string(),
-    };
-    let events: Vec<Event> = serde_json::from_slice(&text).map_err(malformed)?;
+    let malformed = |e| Error::malformed(path, "a profile of onnxruntime", e);
+    let events: Vec<Event> = serde_json::from_slice::<Vec<Event>>(&text).map_err(malformed)?;
     let mut windows: Vec<(u64, u64)> = events
         .iter()
         .filter(|event| event.cat == "Session" && event.name == "model_run")

@@ -1,4 +1,4 @@
-//! Inputs to measure a model with, made up from what it takes.
+//! Synthetic inputs to measure a model with, made from the names, types and shapes of its inputs.
 
 use crate::error::{Error, Result};
 use crate::files::read_json;
@@ -19,12 +19,12 @@ const TIMESTEPS: f64 = 1000.0;
 /// Tokens below are special ones, padding among them.
 const SPECIAL: usize = 4;
 
-/// How much a run is given.
+/// Sizes of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sizes {
-    /// Sequences, or images.
+    /// Batch size.
     pub batch: usize,
-    /// Tokens of a sequence; nothing to models of images.
+    /// Sequence length in tokens; unused by models of images.
     pub sequence: usize,
 }
 
@@ -50,7 +50,7 @@ impl Phase {
     }
 }
 
-/// What a model can be run on.
+/// Synthetic inputs for one model.
 #[derive(Debug, Clone)]
 pub struct Workload {
     /// Inputs that are caches, and the positions of the outputs that continue them.
@@ -78,10 +78,10 @@ struct Config {
 }
 
 impl Workload {
-    /// Looks at what `model` takes; the vocabulary's size comes from its logits, else from `config.json` beside it.
+    /// Reads the inputs of `model`; the vocabulary's size comes from its logits, else from `config.json` beside it.
     ///
     /// # Errors
-    /// [`Error::Request`] for an input that nothing can be made up for, [`Error::Read`] or [`Error::Malformed`] for the
+    /// [`Error::Request`] for an input with an unknown dimension, [`Error::Read`] or [`Error::Malformed`] for the
     /// file.
     pub fn new(model: &Model) -> Result<Workload> {
         let folder = model.path().parent().unwrap_or(Path::new(""));
@@ -110,13 +110,13 @@ impl Workload {
             vocabulary: vocabulary.unwrap_or(1).max(1),
             longest: GenerationConfig::from_folder(folder)?.max_length,
         };
-        // What cannot be made up is found now.
+        // Unknown dimensions are errors here, not in a run.
         let probe = Lengths { batch: 1, sequence: 1, past: 0, source: 1, source_past: 0 };
         model.inputs().iter().try_for_each(|input| dims(model, input, probe).map(drop))?;
         Ok(workload)
     }
 
-    /// The kinds of runs that tell something about the model.
+    /// The phases to measure: prefill and decode for a model with a cache, else forward.
     pub fn phases(&self) -> &'static [Phase] {
         match self.caches.is_empty() || self.fixed.1.is_some() {
             true => &[Phase::Forward],
@@ -124,7 +124,7 @@ impl Workload {
         }
     }
 
-    /// Whether the length of a sequence means anything to the model.
+    /// Whether the model takes sequences.
     pub fn takes_sequence(&self) -> bool {
         self.takes_sequence
     }
@@ -158,7 +158,7 @@ impl Workload {
         }
     }
 
-    /// How many tokens, or images, a run is about, and which of them.
+    /// How many tokens or images a run processes, and which of the two.
     pub fn items(&self, phase: Phase, sizes: Sizes) -> (usize, &'static str) {
         match (self.takes_sequence, phase) {
             (false, _) => (sizes.batch, "images"),
@@ -239,7 +239,7 @@ impl Workload {
 fn dims(model: &Model, info: &TensorInfo, lengths: Lengths) -> Result<Vec<usize>> {
     let unknown = |dim: &Dim| Error::Request {
         path: model.path().to_owned(),
-        reason: format!("cannot make up inputs: how long is {dim} in the input {info}?"),
+        reason: format!("cannot make inputs: the size of dimension {dim} of input {info} is unknown"),
     };
     let of = |(axis, dim): (usize, &Dim)| match dim {
         Dim::Fixed(size) => Ok(*size),

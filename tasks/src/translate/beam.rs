@@ -5,10 +5,9 @@ use crate::error::{Error, Result};
 /// How to search.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BeamOptions {
-    /// Hypotheses that are followed at a time; 1 is greedy.
+    /// Beam width; 1 is greedy search.
     pub beams: usize,
-    /// Hypotheses compare by the sum of their tokens' log-probabilities over their length to this power: 0 prefers short ones, 1
-    /// takes the mean.
+    /// A hypothesis's log-probability is divided by its length to this power: 0 prefers short ones, 1 takes the mean per token.
     pub length_penalty: f64,
     /// The most tokens of a hypothesis.
     pub max_tokens: usize,
@@ -16,7 +15,7 @@ pub struct BeamOptions {
     pub start: i64,
     /// The token that ends a hypothesis; it is part of it.
     pub end: i64,
-    /// A token that is never taken, if there is one.
+    /// A token that is never generated, if there is one.
     pub padding: Option<i64>,
 }
 
@@ -25,7 +24,7 @@ pub struct BeamOptions {
 pub struct Hypothesis {
     /// Its tokens, with the one that ends it if it came to its end.
     pub tokens: Vec<i64>,
-    /// What hypotheses compare by.
+    /// Log-probability over length to the power of the length penalty.
     pub score: f64,
 }
 
@@ -62,13 +61,13 @@ impl BeamOptions {
 /// those that are cut off at the most tokens compare with them.
 ///
 /// # Errors
-/// [`Error::Prompt`] for options that make no sense, or where no logit is a number; what `step` fails with.
+/// [`Error::Setting`] for options out of range, [`Error::NoLogits`], and the errors of `step`.
 pub(super) fn search(
     options: &BeamOptions,
     mut step: impl FnMut(&[usize], &[i64]) -> Result<Vec<Vec<f32>>>,
 ) -> Result<Vec<Hypothesis>> {
     if let Some(problem) = options.problem() {
-        return Err(Error::Prompt(problem));
+        return Err(Error::Setting(problem));
     }
     let mut live = vec![Live { tokens: Vec::new(), log_probability: 0.0 }];
     let (mut parents, mut newest) = (vec![0], vec![options.start]);
@@ -77,9 +76,7 @@ pub(super) fn search(
         let logits = step(&parents, &newest)?;
         let candidates = best(&live, &logits, options);
         if candidates.is_empty() {
-            return Err(Error::Prompt(
-                "the model gives no probabilities for what follows: no logit is a number".to_owned(),
-            ));
+            return Err(Error::NoLogits);
         }
         let mut next = Vec::with_capacity(options.beams);
         (parents, newest) = (Vec::new(), Vec::new());
@@ -247,7 +244,7 @@ mod tests {
     fn what_makes_no_sense_is_refused() {
         let nothing = |_: &[usize], _: &[i64]| Ok(vec![vec![f32::NAN; 4]]);
         for bad in [options(0, 1.0, 4), options(1, 1.0, 0), options(1, f64::NAN, 4)] {
-            assert!(matches!(search(&bad, nothing), Err(Error::Prompt(_))));
+            assert!(matches!(search(&bad, nothing), Err(Error::Setting(_))));
         }
         assert!(search(&options(1, 1.0, 4), nothing).unwrap_err().to_string().contains("no logit is a number"));
     }

@@ -87,6 +87,24 @@ fn every_line_is_continued_and_a_bad_one_is_told() {
     assert_eq!(errors, "error: the prompt has 12 tokens, the model's longest sequence is 12\n");
 }
 
+/// A batch is as long as its longest prompt, whichever place that has.
+#[test]
+fn the_longest_prompt_of_a_batch_leaves_the_room() {
+    let folder = letters();
+    std::fs::write(folder.path().join("config.json"), r#"{"max_position_embeddings": 8}"#).unwrap();
+    let base = ["generate", text(folder.path()), "--runtime", "tract", "--max-tokens", "9"];
+    for prompts in [["bad", "facade"], ["facade", "bad"]] {
+        let flags = prompts.map(|prompt| ["--prompt", prompt]).concat();
+        let (success, printed, errors) = run(&[&base[..], &flags].concat());
+        assert!(success, "{errors}");
+        let [first, second] = prompts.map(|prompt| continuation(prompt, 2));
+        assert_eq!(printed, format!("==> prompt 1 <==\n{first}\n==> prompt 2 <==\n{second}\n"));
+        assert!(errors.contains("note: at most 2 tokens, because the model's longest sequence is 8"), "{errors}");
+    }
+    let errors = refusal(&[&base[..], &["--prompt", "a", "--prompt", "facadeab"]].concat());
+    assert!(errors.contains("the prompt has 8 tokens, the model's longest sequence is 8"), "{errors}");
+}
+
 #[test]
 fn wrong_use_is_explained() {
     let folder = letters();

@@ -97,7 +97,7 @@ fn tokens_drawn_at_random_depend_on_the_seed_and_the_place() {
         let sampling = Some(Sampling { temperature: -1.0, top_k: None, top_p: 1.0, seed: 0 });
         let options = GenerateOptions { max_tokens: 1, sampling, ..GenerateOptions::default() };
         let error = model.generate(&prompts, &options, go_on).unwrap_err().to_string();
-        assert_eq!(error, "prompt: temperature: expected a positive number, found -1");
+        assert_eq!(error, "temperature: expected a positive number, found -1");
     }
 }
 

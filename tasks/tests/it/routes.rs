@@ -88,7 +88,10 @@ fn heads_of_an_image() {
 fn wrong_use_is_explained() {
     let (folder, model) = counter();
     let errors = refusal(&["routes", text(&model), "a", "--runtime", "tract"]);
-    assert!(errors.contains("expected a model that moh-export wrote with --output-gates"), "{errors}");
+    assert!(
+        errors.contains("expected outputs gates.*, found none: moh-export writes them with `--output-gates`"),
+        "{errors}"
+    );
     assert!(refusal(&["routes", "/nowhere", "a"]).contains("/nowhere: model not found"));
     drop(folder);
     let (folder, model) = counter_with_gates();

@@ -121,6 +121,42 @@ fn indifferent() -> (TempDir, PathBuf) {
     write(&graph)
 }
 
+/// A model that sees no noise, and whose variance is that of the class; the null class has the largest.
+fn spread_by_class() -> (TempDir, PathBuf) {
+    let mut graph = Graph::new();
+    graph.input("hidden_states", DataType::Float, &["batch", "1", "2", "2"]);
+    graph.input("timestep", DataType::Float, &["batch"]);
+    graph.input("class_labels", DataType::Int64, &["batch"]);
+    graph.ints("outer", &[1, 2, 3]);
+    graph.floats("zero", &[0.0]);
+    graph.floats("variance_table", &[-1.0, -0.5, 0.0, 1.0]);
+    graph.node("Unsqueeze", &["timestep", "outer"], "step", &[]);
+    graph.node("Add", &["hidden_states", "step"], "sum", &[]);
+    graph.node("Mul", &["sum", "zero"], "noise", &[]);
+    graph.node("Gather", &["variance_table", "class_labels"], "variance_row", &[("axis", 0)]);
+    graph.node("Unsqueeze", &["variance_row", "outer"], "variance_rows", &[]);
+    graph.node("Add", &["noise", "variance_rows"], "variance", &[]);
+    graph.node("Concat", &["noise", "variance"], "out_hidden_states", &[("axis", 1)]);
+    graph.output("out_hidden_states", DataType::Float, &["batch", "2", "2", "2"]);
+    let (folder, path) = write(&graph);
+    std::fs::write(folder.path().join("config.json"), r#"{"num_classes": 3}"#).unwrap();
+    (folder, path)
+}
+
+/// Guidance is for the noise. Here both rows agree on it, so that nothing changes.
+#[test]
+fn the_variance_is_that_of_the_class_under_guidance() {
+    let (_folder, model) = spread_by_class();
+    for name in names() {
+        let sample = |class: &str, guidance: &str| {
+            let args = ["--class", class, "--guidance", guidance, "--steps", "4", "--clip", "off", "--runtime", name];
+            raw(&model, &args)
+        };
+        assert_eq!(sample("0-2", "3"), sample("0-2", "1"), "{name}");
+        assert_ne!(sample("0", "1"), sample("2", "1"), "{name}: the variance does matter");
+    }
+}
+
 #[test]
 fn a_seed_draws_the_same_whatever_the_batches() {
     let (_folder, model) = indifferent();

@@ -1,13 +1,14 @@
 //! A node's kernel on a GPU: launches on the session's stream, and does not wait.
 
-use crate::api::{Allocator, Api};
+use crate::api::Api;
 use crate::context::{KernelContext, KernelInfo, TensorPtr};
 use crate::failure::Failure;
 use crate::kernel::{check_input, read_node};
+use crate::objects::Allocator;
 use crate::op::NodeKernel;
 use crate::settings::Settings;
-use moh_kernels::cuda::{self, DeviceTensor, Driver, RawPtr, RawStream, Stream, Workspace};
-use moh_kernels::{Attributes, DType, Error, Operator};
+use moh_cuda::{DeviceTensor, Driver, RawPtr, RawStream, Stream, Workspace};
+use moh_operators::{Attributes, DType, Error, Operator};
 use std::cell::RefCell;
 use std::ffi::CStr;
 use std::ptr::NonNull;
@@ -16,8 +17,6 @@ use std::ptr::NonNull;
 pub(crate) struct CudaKernel {
     api: Api,
     attributes: Attributes,
-    /// The element type of the output.
-    dtype: DType,
     allocator: Allocator,
 }
 
@@ -27,16 +26,11 @@ impl NodeKernel for CudaKernel {
     fn new(
         api: Api,
         operator: &'static Operator,
-        dtype: DType,
+        _: DType,
         _: Settings,
         info: &KernelInfo<'_>,
     ) -> Result<CudaKernel, Failure> {
-        Ok(CudaKernel {
-            api,
-            attributes: read_node(operator, info)?,
-            dtype: operator.output_dtype(dtype),
-            allocator: info.allocator()?,
-        })
+        Ok(CudaKernel { api, attributes: read_node(operator, info)?, allocator: info.allocator()? })
     }
 
     fn api(&self) -> Api {
@@ -48,18 +42,17 @@ impl NodeKernel for CudaKernel {
         let read = |index| context.input(index)?.map(|input| Input::new(operator, index, input)).transpose();
         let inputs: Vec<Option<Input>> = (0..context.input_count()?).map(read).collect::<Result<_, Failure>>()?;
         let tensors: Vec<Option<DeviceTensor<'_>>> = inputs.iter().map(|i| i.as_ref().map(Input::tensor)).collect();
-        let shapes: Vec<Option<&[usize]>> = tensors.iter().map(|tensor| tensor.map(|tensor| tensor.shape)).collect();
-        let shape = operator.output_shape(&self.attributes, &shapes)?;
-        let output = DeviceTensor { shape: &shape, dtype: self.dtype, ptr: context.output(&shape)? as RawPtr };
-        let stream = RawStream(context.gpu_stream()?);
+        let stream: RawStream = context.gpu_stream()?.cast();
         let workspace = SessionWorkspace { kernel: self, context, stream, blocks: RefCell::default() };
         // SAFETY: the provider's stream, whose context it has made current; its tensors are in this context's memory, of the sizes
-        // that it says, and it orders by the stream what it does with them.
+        // that it says, and it orders by the stream what it does with them. The output is of the registered element type, which
+        // is the operator's for these inputs.
         unsafe {
             let stream = Stream::borrow(Driver::get()?, stream)?;
-            cuda::run(&self.attributes, &tensors, output, &stream, &workspace)?;
+            moh_cuda::run_into(&self.attributes, &tensors, &stream, &workspace, |_, shape| {
+                Ok::<_, Failure>(context.output(shape)? as RawPtr)
+            })
         }
-        Ok(())
     }
 }
 
@@ -97,7 +90,7 @@ unsafe impl Workspace for SessionWorkspace<'_> {
         // other finds free.
         let mut block = allocator.allocate(bytes.max(1)).ok_or_else(out_of_memory)?;
         // On the default stream everything is in order by itself.
-        if self.stream != RawStream::NULL {
+        if !self.stream.is_null() {
             // SAFETY: the block is not in use yet. The node has a stream.
             let scratch = unsafe {
                 allocator.release(block);

@@ -7,7 +7,7 @@ use crate::context::KernelInfo;
 use crate::fake::{LOG, live};
 use crate::notice;
 use crate::tests::{Example, Made, api, table_on};
-use moh_kernels::{DType, OPERATORS, Operator};
+use moh_operators::{DType, OPERATORS, Operator};
 use ort_sys::OrtCustomOp;
 use std::ffi::CStr;
 
@@ -25,7 +25,7 @@ fn table(dtype: DType) -> Option<&'static OrtCustomOp> {
 
 #[test]
 fn without_a_driver_nothing_is_registered() {
-    if let Err(error) = moh_kernels::cuda::Driver::get() {
+    if let Err(error) = moh_cuda::Driver::get() {
         assert!(OPERATORS.iter().all(|operator| table_on(PROVIDER, operator, DType::F32).is_none()), "{error}");
     }
 }
@@ -100,7 +100,10 @@ fn the_log_says_once_that_operators_run_on_the_cpu() {
     std::fs::create_dir(&folder).unwrap();
     let provider = folder.join("libonnxruntime_providers_cuda.so");
     std::fs::copy(emulator, &provider).unwrap();
-    moh_kernels::cuda::Driver::at(&provider).unwrap();
+    // The driver first: it is looked for by the name that this library bears, too.
+    moh_cuda::Driver::get().unwrap();
+    // SAFETY: the emulator's library runs nothing when it is loaded.
+    std::mem::forget(unsafe { libloading::Library::new(&provider) }.unwrap());
     for _ in 0..2 {
         notice::runs_on_cpu(&node, "a reason");
         assert_eq!(said(), 1);

@@ -1,8 +1,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use super::*;
-use crate::encode::{Plan, encode};
-use crate::write::write_file;
+use crate::encode::encode;
+use crate::staging::write_file;
+use crate::weights::Plan;
 use moh_models::Weight;
 use moh_models::sample::Rng;
 use moh_runtime::{Model, Tensor};

@@ -160,6 +160,26 @@ fn what_the_format_allows() {
     assert_eq!((b.to_f32(), b.offset()), (vec![2.0], file.len() as u64 - 8));
 }
 
+/// Why headers are not read by the format's own crate: it takes a name that occurs twice, and its errors name no tensor.
+#[test]
+fn what_the_formats_own_reader_does_not_say() {
+    let peer = |bytes: &[u8]| ::safetensors::SafeTensors::read_metadata(bytes).map(drop).map_err(|e| e.to_string());
+    let entry = r#"{"dtype":"F32","shape":[1],"data_offsets":[0,4]}"#;
+    let twice = raw(format!(r#"{{"w":{entry},"w":{entry}}}"#).as_bytes(), &[0; 4]);
+    assert_eq!(peer(&twice), Ok(()));
+    refused(&twice, &["\"w\" occurs twice"]);
+    for (header, data) in [
+        (json!({ "weight": { "dtype": "F32", "shape": [2], "data_offsets": [0, 4] } }), 4),
+        (json!({ "weight": { "dtype": "F32", "shape": [1u64 << 62, 4], "data_offsets": [0, 4] } }), 4),
+        (json!({ "weight": { "dtype": "F32", "shape": [2], "data_offsets": [0, 8] } }), 4),
+    ] {
+        let bytes = raw_json(&header, &vec![0; data]);
+        let message = peer(&bytes).expect_err("no such tensor fits its file");
+        assert!(!message.contains("weight"), "{message}");
+        refused(&bytes, &["\"weight\""]);
+    }
+}
+
 /// Mutated files never panic; the format's own reader accepts what is accepted here, and sees the same bytes.
 #[test]
 fn mutated_files_are_refused_or_read_alike() {

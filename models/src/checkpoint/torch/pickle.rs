@@ -8,66 +8,9 @@ mod machine;
 
 use std::fmt;
 
-pub(super) use machine::parse;
+use crate::error::PickleFault;
 
-/// What is wrong with a pickle. Positions are bytes of the pickle.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum PickleFault {
-    /// It ends before its STOP opcode.
-    #[error("it ends at byte {at} in the middle of an instruction (truncated?)")]
-    Truncated {
-        /// Where.
-        at: usize,
-    },
-    /// An instruction of protocols 0 and 1, of out-of-band buffers or of none.
-    #[error("byte {at}: instruction {opcode:#04x} is not one that torch.save writes")]
-    Opcode {
-        /// Where.
-        at: usize,
-        /// The instruction.
-        opcode: u8,
-    },
-    /// A protocol of the future.
-    #[error("pickle protocol {found}, newer than the 5 known here")]
-    Protocol {
-        /// The protocol.
-        found: u8,
-    },
-    /// An instruction on a stack that does not hold what it takes.
-    #[error("byte {at}: instruction {opcode:#04x} finds no {expected}")]
-    Operand {
-        /// Where.
-        at: usize,
-        /// The instruction.
-        opcode: u8,
-        /// What it takes.
-        expected: &'static str,
-    },
-    /// A text that is not UTF-8.
-    #[error("byte {at}: a text is not UTF-8")]
-    Text {
-        /// Where.
-        at: usize,
-    },
-    /// A value that is fetched but was never stored.
-    #[error("byte {at}: memo {index} is fetched before it is stored")]
-    Memo {
-        /// Where.
-        at: usize,
-        /// Its number.
-        index: usize,
-    },
-    /// More than a state dict can need.
-    #[error("{what} {found}, more than the limit of {limit}")]
-    Limit {
-        /// What is limited.
-        what: &'static str,
-        /// How much there is.
-        found: usize,
-        /// How much there may be.
-        limit: usize,
-    },
-}
+pub(super) use machine::parse;
 
 /// The most dimensions that PyTorch's tensors have.
 const RANK: usize = 64;

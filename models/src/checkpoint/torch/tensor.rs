@@ -3,55 +3,8 @@
 use std::ops::Range;
 
 use super::pickle::{Pickle, Storage, Tensor};
-use crate::checkpoint::WeightType;
-
-/// What is wrong with a tensor.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum TensorFault {
-    /// A shape or strides that no tensor has.
-    #[error("shape, strides and offset are not what torch.save writes")]
-    Layout,
-    /// More elements than can be counted.
-    #[error("an impossible shape: {shape:?} with strides {strides:?}")]
-    Overflow {
-        /// Its shape.
-        shape: Vec<usize>,
-        /// Its strides, in elements.
-        strides: Vec<usize>,
-    },
-    /// A storage of another length than the pickle says.
-    #[error("storage {key:?} should hold {elements} elements of {bytes} bytes, but has {found} bytes")]
-    StorageLength {
-        /// Name of the storage.
-        key: String,
-        /// Elements by the pickle.
-        elements: i64,
-        /// Bytes of an element.
-        bytes: usize,
-        /// Bytes in the file.
-        found: usize,
-    },
-    /// A view that goes beyond its storage.
-    #[error("its last element would be number {last} of storage {key:?}, which holds {elements}")]
-    Beyond {
-        /// Name of the storage.
-        key: String,
-        /// Index of the view's last element.
-        last: usize,
-        /// Elements of the storage.
-        elements: usize,
-    },
-    /// A view that has to be copied, and is larger than its file.
-    #[error(
-        "a copy in row-major order would take {bytes} bytes, but for all tensors only {left} are left of the file's length"
-    )]
-    Copy {
-        /// Length of the copy.
-        bytes: usize,
-        /// What copies may still take.
-        left: usize,
-    },
-}
+use crate::error::TensorFault;
+use crate::weight_type::WeightType;
 
 /// The element type of a storage class.
 pub(super) fn element_type(storage: &Storage<'_>) -> Option<WeightType> {

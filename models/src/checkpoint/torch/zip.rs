@@ -5,76 +5,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// What is wrong with a zip file. Names are quoted, positions are bytes of the file.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ArchiveFault {
-    /// The file does not end with a zip directory.
-    #[error("the zip directory at the file's end is missing (truncated?)")]
-    NoDirectory,
-    /// A record that lies outside the file.
-    #[error("{what} at byte {at} goes beyond the file's {length} bytes (truncated?)")]
-    Truncated {
-        /// The record.
-        what: &'static str,
-        /// Where it begins.
-        at: u64,
-        /// Length of the file.
-        length: usize,
-    },
-    /// A record that is not where another one says.
-    #[error("{what} should begin at byte {at}, but something else does")]
-    Signature {
-        /// The record.
-        what: &'static str,
-        /// Where it should begin.
-        at: u64,
-    },
-    /// One part of an archive in several files.
-    #[error("it is one part of several")]
-    Parts,
-    /// An entry whose name is not UTF-8.
-    #[error("the name of the entry at byte {at} of the directory is not UTF-8")]
-    Name {
-        /// Where the entry begins.
-        at: u64,
-    },
-    /// Two entries of one name.
-    #[error("entry {name:?} occurs twice")]
-    Duplicate {
-        /// The name.
-        name: String,
-    },
-    /// No entry of that name.
-    #[error("there is no entry {name:?}")]
-    Missing {
-        /// The name.
-        name: String,
-    },
-    /// An entry that needs a password.
-    #[error("entry {name:?} is encrypted")]
-    Encrypted {
-        /// The name.
-        name: String,
-    },
-    /// An entry that is not stored as it is.
-    #[error("entry {name:?} is compressed (method {method}); torch.save stores entries as they are")]
-    Compressed {
-        /// The name.
-        name: String,
-        /// The compression method.
-        method: u16,
-    },
-    /// An entry stored as it is whose two lengths differ.
-    #[error("entry {name:?} is {stored} bytes long, and {size} bytes uncompressed, although it is not compressed")]
-    Lengths {
-        /// The name.
-        name: String,
-        /// Length in the file.
-        stored: u64,
-        /// Length by the directory.
-        size: u64,
-    },
-}
+use crate::error::ArchiveFault;
 
 const END: [u8; 4] = *b"PK\x05\x06";
 const END_LENGTH: usize = 22;

@@ -1,7 +1,8 @@
 //! What a MoA configuration says.
 
 use crate::checkpoint::{Checkpoint, Config};
-use crate::ops::{Activation, Result, Unary};
+use crate::ops::{Result, Unary};
+use moh_operators::routed_mlp::Activation;
 
 /// A part of an encoder-decoder model, each a graph of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,7 +29,7 @@ impl Part {
             (Some("encoder"), ..) | (None, true, false) => Ok(Part::Encoder),
             (Some("decoder"), ..) | (None, false, true) => Ok(Part::Decoder),
             (found, ..) => {
-                let expected = "encoder or decoder, here or by --part: each is a model of its own";
+                let expected = "encoder or decoder: each is a model of its own";
                 Err(config.rejects("part", expected, found.unwrap_or("nothing")))
             }
         }

@@ -2,8 +2,10 @@
 
 use super::config::{Part, Settings};
 use crate::checkpoint::{Loader, Weight};
-use crate::ops::{Attention, Experts, HeadLinear, Linear, Ops, Result, Tap};
+use crate::layers::{Experts, HeadLinear};
+use crate::ops::{Argument, Linear, Ops, Result, Tap};
 use crate::router::{ExpertRouter, load_linear};
+use moh_operators::{RoutedAttention, routed_attention};
 
 /// What all layers of a call share.
 pub(super) struct Call<'a, V> {
@@ -107,11 +109,22 @@ impl ExpertAttention {
     ) -> Result<O::Value> {
         ops.tap(Tap::AttentionInput, x)?;
         let gates = self.router.forward(ops, x, call.padding)?;
-        let query = ops.routed_projection(x, &self.query, &gates)?;
-        let scale = (self.head_dim as f32).powf(-0.5);
-        let attention = Attention { num_heads: self.query.num_heads, kv_num_heads: 1, scale, is_causal };
-        let y = ops.routed_attention(&query, key, value, &gates, bias, attention)?;
-        let y = ops.routed_combine(&y, &self.output, &gates)?;
+        let query = self.query.project(ops, x, &gates)?;
+        let attributes = routed_attention::Attributes {
+            num_heads: self.query.num_heads,
+            kv_num_heads: 1,
+            scale: (self.head_dim as f32).powf(-0.5),
+            is_causal,
+        };
+        let inputs = routed_attention::Inputs {
+            query: Argument::Value(&query),
+            key: Argument::Value(key),
+            value: Argument::Value(value),
+            head_gates: Argument::Value(&gates),
+            attn_bias: bias.map(Argument::Value),
+        };
+        let y = ops.operator::<RoutedAttention>(attributes, &inputs)?;
+        let y = self.output.combine(ops, &y, &gates)?;
         ops.tap(Tap::AttentionOutput, &y)?;
         Ok(y)
     }
@@ -159,7 +172,7 @@ impl FeedForward {
             }
             FeedForward::Mixture { router, experts } => {
                 let gates = router.forward(ops, x, None)?;
-                ops.routed_mlp(x, experts, &gates)?
+                experts.forward(ops, x, &gates)?
             }
         };
         ops.tap(Tap::Output, &y)?;

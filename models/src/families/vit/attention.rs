@@ -3,10 +3,10 @@
 use super::Shape;
 use super::constants::{BiasMlp, Grid, softplus};
 use crate::checkpoint::{Loader, Weight};
-use crate::ops::{
-    Aggregated, Aggregation, Attention, Binary, HeadLinear, Linear, Ops, Reduce, Result, Tap, Type, Unary,
-};
+use crate::layers::HeadLinear;
+use crate::ops::{Argument, Binary, Linear, Ops, Reduce, Result, Tap, Type, Unary};
 use crate::router::{Router, load_linear};
+use moh_operators::{RoutedAggregatedAttention, RoutedAttention, aggregated_attention, routed_attention};
 
 /// An attention module.
 pub(super) struct Module {
@@ -39,6 +39,23 @@ pub(super) enum Kind {
         grid: Grid,
         constants: Box<Aggregation>,
     },
+}
+
+/// The constants of aggregated attention, for a grid of N = height * width tokens.
+pub(super) struct Aggregation {
+    attributes: aggregated_attention::Attributes,
+    /// (num_heads, head_dim).
+    query_embedding: Weight,
+    /// (N, num_heads).
+    query_scale: Weight,
+    /// (num_heads, window^2).
+    local_bias: Weight,
+    /// (num_heads, N, pooled tokens).
+    pooled_bias: Weight,
+    /// (num_heads, head_dim, window^2).
+    learnable_tokens: Weight,
+    /// (num_heads, window^2).
+    learnable_bias: Weight,
 }
 
 /// A module's tensors, before the constants are folded.
@@ -126,10 +143,12 @@ impl Raw {
                     Weight::from_f32(format!("{}.{name}", self.path), shape.to_vec(), values)
                 };
                 let constants = Aggregation {
-                    num_heads: heads,
-                    height: grid.side,
-                    width: grid.side,
-                    window,
+                    attributes: aggregated_attention::Attributes {
+                        num_heads: heads,
+                        height: grid.side,
+                        width: grid.side,
+                        window,
+                    },
                     query_embedding: self.query_embedding,
                     query_scale: constant("query_scale", &[tokens, heads], scales),
                     local_bias: raw.local_bias,
@@ -174,7 +193,7 @@ impl Module {
     pub(super) fn forward<O: Ops>(&self, ops: &mut O, x: &O::Value) -> Result<O::Value> {
         ops.tap(Tap::AttentionInput, x)?;
         let gates = self.router.forward(ops, x)?;
-        let query = ops.routed_projection(x, &self.query, &gates)?;
+        let query = self.query.project(ops, x, &gates)?;
         let heads = match &self.kind {
             Kind::Full { query_embedding, query_scale, bias } => {
                 self.full(ops, x, &query, &gates, (query_embedding, query_scale, bias))?
@@ -186,18 +205,24 @@ impl Module {
                 let pooled = pool(ops, &pooled, *grid, self.width())?;
                 let pooled = ops.layer_norm(&pooled, self.width(), Some((&norm.0, &norm.1)), *norm_eps)?;
                 let (pooled_key, pooled_value) = self.keys_and_values(ops, &pooled)?;
-                let inputs = Aggregated {
-                    query: &query,
-                    key: &key,
-                    value: &value,
-                    pooled_key: &pooled_key,
-                    pooled_value: &pooled_value,
-                    head_gates: &gates,
+                let inputs = aggregated_attention::Inputs {
+                    query: Argument::Value(&query),
+                    key: Argument::Value(&key),
+                    value: Argument::Value(&value),
+                    pooled_key: Argument::Value(&pooled_key),
+                    pooled_value: Argument::Value(&pooled_value),
+                    head_gates: Argument::Value(&gates),
+                    query_embedding: Argument::Weight(&constants.query_embedding),
+                    query_scale: Argument::Weight(&constants.query_scale),
+                    local_bias: Argument::Weight(&constants.local_bias),
+                    pooled_bias: Argument::Weight(&constants.pooled_bias),
+                    learnable_tokens: Argument::Weight(&constants.learnable_tokens),
+                    learnable_bias: Argument::Weight(&constants.learnable_bias),
                 };
-                ops.aggregated_attention(&inputs, constants)?
+                ops.operator::<RoutedAggregatedAttention>(constants.attributes, &inputs)?
             }
         };
-        let y = ops.routed_combine(&heads, &self.proj, &gates)?;
+        let y = self.proj.combine(ops, &heads, &gates)?;
         ops.tap(Tap::AttentionOutput, &y)?;
         Ok(y)
     }
@@ -239,8 +264,16 @@ impl Module {
         let k = units(ops, &key)?;
         let k = join(ops, &k)?;
         let bias = ops.weight(bias, Type::Model)?;
-        let attention = Attention { num_heads, kv_num_heads: num_heads, scale: 1.0, is_causal: false };
-        ops.routed_attention(&q, &k, &value, gates, Some(&bias), attention)
+        let attributes =
+            routed_attention::Attributes { num_heads, kv_num_heads: num_heads, scale: 1.0, is_causal: false };
+        let inputs = routed_attention::Inputs {
+            query: Argument::Value(&q),
+            key: Argument::Value(&k),
+            value: Argument::Value(&value),
+            head_gates: Argument::Value(gates),
+            attn_bias: Some(Argument::Value(&bias)),
+        };
+        ops.operator::<RoutedAttention>(attributes, &inputs)
     }
 }
 

@@ -7,7 +7,7 @@ fn read(files: &[(&str, &str)], channels: usize, size: usize) -> std::result::Re
     for (name, text) in files {
         std::fs::write(folder.path().join(name), text).unwrap();
     }
-    Preprocessing::from_folder(folder.path(), channels, size).map_err(|e| e.to_string())
+    Preprocessing::from_folder(folder.path(), channels, size).map_err(|e| format!("{:#}", anyhow::Error::new(e)))
 }
 
 const OWN: &str = "config.json";

@@ -41,7 +41,7 @@ fn an_average_is_what_dit_samples_with() {
     assert!(checkpoint.get("m").is_some());
 
     let other = file(dict(&[("model", one("m")), ("ema", one("e"))]));
-    let error = refused(&other, &["ema, model all hold a state dict", "--weights-key"]);
+    let error = refused(&other, &["ema, model all hold a state dict", "of which one must be chosen"]);
     assert!(matches!(error, Error::AmbiguousWeights { .. }));
 }
 

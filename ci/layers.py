@@ -1,0 +1,198 @@
+#!/usr/bin/env python3
+"""Checks which crate depends on which, and prints a table of the crates.
+
+usage: ci/layers.py [--quiet]
+
+The rule is RULE below: the crates of this workspace that each crate may name in [dependencies] or [build-dependencies].
+[dev-dependencies] are free. The last column of ARCHITECTURE.md's table must say the same. LIGHT lists the crates that must not
+link certain libraries, directly or through others. Needs cargo; exits with 1 where a rule is broken.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+# Crate: the crates it may use. "?" = only as an optional dependency, behind a feature.
+RULE = {
+    "moh-models": [],
+    "moh-operators": [],
+    "moh-cpu": ["moh-operators"],
+    "moh-cuda": ["moh-operators"],
+    "moh-conformance": ["moh-operators"],
+    "moh-ops": ["moh-operators", "moh-cpu", "moh-cuda?"],
+    "moh-tract": ["moh-operators", "moh-cpu"],
+    "moh-runtime": ["moh-operators", "moh-tract"],
+    "moh-export": ["moh-models", "moh-operators", "moh-runtime"],
+    "moh-tasks": ["moh-runtime", "moh-operators", "moh-tract"],
+}
+# Tests and examples of the whole.
+FREE = {"moh"}
+
+# Crate: libraries that only tasks (moh-tasks) need, which must not be linked here.
+TASK_LIBRARIES = {"tokenizers", "png", "zune-jpeg"}
+LIGHT = {"moh-export": TASK_LIBRARIES, "moh-ops": TASK_LIBRARIES}
+# What another project's crate brings along whether we want it or not.
+NOT_OURS = {("candle-core", "tokenizers")}
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "ARCHITECTURE.md"
+
+
+def metadata():
+    """What cargo knows of the workspace, for the platform it runs on."""
+    host = next(
+        line.split()[1] for line in output("rustc", "-vV").splitlines() if line.startswith("host:")
+    )
+    return json.loads(output("cargo", "metadata", "--locked", "--format-version", "1", "--filter-platform", host))
+
+
+def output(*command):
+    result = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    if result.returncode != 0:
+        sys.exit(f"layers: `{' '.join(command)}` failed")
+    return result.stdout
+
+
+def spelt(rule):
+    """A rule's crates as messages and ARCHITECTURE.md name them."""
+    return sorted(crate.replace("?", " (optional)") for crate in rule)
+
+
+def named(crates):
+    return ", ".join(sorted(crates)) or "none"
+
+
+def direct(package, members):
+    """Crates of the workspace that a crate names: name -> whether each mention is optional."""
+    found = {}
+    for dependency in package["dependencies"]:
+        if dependency["kind"] != "dev" and dependency["name"] in members:
+            found[dependency["name"]] = found.get(dependency["name"], True) and dependency["optional"]
+    return found
+
+
+def edges(graph, package):
+    """The packages that `package` is built with, tests apart."""
+    for dependency in graph[package]["deps"]:
+        if any(kind["kind"] != "dev" for kind in dependency["dep_kinds"]):
+            yield dependency["pkg"]
+
+
+def tree(graph, names, start):
+    """Everything that `start` is built with: package -> the package that brought it."""
+    brought_by = {start: None}
+    pending = [start]
+    while pending:
+        package = pending.pop()
+        for dependency in edges(graph, package):
+            if dependency not in brought_by and (names[package], names[dependency]) not in NOT_OURS:
+                brought_by[dependency] = package
+                pending.append(dependency)
+    return brought_by
+
+
+def chain(brought_by, names, package):
+    """How a package came in: `moh-export -> moh-runtime -> png`."""
+    found = []
+    while package is not None:
+        found.append(names[package])
+        package = brought_by[package]
+    return " -> ".join(reversed(found))
+
+
+def check_direct(members):
+    """Breaches of RULE."""
+    for name in sorted(set(RULE) - set(members)):
+        yield f"{name}: ci/layers.py has a rule for it, but the workspace has no such crate; take the rule out"
+    for name, package in sorted(members.items()):
+        if name in FREE:
+            continue
+        if name not in RULE:
+            yield f"{name}: found in the workspace, but ci/layers.py has no rule for it; add one, and a row in ARCHITECTURE.md"
+            continue
+        allowed = {crate.rstrip("?") for crate in RULE[name]}
+        only_optional = {crate.rstrip("?") for crate in RULE[name] if crate.endswith("?")}
+        for other, optional in sorted(direct(package, members).items()):
+            if other not in allowed:
+                yield f"{name}: found a dependency on {other}; allowed: {named(spelt(RULE[name]))}"
+            elif other in only_optional and not optional:
+                yield f"{name}: found a dependency on {other} in every build; allowed: only an optional one"
+
+
+def check_light(members, graph, names):
+    """Breaches of LIGHT."""
+    for name, forbidden in LIGHT.items():
+        if name not in members:
+            continue
+        brought_by = tree(graph, names, members[name]["id"])
+        for package in sorted(brought_by, key=lambda package: names[package]):
+            if names[package] in forbidden:
+                yield f"{name}: found {chain(brought_by, names, package)}; allowed: anything but {named(forbidden)}"
+
+
+def check_page():
+    """Rows of ARCHITECTURE.md's table of crates that differ from RULE."""
+    rows = {}
+    for line in PAGE.read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip().replace("`", "") for cell in line.strip("|").split("|")]
+        if len(cells) == 4 and cells[1] in RULE:
+            rows[cells[1]] = sorted(cell.strip() for cell in cells[3].split(",") if cell.strip() not in ("", "-"))
+    for name, allowed in RULE.items():
+        expected = spelt(allowed)
+        if name not in rows:
+            yield f"{name}: ARCHITECTURE.md's table of crates has no row for it"
+        elif rows[name] != expected:
+            yield f"{name}: ARCHITECTURE.md says that it may use {named(rows[name])}; ci/layers.py says {named(expected)}"
+
+
+def lines(folder, members):
+    """Lines in a crate's Rust files, without those of crates in folders below."""
+    others = {Path(package["manifest_path"]).parent for package in members.values()} - {folder}
+    total = 0
+    pending = [folder]
+    while pending:
+        for entry in pending.pop().iterdir():
+            if entry.is_dir():
+                if entry not in others and entry.name != "target" and not entry.name.startswith("."):
+                    pending.append(entry)
+            elif entry.suffix == ".rs":
+                total += entry.read_bytes().count(b"\n")
+    return total
+
+
+def table(members, graph, names):
+    """Crate, size, and what it depends on, as Markdown."""
+    inside = {package["id"] for package in members.values()}
+    print("| crate | lines of Rust | uses | external crates |\n|---|--:|---|--:|")
+    order = list(RULE) + sorted(set(members) - set(RULE))
+    for name in (name for name in order if name in members):
+        package = members[name]
+        size = lines(Path(package["manifest_path"]).parent, members)
+        uses = [crate + (" (optional)" if optional else "") for crate, optional in direct(package, members).items()]
+        # All that is compiled for it, what NOT_OURS excuses included.
+        external, pending = set(), [package["id"]]
+        while pending:
+            for dependency in edges(graph, pending.pop()):
+                if dependency not in external:
+                    external.add(dependency)
+                    pending.append(dependency)
+        print(f"| {name} | {size} | {', '.join(uses) or '-'} | {len(external - inside)} |")
+
+
+def main():
+    data = metadata()
+    names = {package["id"]: package["name"] for package in data["packages"]}
+    inside = set(data["workspace_members"])
+    members = {package["name"]: package for package in data["packages"] if package["id"] in inside}
+    graph = {node["id"]: node for node in data["resolve"]["nodes"]}
+    if "--quiet" not in sys.argv[1:]:
+        table(members, graph, names)
+    broken = [*check_direct(members), *check_light(members, graph, names), *check_page()]
+    for breach in broken:
+        print(f"layers: {breach}", file=sys.stderr)
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+//! Numbers of any type, and a reproducible source of them.
+
+use half::{bf16, f16};
+use moh_operators::{DType, Data, DataMut, Element};
+
+/// NaN on either side of a tensor: what a kernel reads there spoils its results, and what it writes there is found.
+const FRAME: usize = 64;
+
+/// Elements of one type, in a frame of NaN.
+#[derive(Debug, Clone)]
+pub struct Buffer(Elements);
+
+#[derive(Debug, Clone)]
+enum Elements {
+    F32(Vec<f32>),
+    F16(Vec<f16>),
+    BF16(Vec<bf16>),
+}
+
+impl Buffer {
+    /// The numbers, rounded to `dtype`.
+    pub fn new(dtype: DType, numbers: &[f32]) -> Buffer {
+        fn framed<T: Element>(numbers: &[f32]) -> Vec<T> {
+            let frame = std::iter::repeat_n(f32::NAN, FRAME);
+            frame.clone().chain(numbers.iter().copied()).chain(frame).map(T::from_f32).collect()
+        }
+        Buffer(match dtype {
+            DType::F32 => Elements::F32(framed(numbers)),
+            DType::F16 => Elements::F16(framed(numbers)),
+            DType::BF16 => Elements::BF16(framed(numbers)),
+        })
+    }
+
+    /// An output that nothing was written to: NaN.
+    pub fn unwritten(dtype: DType, len: usize) -> Buffer {
+        Buffer::new(dtype, &vec![f32::NAN; len])
+    }
+
+    /// The elements.
+    pub fn data(&self) -> Data<'_> {
+        match &self.0 {
+            Elements::F32(x) => Data::F32(&x[FRAME..x.len() - FRAME]),
+            Elements::F16(x) => Data::F16(&x[FRAME..x.len() - FRAME]),
+            Elements::BF16(x) => Data::BF16(&x[FRAME..x.len() - FRAME]),
+        }
+    }
+
+    /// The elements, to write.
+    pub fn data_mut(&mut self) -> DataMut<'_> {
+        match &mut self.0 {
+            Elements::F32(x) => DataMut::F32(inside(x)),
+            Elements::F16(x) => DataMut::F16(inside(x)),
+            Elements::BF16(x) => DataMut::BF16(inside(x)),
+        }
+    }
+
+    /// The elements, to change. Panics where they are not float32.
+    pub fn numbers_mut(&mut self) -> &mut [f32] {
+        match &mut self.0 {
+            Elements::F32(x) => inside(x),
+            _ => panic!("expected float32"),
+        }
+    }
+
+    /// The elements as f64. Panics where something was written beyond them; `what` did it.
+    pub fn values(&self, what: &dyn std::fmt::Debug) -> Vec<f64> {
+        let (whole, len) = match &self.0 {
+            Elements::F32(x) => (Data::F32(x), x.len()),
+            Elements::F16(x) => (Data::F16(x), x.len()),
+            Elements::BF16(x) => (Data::BF16(x), x.len()),
+        };
+        let mut frame = (0..FRAME).chain(len - FRAME..len);
+        assert!(frame.all(|i| whole.at(i).is_nan()), "{what:?} wrote beyond its output");
+        (FRAME..len - FRAME).map(|i| whole.at(i)).collect()
+    }
+}
+
+fn inside<T>(framed: &mut [T]) -> &mut [T] {
+    let end = framed.len() - FRAME;
+    &mut framed[FRAME..end]
+}
+
+/// SplitMix64, from its seed.
+#[derive(Debug, Clone)]
+pub struct Random(pub u64);
+
+impl Random {
+    /// 64 random bits.
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+    /// From 0 to 1.
+    pub fn unit(&mut self) -> f64 {
+        (self.bits() >> 11) as f64 / (1u64 << 53) as f64
+    }
+    /// From -1 to 1.
+    pub fn signed(&mut self) -> f32 {
+        (self.unit() * 2.0 - 1.0) as f32
+    }
+}

@@ -1,0 +1,248 @@
+//! Cases of RoutedAttention, their data, and how far a kernel may be from the reference.
+
+use crate::{Call, Random};
+use moh_operators::{Attributes, DType, RoutedAttention, routed_attention};
+
+/// How far an output may be from the reference, whose inputs are already rounded to the type.
+///
+/// Scores and sums are float32 in every type: with values below 1 and scores of a few units, 24 bits of mantissa leave
+/// less than 1e-5. The output's own rounding comes on top: half a unit in the last of 11 or 8 bits.
+fn allowed(dtype: DType, expected: f64) -> f64 {
+    let rounding = match dtype {
+        DType::F32 => 0.0,
+        DType::F16 => 2f64.powi(-11),
+        DType::BF16 => 2f64.powi(-8),
+    };
+    1e-5 + rounding * expected.abs()
+}
+
+/// Which heads the tokens use.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Gates {
+    /// None, with zeros of both signs.
+    Off,
+    /// All, with weights of both signs.
+    On,
+    /// Each with this probability.
+    Random(f64),
+    /// Exactly so many a token.
+    TopK(usize),
+}
+
+/// What the bias holds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Mask {
+    /// Finite numbers.
+    Finite,
+    /// Some -inf.
+    Some,
+    /// Only -inf for some queries, some -inf for the others.
+    WholeRows,
+}
+
+/// A call of RoutedAttention.
+#[derive(Debug, Clone, Copy)]
+pub struct Case {
+    /// Sequences.
+    pub batch: usize,
+    /// Query tokens of a sequence.
+    pub q_len: usize,
+    /// Key tokens of a sequence.
+    pub kv_len: usize,
+    /// Key and value heads.
+    pub kv_num_heads: usize,
+    /// Query heads for each of them.
+    pub group_size: usize,
+    /// Width of a query or key head.
+    pub head_dim: usize,
+    /// Width of a value head.
+    pub value_dim: usize,
+    /// Whether keys and values have rank 4.
+    pub cache_layout: bool,
+    /// Whether queries see only the keys up to their own.
+    pub is_causal: bool,
+    /// The type T.
+    pub dtype: DType,
+    /// Which heads the tokens use.
+    pub gates: Gates,
+    /// Which of (batch, head, query, key) the bias has, and what is in it.
+    pub bias: Option<([bool; 4], Mask)>,
+    /// Of the random numbers.
+    pub seed: u64,
+}
+
+impl Default for Case {
+    fn default() -> Case {
+        Case {
+            batch: 1,
+            q_len: 1,
+            kv_len: 1,
+            kv_num_heads: 1,
+            group_size: 1,
+            head_dim: 8,
+            value_dim: 8,
+            cache_layout: false,
+            is_causal: false,
+            dtype: DType::F32,
+            gates: Gates::On,
+            bias: None,
+            seed: 1,
+        }
+    }
+}
+
+/// A case with its numbers, before they are rounded to the type.
+#[derive(Debug, Clone)]
+pub struct Numbers {
+    /// What they are numbers of.
+    pub case: Case,
+    /// Queries.
+    pub query: Vec<f32>,
+    /// Keys.
+    pub key: Vec<f32>,
+    /// Values.
+    pub value: Vec<f32>,
+    /// Gates.
+    pub gates: Vec<f32>,
+    /// Shape and elements of the bias.
+    pub bias: Option<(Vec<usize>, Vec<f32>)>,
+}
+
+impl Case {
+    /// Query heads.
+    pub fn num_heads(&self) -> usize {
+        self.kv_num_heads * self.group_size
+    }
+
+    /// The attributes.
+    pub fn attributes(&self) -> Attributes {
+        let (num_heads, Case { kv_num_heads, is_causal, .. }) = (self.num_heads(), *self);
+        // Larger than usual, so that the weights are far from equal.
+        let scale = 3.0 / (self.head_dim as f32).sqrt();
+        let attributes = routed_attention::Attributes { num_heads, kv_num_heads, scale, is_causal };
+        Attributes::new::<RoutedAttention>(attributes).unwrap()
+    }
+
+    /// The numbers of (batch, KV token, KV head, element) at their place in the layout.
+    pub fn kv_index(&self, batch: usize, token: usize, kv_head: usize, dim: usize) -> usize {
+        match self.cache_layout {
+            true => ((batch * self.kv_num_heads + kv_head) * self.kv_len + token) * dim,
+            false => ((batch * self.kv_len + token) * self.kv_num_heads + kv_head) * dim,
+        }
+    }
+
+    /// Random numbers; NaN in every query, key and value that no selected head needs.
+    pub fn draw(self) -> Numbers {
+        let mut random = Random(self.seed);
+        let mut numbers = |n: usize| -> Vec<f32> { (0..n).map(|_| random.signed()).collect() };
+        let (heads, tokens) = (self.num_heads(), self.batch * self.q_len);
+        let mut query = numbers(tokens * heads * self.head_dim);
+        let mut key = numbers(self.batch * self.kv_len * self.kv_num_heads * self.head_dim);
+        let mut value = numbers(self.batch * self.kv_len * self.kv_num_heads * self.value_dim);
+        let gates = self.draw_gates(&mut random);
+        for (block, &gate) in gates.iter().enumerate() {
+            if gate == 0.0 {
+                query[block * self.head_dim..(block + 1) * self.head_dim].fill(f32::NAN);
+            }
+        }
+        for batch in 0..self.batch {
+            for kv_head in 0..self.kv_num_heads {
+                let used = |token: usize| {
+                    let first = ((batch * self.q_len + token) * self.kv_num_heads + kv_head) * self.group_size;
+                    gates[first..first + self.group_size].iter().any(|&gate| gate != 0.0)
+                };
+                if !(0..self.q_len).any(used) {
+                    for token in 0..self.kv_len {
+                        let k = self.kv_index(batch, token, kv_head, self.head_dim);
+                        key[k..k + self.head_dim].fill(f32::NAN);
+                        let v = self.kv_index(batch, token, kv_head, self.value_dim);
+                        value[v..v + self.value_dim].fill(f32::NAN);
+                    }
+                }
+            }
+        }
+        let bias = self.bias.map(|(axes, mask)| self.draw_bias(axes, mask, &mut random));
+        Numbers { case: self, query, key, value, gates, bias }
+    }
+
+    fn draw_gates(&self, random: &mut Random) -> Vec<f32> {
+        let heads = self.num_heads();
+        let mut gates = Vec::new();
+        for _ in 0..self.batch * self.q_len {
+            let mut order: Vec<(u64, usize)> = (0..heads).map(|h| (random.bits(), h)).collect();
+            order.sort_unstable();
+            for h in 0..heads {
+                let on = match self.gates {
+                    Gates::Off => false,
+                    Gates::On => true,
+                    Gates::Random(p) => random.unit() < p,
+                    Gates::TopK(k) => order.iter().take(k).any(|&(_, chosen)| chosen == h),
+                };
+                let sign = if random.bits() & 1 == 0 { 1.0 } else { -1.0 };
+                let size = if on { 0.1 + random.unit() as f32 } else { 0.0 };
+                gates.push(sign * size);
+            }
+        }
+        gates
+    }
+
+    fn draw_bias(&self, axes: [bool; 4], mask: Mask, random: &mut Random) -> (Vec<usize>, Vec<f32>) {
+        let full = [self.batch, self.num_heads(), self.q_len, self.kv_len];
+        let shape: Vec<usize> = axes.iter().zip(full).map(|(&own, dim)| if own { dim } else { 1 }).collect();
+        let row = shape[3].max(1);
+        let rows = shape[..3].iter().product::<usize>();
+        let mut bias = Vec::new();
+        for _ in 0..rows {
+            let whole = mask == Mask::WholeRows && random.unit() < 0.4;
+            for _ in 0..row.min(shape[3]) {
+                let off = whole || (mask != Mask::Finite && random.unit() < 0.3);
+                bias.push(if off { f32::NEG_INFINITY } else { random.signed() });
+            }
+        }
+        // Leading axes of length 1 may be left out.
+        let skip = shape.iter().take_while(|&&dim| dim == 1).count().min((self.seed % 5) as usize);
+        (shape[skip..].to_vec(), bias)
+    }
+}
+
+impl Numbers {
+    /// The call, its numbers rounded to its type.
+    pub fn call(&self) -> Call {
+        let case = self.case;
+        let (heads, kv_heads) = (case.num_heads(), case.kv_num_heads);
+        let kv_shape = |dim: usize| match case.cache_layout {
+            true => vec![case.batch, kv_heads, case.kv_len, dim],
+            false => vec![case.batch, case.kv_len, kv_heads * dim],
+        };
+        let mut call = Call::new(case.attributes(), case.dtype);
+        call.input(&[case.batch, case.q_len, heads * case.head_dim], &self.query);
+        call.input(&kv_shape(case.head_dim), &self.key);
+        call.input(&kv_shape(case.value_dim), &self.value);
+        call.gates(&[case.batch, case.q_len, heads], &self.gates);
+        if let Some((shape, bias)) = &self.bias {
+            call.input(shape, bias);
+        }
+        call
+    }
+
+    /// Panics where what `kernel` found is further from `expected` than it may be. `weight_rounding` is the relative error of a
+    /// weight of the softmax where the kernel rounds it, else 0.
+    pub fn compare(&self, kernel: &dyn std::fmt::Debug, found: &[f64], expected: &[f64], weight_rounding: f64) {
+        let case = self.case;
+        assert_eq!(found.len(), expected.len(), "{kernel:?} {case:?}");
+        let largest = f64::from(self.value.iter().fold(0f32, |largest, x| largest.max(x.abs())));
+        for (i, (&found, &expected)) in found.iter().zip(expected).enumerate() {
+            let (block, d) = (i / case.value_dim, i % case.value_dim);
+            let weights = weight_rounding * largest * f64::from(self.gates[block].abs());
+            let close = (found - expected).abs() <= allowed(case.dtype, expected) + weights;
+            let (token, head) = (block / case.num_heads(), block % case.num_heads());
+            assert!(
+                close || (found.is_nan() && expected.is_nan()),
+                "{kernel:?} {case:?}: token {token}, head {head}, element {d}: expected {expected}, found {found}"
+            );
+            if self.gates[block] == 0.0 {
+                assert_eq!(found, 0.0, "{kernel:?} {case:?}: token {token} does not use head {head}");
+            }
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! A tile of selected queries of one head, from the caller's rows to the caller's rows.
+
+use super::output::Output;
+use super::scores::{Load, Scores};
+use super::weights::Weights;
+use super::workspace::Workspace;
+use super::{Call, Head};
+use crate::isa::{Isa, MAX_LANES, MAX_TILE};
+use crate::gather::Gather;
+use moh_operators::Element;
+use std::f32::consts::LOG2_E;
+
+/// The most rows of any tile.
+pub(super) const MAX_ROWS: usize = MAX_LANES * MAX_TILE;
+
+/// What is known of the rows before anything is computed. Rows beyond those in use, up to a whole vector, repeat the last.
+pub(super) struct Rows {
+    /// Where the grid's row and column are.
+    pub(super) y: [f32; MAX_ROWS],
+    pub(super) x: [f32; MAX_ROWS],
+    /// Where the window begins in the band, in floats.
+    pub(super) window: [usize; MAX_ROWS],
+    /// Factor of the scores, times log2(e).
+    pub(super) scale: [f32; MAX_ROWS],
+    pub(super) gate: [f32; MAX_ROWS],
+}
+
+impl Rows {
+    fn new<I: Isa, T: Element>(
+        call: &Call<'_, I, T>,
+        head: Head,
+        first: usize,
+        tokens: &[u32],
+        workspace: &Workspace<'_>,
+    ) -> Rows {
+        let (p, layout) = (call.problem, workspace.layout);
+        let (mut rows, mut last) = (
+            Rows {
+                y: [0.0; MAX_ROWS],
+                x: [0.0; MAX_ROWS],
+                window: [0; MAX_ROWS],
+                scale: [0.0; MAX_ROWS],
+                gate: [0.0; MAX_ROWS],
+            },
+            0,
+        );
+        let mut y = tokens.first().map_or(0, |&token| token as usize / p.width);
+        for i in 0..tokens.len().next_multiple_of(I::LANES) {
+            last = tokens.get(i).map_or(last, |&token| token as usize);
+            // Tokens ascend, and a division would take longer.
+            while last >= (y + 1) * p.width {
+                y += 1;
+            }
+            let x = last - y * p.width;
+            (rows.y[i], rows.x[i]) = (y as f32, x as f32);
+            rows.window[i] = ((y - first) * layout.line + x) * layout.pitch;
+            rows.scale[i] = call.query_scale[last * p.num_heads + head.index] * LOG2_E;
+            rows.gate[i] = call.gates[call.block(head, p.tokens(), last)];
+        }
+        rows
+    }
+}
+
+/// Computes the outputs of `tokens`, at most a tile. Row `first` of the grid is where the band begins. The result is the
+/// number of multiply-accumulate operations.
+pub(super) fn attend<I: Isa, T: Element>(
+    call: &Call<'_, I, T>,
+    head: Head,
+    first: usize,
+    tokens: &[u32],
+    workspace: &mut Workspace<'_>,
+) -> u64 {
+    let (p, layout, isa) = (call.problem, workspace.layout, call.isa);
+    let (cells, vectors) = (p.cells(), tokens.len().div_ceil(I::LANES));
+    let rows = &Rows::new(call, head, first, tokens, workspace);
+
+    let mut queries = [std::ptr::null(); MAX_ROWS];
+    let mut biases = [std::ptr::null(); MAX_ROWS];
+    for i in 0..vectors * I::LANES {
+        let token = tokens[i.min(tokens.len() - 1)] as usize;
+        queries[i] = call.row(call.query, head, p.tokens(), token).as_ptr();
+        biases[i] = call.pooled_bias[(head.index * p.tokens() + token) * p.pooled..].as_ptr();
+    }
+    let load = Load { queries: &queries[..vectors * I::LANES], problem: p, workspace, rows };
+    isa.vectorize(load);
+    // SAFETY: the scores have `width` floats for each pooled token after those of the window.
+    let output = unsafe { workspace.at(layout.scores).add(cells * layout.width) };
+    let biases = &biases[..tokens.len()];
+    isa.vectorize(Gather { rows: biases, dim: p.pooled, factors: [LOG2_E, 1.0], output, width: layout.width });
+
+    isa.vectorize(Scores { problem: p, workspace, rows, vectors });
+    let sums = isa.vectorize(Weights { problem: p, workspace, rows, vectors });
+    let mut outputs = [std::ptr::null_mut(); MAX_ROWS];
+    for (output, &token) in outputs.iter_mut().zip(tokens) {
+        *output = call.output(head, token as usize);
+    }
+    let outputs = &outputs[..tokens.len()];
+    let inside = isa.vectorize(Output { outputs, problem: p, workspace, rows, factors: &sums });
+    ((2 * (cells + p.pooled) * vectors * I::LANES + inside) * p.head_dim) as u64
+}

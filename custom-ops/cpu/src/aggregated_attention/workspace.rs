@@ -1,0 +1,169 @@
+//! A worker's memory: a band's keys and values, a head's constants, a tile's numbers.
+
+use super::unit::Unit;
+use super::{Call, Head};
+use crate::isa::Isa;
+use crate::memory::{Memory, Sections};
+use crate::gather::Widen;
+use moh_operators::Error;
+use crate::host::Host;
+use moh_operators::aggregated_attention::Problem;
+use moh_operators::Element;
+use std::f32::consts::LOG2_E;
+
+/// Distance of rows of `dim` floats: whole vectors.
+pub(super) fn pitch<I: Isa>(dim: usize) -> usize {
+    dim.saturating_add(I::LANES - 1) / I::LANES * I::LANES
+}
+
+/// Sizes and places, in floats.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Layout {
+    /// Distance of keys, values and queries.
+    pub(super) pitch: usize,
+    /// Distance of the band's rows, in keys: each begins with the border that is also the end of the row before it.
+    pub(super) line: usize,
+    /// Rows of a tile, and distance of what has them in lanes.
+    pub(super) width: usize,
+    /// The band's keys, normalised; 0 in the border and outside the grid.
+    pub(super) keys: usize,
+    /// The band's values, alike.
+    pub(super) values: usize,
+    /// (pooled, pitch), normalised.
+    pub(super) pooled_keys: usize,
+    /// (pooled, pitch)
+    pub(super) pooled_values: usize,
+    /// (head_dim, cells)
+    pub(super) learnable_tokens: usize,
+    /// (cells)
+    pub(super) learnable_bias: usize,
+    /// (cells), times log2(e).
+    pub(super) local_bias: usize,
+    /// (pitch), 0 beyond head_dim.
+    pub(super) embedding: usize,
+    /// (cells + pooled, width): scores, then weights.
+    pub(super) scores: usize,
+    /// (cells, width): what is added to the weights of the window.
+    pub(super) learnt: usize,
+    /// (head_dim, width): queries, then the pooled tokens' part of the outputs.
+    pub(super) columns: usize,
+    /// (width, pitch): queries, then outputs.
+    pub(super) rows: usize,
+}
+
+/// The memory, and what is in it.
+pub(super) struct Workspace<'h> {
+    floats: Memory<'h>,
+    pub(super) layout: Layout,
+    loaded: Option<Head>,
+}
+
+impl<'h> Workspace<'h> {
+    /// For bands of `band` rows of the grid.
+    pub(super) fn new<I: Isa>(p: &Problem, band: usize, host: &'h dyn Host) -> Result<Workspace<'h>, Error> {
+        let mut sections = Sections::default();
+        let (pitch, width) = (pitch::<I>(p.head_dim), I::LANES * I::TILE);
+        let (reach, cells) = (p.window / 2, p.cells());
+        let line = p.width + reach;
+        let too_large = Error::OutOfMemory { bytes: usize::MAX };
+        let lines = band.checked_add(2 * reach).and_then(|rows| rows.checked_mul(line));
+        let keys = lines.and_then(|keys| keys.checked_add(reach)).ok_or(too_large.clone())?;
+        let layout = Layout {
+            pitch,
+            line,
+            width,
+            keys: sections.add(keys, pitch)?,
+            values: sections.add(keys, pitch)?,
+            pooled_keys: sections.add(p.pooled, pitch)?,
+            pooled_values: sections.add(p.pooled, pitch)?,
+            learnable_tokens: sections.add(p.head_dim, cells)?,
+            learnable_bias: sections.add(cells, 1)?,
+            local_bias: sections.add(cells, 1)?,
+            embedding: sections.add(pitch, 1)?,
+            scores: sections.add(cells.checked_add(p.pooled).ok_or(too_large)?, width)?,
+            learnt: sections.add(cells, width)?,
+            columns: sections.add(p.head_dim, width)?,
+            rows: sections.add(width, pitch)?,
+        };
+        Ok(Workspace { floats: sections.allocate(host)?, layout, loaded: None })
+    }
+
+    /// A pointer to the floats from `offset` on.
+    pub(super) fn at(&self, offset: usize) -> *mut f32 {
+        self.floats.at(offset)
+    }
+
+    /// Fetches the head's pooled tokens and constants.
+    pub(super) fn load_head<I: Isa, T: Element>(&mut self, call: &Call<'_, I, T>, head: Head) {
+        if self.loaded == Some(head) {
+            return;
+        }
+        let (p, layout, isa) = (call.problem, self.layout, call.isa);
+        let (dim, cells, stride) = (p.head_dim, p.cells(), p.num_heads * p.head_dim);
+        let Layout { pitch, .. } = layout;
+        if p.pooled > 0 {
+            let input = call.row(call.pooled_key, head, p.pooled, 0).as_ptr();
+            let output = self.at(layout.pooled_keys);
+            isa.vectorize(Unit { input, stride, rows: p.pooled, dim, output, pitch });
+            let input = call.row(call.pooled_value, head, p.pooled, 0).as_ptr();
+            let output = self.at(layout.pooled_values);
+            isa.vectorize(Widen { input, stride, rows: p.pooled, dim, factors: [1.0; 2], output, pitch });
+        }
+        for (tensor, dim, factor, output) in [
+            (call.learnable_tokens, dim * cells, 1.0, layout.learnable_tokens),
+            (call.learnable_bias, cells, 1.0, layout.learnable_bias),
+            (call.local_bias, cells, LOG2_E, layout.local_bias),
+            (call.query_embedding, dim, 1.0, layout.embedding),
+        ] {
+            let input = tensor[head.index * dim..].as_ptr();
+            let output = self.at(output);
+            isa.vectorize(Widen { input, stride: 0, rows: 1, dim, factors: [factor, 1.0], output, pitch: 0 });
+        }
+        self.loaded = Some(head);
+    }
+
+    /// Fetches the keys and values of the windows of `selected` tokens, in ascending order; the band begins at row `first`.
+    pub(super) fn load_band<I: Isa, T: Element>(
+        &mut self,
+        call: &Call<'_, I, T>,
+        head: Head,
+        first: usize,
+        selected: &[u32],
+    ) {
+        let (p, reach) = (call.problem, call.problem.window / 2);
+        let (mut next, mut end) = (0, 0);
+        for &token in selected {
+            // Tokens ascend: most are in the row of the one before.
+            if (token as usize) < end {
+                continue;
+            }
+            let row = token as usize / p.width;
+            end = (row + 1) * p.width;
+            // Line `l` of the band is row `first + l - reach` of the grid.
+            let lines = next.max(row - first)..row - first + 2 * reach + 1;
+            next = lines.end;
+            for line in lines {
+                self.load_line(call, head, line, (first + line).checked_sub(reach).filter(|&row| row < p.height));
+            }
+        }
+    }
+
+    /// Fills a line of the band with a row of the grid, or with zeros.
+    fn load_line<I: Isa, T: Element>(&mut self, call: &Call<'_, I, T>, head: Head, line: usize, row: Option<usize>) {
+        let (p, Layout { pitch, .. }) = (call.problem, self.layout);
+        let offset = (line * self.layout.line + p.window / 2) * pitch;
+        let Some(row) = row else {
+            for start in [self.layout.keys + offset, self.layout.values + offset] {
+                self.floats.slice(start..start + p.width * pitch).fill(0.0);
+            }
+            return;
+        };
+        let (stride, dim) = (p.num_heads * p.head_dim, p.head_dim);
+        let input = call.row(call.key, head, p.tokens(), row * p.width).as_ptr();
+        let output = self.at(self.layout.keys + offset);
+        call.isa.vectorize(Unit { input, stride, rows: p.width, dim, output, pitch });
+        let input = call.row(call.value, head, p.tokens(), row * p.width).as_ptr();
+        let output = self.at(self.layout.values + offset);
+        call.isa.vectorize(Widen { input, stride, rows: p.width, dim, factors: [1.0; 2], output, pitch });
+    }
+}

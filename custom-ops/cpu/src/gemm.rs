@@ -1,0 +1,277 @@
+//! Matrix products for rows picked out of a larger matrix: a blocked product on register tiles, with a weight that was packed
+//! once or is packed on the way, and for a few rows one that reads a weight in place.
+//!
+//! However rows and columns are cut, an element of the result is the same additions in the same order: it does not depend on
+//! the number of threads. What decides between the ways is the number of rows alone.
+
+mod pack;
+mod panels;
+mod rows;
+mod stream;
+mod tile;
+
+use crate::host::Host;
+use crate::isa::{Isa, MAX_LANES};
+use crate::memory::{Memory, Sections};
+use moh_operators::Error;
+use moh_operators::{DType, Element};
+use pack::CopyInputs;
+pub(crate) use panels::{Matrix, Panels};
+pub(crate) use rows::{AddScaled, Store};
+use std::ops::Range;
+use stream::{Axpy, Dots};
+use tile::{Ahead, Tiles};
+
+/// Floats of the rows that a block of the inner length has: they stay in the second-level cache while panels go by.
+const BLOCK: usize = 128 << 10;
+/// The least and the greatest inner length of a block.
+const DEPTH: [usize; 2] = [128, 1024];
+/// Most rows for which packing the weights costs more than it saves: where they lie along the inner index, and across it.
+const MAX_STREAMED: [usize; 2] = [stream::ROWS, 4];
+/// Rows whose sums with a panel stay in the first-level cache.
+const NEAR: usize = 96;
+
+/// Whether all products of so many rows stream their weights: each is read once, whatever the number of columns.
+pub(crate) fn few(rows: usize) -> bool {
+    rows <= MAX_STREAMED[0].min(MAX_STREAMED[1])
+}
+
+/// A weight matrix.
+#[derive(Debug)]
+pub(crate) struct Weight<'a, T> {
+    pub(crate) panels: Panels,
+    pub(crate) source: Source<'a, T>,
+}
+
+/// Where a weight's elements are.
+#[derive(Debug)]
+pub(crate) enum Source<'a, T> {
+    /// In place.
+    Matrix(Matrix<T>),
+    /// Packed: all panels.
+    Packed(&'a [f32]),
+}
+
+/// A row of the left matrix, from inner index 0 on, and of the result, from the first wanted column on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Row {
+    pub(crate) input: *const f32,
+    pub(crate) output: *mut f32,
+}
+
+/// Some of the rows, in ascending order, and the inner indices that they are multiplied over.
+#[derive(Debug, Clone)]
+pub(crate) struct Product<'a> {
+    pub(crate) rows: &'a [u32],
+    pub(crate) k: Range<usize>,
+}
+
+/// Packs all panels of `matrix`.
+///
+/// # Safety
+/// The matrix has the columns and rows that `panels` says; `output` has [`Panels::floats`] floats.
+pub(super) unsafe fn pack_all<I: Isa, T: Element>(isa: I, matrix: &Matrix<T>, panels: &Panels, output: &mut [f32]) {
+    for panel in 0..panels.len() {
+        let (n, width) = (panels.columns(&(panel..panel + 1)), panels.width(panel));
+        let output = &mut output[panels.offset(panel, 0)..][..panels.k * width];
+        // SAFETY: the caller's contract.
+        unsafe { matrix.pack(isa, 0..panels.k, n, output.as_mut_ptr(), width) };
+    }
+}
+
+/// The number of floats that packing takes; `None` where no address space has so many.
+pub(super) fn floats(panels: &Panels) -> Option<usize> {
+    panels.floats()
+}
+
+/// Distance of copied rows: an odd number of cache lines, so that they do not compete for the same places in a cache.
+pub(crate) fn pitch(k: usize) -> usize {
+    ((super::memory::pitch(k) / MAX_LANES) | 1) * MAX_LANES
+}
+
+/// The most of `rows` rows of inner length `k` to take at a time: rows that are not floats are copied, and the copies are to
+/// stay in the second-level cache.
+pub(crate) fn rows_at_once<T: Element>(rows: usize, k: usize) -> usize {
+    const COPIED: usize = 256 << 10;
+    match T::DTYPE {
+        DType::F32 => rows,
+        _ => (COPIED / k.max(1)).clamp(16, rows.max(16)),
+    }
+}
+
+/// A worker's memory for products.
+pub(crate) struct Gemm<'h> {
+    panel: Memory<'h>,
+    depth: usize,
+    lines: Vec<Row>,
+}
+
+impl<'h> Gemm<'h> {
+    /// For products of at most `rows` rows with `weight`. Blocks of the inner length are cut at multiples of `unit`, if they
+    /// can be.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`].
+    pub(crate) fn new<I: Isa, T>(
+        rows: usize,
+        unit: usize,
+        weight: &Weight<'_, T>,
+        host: &'h dyn Host,
+    ) -> Result<Gemm<'h>, Error> {
+        let k = weight.panels.k;
+        let most = (BLOCK / rows.max(1)).clamp(DEPTH[0], DEPTH[1]);
+        let unit = if unit <= most { unit } else { MAX_LANES };
+        let depth = k.div_ceil(k.div_ceil(most).max(1)).next_multiple_of(unit).min(k).max(1);
+        let mut sections = Sections::default();
+        if let Source::Matrix(_) = weight.source {
+            sections.add(depth, tile::vectors::<I>() * I::LANES)?;
+        }
+        Ok(Gemm { panel: sections.allocate(host)?, depth, lines: Vec::new() })
+    }
+
+    /// The blocks of the inner length `k`.
+    pub(crate) fn blocks(&self, k: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+        let depth = self.depth;
+        (0..k).step_by(depth).map(move |start| start..(start + depth).min(k))
+    }
+
+    /// Adds `products`, which lie in one block of the inner length, of the rows with a panel of `weight` to the rows' outputs
+    /// from `column` on; or writes them there, if they are the `first`. The result is the number of multiply-accumulate
+    /// operations. `next` are the panel and the inner indices that are wanted next.
+    ///
+    /// # Safety
+    /// The rows' inputs are valid for reading the products' elements, their outputs for writing and (if not `first`) reading
+    /// the panel's padded columns from `column` on, and do not overlap. The weight has all elements that its panels say.
+    pub(crate) unsafe fn multiply<I: Isa, T: Element>(
+        &mut self,
+        isa: I,
+        rows: &[Row],
+        products: &[Product<'_>],
+        weight: &Weight<'_, T>,
+        panel: usize,
+        column: usize,
+        next: Option<(usize, Range<usize>)>,
+        first: bool,
+    ) -> u64 {
+        let (Some(start), Some(end)) = (products.first().map(|p| p.k.start), products.last().map(|p| p.k.end)) else {
+            return 0;
+        };
+        let Weight { panels, source } = weight;
+        let width = panels.width(panel);
+        let n = panels.columns(&(panel..panel + 1));
+        let mut ahead = Ahead::default();
+        let (b, limit) = match source {
+            Source::Packed(data) => {
+                if let Some((panel, k)) = next {
+                    let packed = &data[panels.offset(panel, k.start)..][..k.len() * panels.width(panel)];
+                    ahead = Ahead::new(packed.as_ptr().cast(), 0, 1, size_of_val(packed));
+                }
+                (data[panels.offset(panel, start)..][..(end - start) * width].as_ptr(), 0)
+            }
+            Source::Matrix(matrix) => {
+                let limit = MAX_STREAMED[usize::from(matches!(matrix, Matrix::Columns { .. }))];
+                if products.iter().any(|product| product.rows.len() > limit) {
+                    assert!(end - start <= self.depth, "{} of at most {} inner indices", end - start, self.depth);
+                    // SAFETY: the caller's contract; the panel's memory suffices for this depth and the widest panel.
+                    unsafe { matrix.pack(isa, start..end, n.clone(), self.panel.at(0), width) };
+                    if let Some((panel, k)) = next {
+                        ahead = lines(matrix, k, panels.columns(&(panel..panel + 1)));
+                    }
+                }
+                (self.panel.at(0).cast_const(), limit)
+            }
+        };
+        let mut macs = 0;
+        for product in products.iter().filter(|product| product.rows.len() <= limit) {
+            if let Source::Matrix(matrix) = source {
+                // SAFETY: the caller's contract.
+                unsafe { self.stream(isa, rows, product, matrix, n.clone(), column, first) };
+                macs += product.rows.len() * product.k.len() * n.len();
+            }
+        }
+        // With one product, sums are read and written once.
+        let near = if products.len() > 1 { NEAR } else { usize::MAX };
+        let mut done = 0;
+        while done < rows.len() {
+            let end = done.saturating_add(near);
+            for product in products.iter().filter(|product| product.rows.len() > limit) {
+                let before = |row: usize| product.rows.partition_point(|&r| (r as usize) < row);
+                let picked = &product.rows[before(done)..before(end)];
+                let (vectors, k) = (width / I::LANES, product.k.clone());
+                let b = b.wrapping_add((k.start - start) * width);
+                ahead = isa.vectorize(Tiles { rows, picked, k, b, vectors, column, first, ahead });
+                macs += picked.len() * product.k.len() * width;
+            }
+            done = end;
+        }
+        macs as u64
+    }
+
+    /// A product of few rows.
+    ///
+    /// # Safety
+    /// As [`Gemm::multiply`].
+    unsafe fn stream<I: Isa, T: Element>(
+        &mut self,
+        isa: I,
+        rows: &[Row],
+        product: &Product<'_>,
+        matrix: &Matrix<T>,
+        n: Range<usize>,
+        column: usize,
+        first: bool,
+    ) {
+        self.lines.clear();
+        for &row in product.rows {
+            let Row { input, output } = rows[row as usize];
+            self.lines.push(Row { input: input.wrapping_add(product.k.start), output });
+        }
+        let (lines, k) = (self.lines.as_slice(), product.k.len());
+        let (b, stride, columns) = (matrix.at(product.k.start, &n), matrix.stride(), n.len());
+        match matrix {
+            Matrix::Rows { .. } => isa.vectorize(Dots { lines, k, b, stride, columns, column, first }),
+            Matrix::Columns { .. } => isa.vectorize(Axpy { lines, k, b, stride, columns, column, first }),
+        }
+    }
+}
+
+/// Where the elements of inner indices `k` and columns `n`, all of the same block, are.
+fn lines<T: Element>(matrix: &Matrix<T>, k: Range<usize>, n: Range<usize>) -> Ahead {
+    let (rows, columns) = match matrix {
+        Matrix::Rows { .. } => (n.len(), k.len()),
+        Matrix::Columns { .. } => (k.len(), n.len()),
+    };
+    Ahead::new(matrix.at(k.start, &n).cast(), matrix.stride() * size_of::<T>(), rows, columns * size_of::<T>())
+}
+
+/// Rows of `width` elements of `x` as floats: in place where they are floats, else copied to `copies`, [`pitch`] apart.
+/// The outputs are left null.
+///
+/// # Safety
+/// `input(i)` is valid for reading `width` elements for every `i < count`; `copies` has room.
+pub(crate) unsafe fn load<I: Isa, T: Element>(
+    isa: I,
+    count: usize,
+    width: usize,
+    input: impl Fn(usize) -> *const T,
+    copies: &mut Memory<'_>,
+    rows: &mut Vec<Row>,
+) {
+    let (copied, output) = (T::DTYPE != DType::F32, std::ptr::null_mut());
+    rows.clear();
+    for i in 0..count {
+        let place = if copied { copies.at(i * pitch(width)).cast_const() } else { input(i).cast() };
+        rows.push(Row { input: place, output });
+    }
+    if copied {
+        isa.vectorize(CopyInputs { rows: count, input, k: width, output: copies.at(0), pitch: pitch(width) });
+    }
+}
+
+/// The floats that [`load`] copies to.
+pub(crate) fn copies<T: Element>(rows: usize, width: usize, sections: &mut Sections) -> Result<(), Error> {
+    if T::DTYPE != DType::F32 {
+        sections.add(rows, pitch(width))?;
+    }
+    Ok(())
+}

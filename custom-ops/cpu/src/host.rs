@@ -1,0 +1,145 @@
+//! The seam between kernels and the runtime that calls them: threads and working memory.
+
+use moh_operators::Error;
+use std::alloc::Layout;
+use std::ptr::NonNull;
+
+/// Alignment of scratch memory in bytes: a cache line, and the widest vector register.
+pub const SCRATCH_ALIGN: usize = 64;
+
+/// What a runtime lends to a kernel for the length of one call.
+///
+/// # Safety
+/// `allocate` returns either `None` or memory of at least `bytes` bytes that nothing else uses until `release`.
+pub unsafe trait Host: Sync {
+    /// How many tasks may run at the same time: the number of workers that a kernel should ask for.
+    fn parallelism(&self) -> usize;
+
+    /// Calls `task(i)` once for every `i < tasks`, possibly at the same time, and returns when all are done.
+    ///
+    /// Kernels ask for [`Host::parallelism`] tasks at most, and each takes work from a shared counter: a host with fewer threads
+    /// is slower, never wrong.
+    fn parallel_for(&self, tasks: usize, task: &(dyn Fn(usize) + Sync));
+
+    /// Memory of `bytes` bytes (at any alignment), or `None`.
+    fn allocate(&self, bytes: usize) -> Option<NonNull<u8>>;
+
+    /// Gives memory back.
+    ///
+    /// # Safety
+    /// `ptr` and `bytes` are those of one earlier `allocate` on this host, not released yet.
+    unsafe fn release(&self, ptr: NonNull<u8>, bytes: usize);
+}
+
+/// A kernel's working memory: zeroed, aligned to [`SCRATCH_ALIGN`], given back on drop.
+pub struct Scratch<'h> {
+    host: &'h dyn Host,
+    base: NonNull<u8>,
+    bytes: usize,
+    offset: usize,
+    len: usize,
+}
+
+/// Types that scratch memory may be viewed as.
+///
+/// # Safety
+/// Any bit pattern is a valid value, and the alignment divides [`SCRATCH_ALIGN`].
+pub unsafe trait Pod: Copy + 'static {}
+// SAFETY: a plain 4-byte number.
+unsafe impl Pod for f32 {}
+// SAFETY: a plain 4-byte number.
+unsafe impl Pod for u32 {}
+
+impl<'h> Scratch<'h> {
+    /// Asks `host` for `len` elements of `P`.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] where the host has none, or the size does not fit an address space.
+    pub fn new<P: Pod>(host: &'h dyn Host, len: usize) -> Result<Scratch<'h>, Error> {
+        let size = len.checked_mul(size_of::<P>()).filter(|&n| n <= isize::MAX as usize - SCRATCH_ALIGN);
+        let Some(size) = size else { return Err(Error::OutOfMemory { bytes: usize::MAX }) };
+        let bytes = size + SCRATCH_ALIGN;
+        let base = host.allocate(bytes).ok_or(Error::OutOfMemory { bytes })?;
+        let offset = base.as_ptr().align_offset(SCRATCH_ALIGN).min(SCRATCH_ALIGN);
+        // SAFETY: the host gave `bytes` bytes that are ours alone; zeroing makes them initialised.
+        unsafe { base.as_ptr().write_bytes(0, bytes) };
+        Ok(Scratch { host, base, bytes, offset, len: size })
+    }
+
+    /// The memory as elements of `P`.
+    pub fn as_mut_slice<P: Pod>(&mut self) -> &mut [P] {
+        // SAFETY: offset + len <= bytes; the start is aligned to SCRATCH_ALIGN, which P's alignment divides; the bytes are
+        // initialised and every bit pattern is a P; the exclusive borrow of self makes the slice unique.
+        unsafe {
+            let start = self.base.as_ptr().add(self.offset).cast::<P>();
+            std::slice::from_raw_parts_mut(start, self.len / size_of::<P>())
+        }
+    }
+}
+
+impl Drop for Scratch<'_> {
+    fn drop(&mut self) {
+        // SAFETY: base and bytes are those of `allocate` in `new`, released only here.
+        unsafe { self.host.release(self.base, self.bytes) }
+    }
+}
+
+/// A host of plain scoped threads and the global allocator: for tests, benchmarks and callers without a runtime.
+#[derive(Debug, Clone, Copy)]
+pub struct Threads {
+    threads: usize,
+}
+
+impl Threads {
+    /// `threads` workers, at least one.
+    pub fn new(threads: usize) -> Threads {
+        Threads { threads: threads.max(1) }
+    }
+
+    /// One worker a processor.
+    pub fn all() -> Threads {
+        Threads::new(std::thread::available_parallelism().map_or(1, usize::from))
+    }
+}
+
+fn layout(bytes: usize) -> Option<Layout> {
+    Layout::from_size_align(bytes.max(1), SCRATCH_ALIGN).ok()
+}
+
+// SAFETY: memory comes from the global allocator with the requested size and is freed with the same layout.
+unsafe impl Host for Threads {
+    fn parallelism(&self) -> usize {
+        self.threads
+    }
+
+    fn parallel_for(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+        let next = std::sync::atomic::AtomicUsize::new(0);
+        let drain = || {
+            loop {
+                let i = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                if i >= tasks {
+                    return;
+                }
+                task(i);
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..self.threads.min(tasks) {
+                scope.spawn(drain);
+            }
+            drain();
+        });
+    }
+
+    fn allocate(&self, bytes: usize) -> Option<NonNull<u8>> {
+        // SAFETY: the layout's size is not zero.
+        layout(bytes).and_then(|layout| NonNull::new(unsafe { std::alloc::alloc(layout) }))
+    }
+
+    unsafe fn release(&self, ptr: NonNull<u8>, bytes: usize) {
+        if let Some(layout) = layout(bytes) {
+            // SAFETY: `allocate` gave this pointer for the same layout.
+            unsafe { std::alloc::dealloc(ptr.as_ptr(), layout) }
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! x86-64 with AMX (tiles, bf16): products of 16 x 32 by 32 x 16 blocks of bfloat16, summed in f32.
+//!
+//! Each f32 is split exactly into three bf16 terms, 8 bits of its 24 each. Six of the nine products of two such sums are as
+//! good as the f32 product (what is left out is 2^-23 of it on average, 2^-20 at most), and take less time than f32 multiply-adds.
+//!
+//! The compiler knows nothing of tile registers and never uses them, so that they keep their contents from one block of
+//! assembly to the next.
+
+use super::avx512::Avx512;
+use super::unit::{Multiply, ROW_BYTES, TILE, TILE_BYTES, TileProduct, Unit};
+use std::arch::asm;
+use std::sync::OnceLock;
+
+/// Exists only where the processor has AMX and this process may use it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Amx(());
+
+/// Tiles while it lives: all eight have 16 rows of 64 bytes. Belongs to the thread that made it.
+pub(crate) struct Tiles(std::marker::PhantomData<*const ()>);
+
+impl Unit for Amx {
+    type Vectors = Avx512;
+    type Multiplier = Tiles;
+    const NAME: &'static str = "amx";
+    const MOST_TERMS: usize = 3;
+
+    fn detect() -> Option<Amx> {
+        static FOUND: OnceLock<bool> = OnceLock::new();
+        FOUND.get_or_init(|| processor_has_it() && system_permits_it()).then_some(Amx(()))
+    }
+
+    fn is_fast() -> bool {
+        true
+    }
+
+    fn start(self) -> Tiles {
+        #[repr(C, align(64))]
+        struct Configuration([u8; 64]);
+        let mut configuration = Configuration([0; 64]);
+        configuration.0[0] = 1;
+        for tile in 0..8 {
+            configuration.0[16 + 2 * tile] = 64;
+            configuration.0[48 + tile] = TILE as u8;
+        }
+        // SAFETY: `self` is the proof that AMX may be used; the configuration is that of palette 1.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) configuration.0.as_ptr(), options(nostack)) }
+        Tiles(std::marker::PhantomData)
+    }
+}
+
+impl Drop for Tiles {
+    fn drop(&mut self) {
+        // SAFETY: a `Tiles` exists only where AMX may be used.
+        unsafe { asm!("tilerelease", options(nomem, nostack)) }
+    }
+}
+
+/// The terms to load before each product of two, `None` to keep what is loaded: in an order that loads few.
+const THREE_TERMS: [(Option<usize>, Option<usize>); 6] =
+    [(Some(2), Some(0)), (Some(1), None), (None, Some(1)), (Some(0), None), (None, Some(0)), (None, Some(2))];
+
+/// The product stays in tiles 0 to 3; 4 and 5 hold blocks of the left factor, 6 and 7 of the right one.
+impl Multiply for Tiles {
+    #[inline]
+    unsafe fn multiply<const BOTH: bool>(&self, p: &TileProduct) {
+        // SAFETY: a `Tiles` exists only where AMX may be used, and its tiles are configured; the caller's contract.
+        unsafe {
+            self.begin::<BOTH>(p);
+            let order: &[_] = match p.terms {
+                1 => &[(Some(0), Some(0))],
+                2 => &[(Some(1), Some(1)), (None, Some(0)), (Some(0), None), (None, Some(1))],
+                _ => &THREE_TERMS,
+            };
+            for step in 0..p.steps {
+                for &(a, b) in order {
+                    if let Some(term) = a {
+                        self.left::<BOTH>(p, step, term);
+                    }
+                    if let Some(term) = b {
+                        self.right(p, step, term);
+                    }
+                    self.add::<BOTH>();
+                }
+            }
+            self.end::<BOTH>(p);
+        }
+    }
+}
+
+impl Tiles {
+    #[inline(always)]
+    unsafe fn begin<const BOTH: bool>(&self, p: &TileProduct) {
+        // SAFETY: as of `multiply`.
+        unsafe {
+            if !p.add {
+                asm!("tilezero tmm0", "tilezero tmm1", options(nomem, nostack));
+                if BOTH {
+                    asm!("tilezero tmm2", "tilezero tmm3", options(nomem, nostack));
+                }
+                return;
+            }
+            asm!(
+                "tileloadd tmm0, [{c} + {s}]", "tileloadd tmm1, [{c} + {s} + 64]",
+                c = in(reg) p.c[0], s = in(reg) p.c_stride, options(nostack, readonly),
+            );
+            if BOTH {
+                asm!(
+                    "tileloadd tmm2, [{c} + {s}]", "tileloadd tmm3, [{c} + {s} + 64]",
+                    c = in(reg) p.c[1], s = in(reg) p.c_stride, options(nostack, readonly),
+                );
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn left<const BOTH: bool>(&self, p: &TileProduct, step: usize, term: usize) {
+        let offset = step * TILE_BYTES + term * p.term_strides[0];
+        // SAFETY: as of `multiply`.
+        unsafe {
+            asm!("tileloadd tmm4, [{a} + {s}]",
+                a = in(reg) p.a[0].byte_add(offset), s = in(reg) ROW_BYTES, options(nostack, readonly));
+            if BOTH {
+                asm!("tileloadd tmm5, [{a} + {s}]",
+                    a = in(reg) p.a[1].byte_add(offset), s = in(reg) ROW_BYTES, options(nostack, readonly));
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn right(&self, p: &TileProduct, step: usize, term: usize) {
+        // SAFETY: as of `multiply`.
+        unsafe {
+            asm!("tileloadd tmm6, [{b} + {s}]", "tileloadd tmm7, [{b} + {s} + 64]",
+                b = in(reg) p.b.byte_add(step * p.b_step + term * p.term_strides[1]), s = in(reg) p.b_stride,
+                options(nostack, readonly));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add<const BOTH: bool>(&self) {
+        // SAFETY: as of `multiply`.
+        unsafe {
+            asm!("tdpbf16ps tmm0, tmm4, tmm6", "tdpbf16ps tmm1, tmm4, tmm7", options(nomem, nostack));
+            if BOTH {
+                asm!("tdpbf16ps tmm2, tmm5, tmm6", "tdpbf16ps tmm3, tmm5, tmm7", options(nomem, nostack));
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn end<const BOTH: bool>(&self, p: &TileProduct) {
+        // SAFETY: as of `multiply`.
+        unsafe {
+            asm!("tilestored [{c} + {s}], tmm0", "tilestored [{c} + {s} + 64], tmm1",
+                c = in(reg) p.c[0], s = in(reg) p.c_stride, options(nostack));
+            if BOTH {
+                asm!("tilestored [{c} + {s}], tmm2", "tilestored [{c} + {s} + 64], tmm3",
+                    c = in(reg) p.c[1], s = in(reg) p.c_stride, options(nostack));
+            }
+        }
+    }
+}
+
+/// AMX-TILE and AMX-BF16, and an operating system that saves the tiles' state (Intel SDM volume 1, chapter 18).
+fn processor_has_it() -> bool {
+    const OSXSAVE: u32 = 1 << 27;
+    const BF16_AND_TILE: u32 = 1 << 22 | 1 << 24;
+    const TILE_STATE: u32 = 0b11 << 17;
+    let leaf = |leaf| std::arch::x86_64::__cpuid_count(leaf, 0);
+    if leaf(0).eax < 7 || leaf(1).ecx & OSXSAVE == 0 || leaf(7).edx & BF16_AND_TILE != BF16_AND_TILE {
+        return false;
+    }
+    let states: u32;
+    // SAFETY: with OSXSAVE there is XGETBV, and register 0.
+    unsafe { asm!("xgetbv", in("ecx") 0, out("eax") states, out("edx") _, options(nomem, nostack)) };
+    states & TILE_STATE == TILE_STATE
+}
+
+/// Linux saves the tiles' state, 8 KiB a thread, only for processes that ask for it
+/// (<https://docs.kernel.org/arch/x86/xstate.html>).
+fn system_permits_it() -> bool {
+    const ARCH_PRCTL: usize = 158;
+    const ARCH_REQ_XCOMP_PERM: usize = 0x1023;
+    const XTILEDATA: usize = 18;
+    let result: isize;
+    // SAFETY: a system call that changes no memory of ours.
+    unsafe {
+        asm!(
+            "syscall", inlateout("rax") ARCH_PRCTL => result, in("rdi") ARCH_REQ_XCOMP_PERM, in("rsi") XTILEDATA,
+            out("rcx") _, out("r11") _, options(nostack),
+        );
+    }
+    result == 0
+}

@@ -1,0 +1,243 @@
+//! x86-64 with AVX-512 (F, BW, DQ, VL): 16 lanes, 32 registers.
+
+use super::{Isa, Job, MAX_LANES, exp2_fraction};
+use moh_operators::{DType, Element};
+use std::arch::x86_64::*;
+
+/// Exists only where the processor has the features of [`enabled`].
+#[derive(Clone, Copy)]
+pub(crate) struct Avx512(());
+
+macro_rules! simd {
+    ($e:expr) => {{
+        // SAFETY: `self` is the proof that the processor has the features.
+        unsafe { $e }
+    }};
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+fn enabled<J: Job>(isa: Avx512, job: J) -> J::Output {
+    job.run(isa)
+}
+
+impl Isa for Avx512 {
+    type V = __m512;
+    const LANES: usize = 16;
+    const TILE: usize = 3;
+    const GROUP: usize = 8;
+    const REGISTERS: usize = 32;
+    const NAME: &'static str = "avx512";
+
+    fn detect() -> Option<Avx512> {
+        let found = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c");
+        found.then_some(Avx512(()))
+    }
+    fn vectorize<J: Job>(self, job: J) -> J::Output {
+        simd!(enabled(self, job))
+    }
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> __m512 {
+        simd!(_mm512_set1_ps(x))
+    }
+    #[inline(always)]
+    unsafe fn load(self, ptr: *const f32) -> __m512 {
+        // SAFETY: the caller's contract, and `self`.
+        unsafe { _mm512_loadu_ps(ptr) }
+    }
+    #[inline(always)]
+    unsafe fn store(self, ptr: *mut f32, x: __m512) {
+        // SAFETY: the caller's contract, and `self`.
+        unsafe { _mm512_storeu_ps(ptr, x) }
+    }
+    #[inline(always)]
+    fn add(self, a: __m512, b: __m512) -> __m512 {
+        simd!(_mm512_add_ps(a, b))
+    }
+    #[inline(always)]
+    fn sub(self, a: __m512, b: __m512) -> __m512 {
+        simd!(_mm512_sub_ps(a, b))
+    }
+    #[inline(always)]
+    fn mul(self, a: __m512, b: __m512) -> __m512 {
+        simd!(_mm512_mul_ps(a, b))
+    }
+    #[inline(always)]
+    fn div(self, a: __m512, b: __m512) -> __m512 {
+        simd!(_mm512_div_ps(a, b))
+    }
+    #[inline(always)]
+    fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        simd!(_mm512_fmadd_ps(a, b, c))
+    }
+    #[inline(always)]
+    fn max(self, a: __m512, b: __m512) -> __m512 {
+        simd!(_mm512_max_ps(a, b))
+    }
+    #[inline(always)]
+    fn keep_less(self, a: __m512, b: __m512, x: __m512) -> __m512 {
+        simd!(_mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b), _mm512_set1_ps(f32::NEG_INFINITY), x))
+    }
+    #[inline(always)]
+    fn finite_max(self, x: __m512) -> __m512 {
+        simd!(_mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(x, _mm512_set1_ps(f32::NEG_INFINITY)), x))
+    }
+    #[inline(always)]
+    fn exp2(self, x: __m512) -> __m512 {
+        const DOWN: i32 = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
+        simd!(_mm512_scalef_ps(exp2_fraction(self, _mm512_reduce_ps::<DOWN>(x)), x))
+    }
+    #[inline(always)]
+    fn sum(self, x: __m512) -> f32 {
+        simd!(_mm512_reduce_add_ps(x))
+    }
+
+    #[inline(always)]
+    fn prefetch(self, ptr: *const u8) {
+        simd!(_mm_prefetch::<_MM_HINT_T1>(ptr.cast()))
+    }
+
+    #[inline(always)]
+    unsafe fn widen<T: Element>(self, ptr: *const T) -> __m512 {
+        // SAFETY: the caller's contract, and `self`; the pointer's type is the one that DTYPE names.
+        unsafe {
+            match T::DTYPE {
+                DType::F32 => _mm512_loadu_ps(ptr.cast()),
+                DType::F16 => _mm512_cvtph_ps(_mm256_loadu_si256(ptr.cast())),
+                DType::BF16 => {
+                    let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(ptr.cast()));
+                    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
+                }
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn narrow<T: Element>(self, ptr: *mut T, x: __m512) {
+        // SAFETY: the caller's contract, and `self`; the pointer's type is the one that DTYPE names.
+        unsafe {
+            match T::DTYPE {
+                DType::F32 => _mm512_storeu_ps(ptr.cast(), x),
+                DType::F16 => {
+                    _mm256_storeu_si256(ptr.cast(), _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT }>(x));
+                }
+                DType::BF16 => {
+                    let bits = _mm512_castps_si512(x);
+                    let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+                    let rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+                    let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x);
+                    let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x0040_0000));
+                    let bits = _mm512_mask_mov_epi32(rounded, nan, quiet);
+                    _mm256_storeu_si256(ptr.cast(), _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(bits)));
+                }
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn widen_part<T: Element>(self, ptr: *const T, n: usize) -> __m512 {
+        let mask = ((1u32 << n) - 1) as __mmask16;
+        // SAFETY: the caller's contract, and `self`; lanes outside the mask are not read.
+        unsafe {
+            match T::DTYPE {
+                DType::F32 => _mm512_maskz_loadu_ps(mask, ptr.cast()),
+                DType::F16 => _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, ptr.cast())),
+                DType::BF16 => {
+                    let bits = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, ptr.cast()));
+                    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn pair(self, a: __m512, b: __m512) -> __m512 {
+        simd!({
+            let half = _mm512_set1_epi32(0x8000);
+            let low = _mm512_srli_epi32::<16>(_mm512_add_epi32(_mm512_castps_si512(a), half));
+            let high = _mm512_add_epi32(_mm512_castps_si512(b), half);
+            // high & mask | low
+            const SELECT: i32 = 0xea;
+            let mask = _mm512_set1_epi32(0xffff_0000_u32 as i32);
+            _mm512_castsi512_ps(_mm512_ternarylogic_epi32::<SELECT>(high, mask, low))
+        })
+    }
+
+    #[inline(always)]
+    fn halves(self, a: __m512, b: __m512) -> __m512 {
+        // Every second half is `b`'s.
+        simd!(_mm512_castsi512_ps(_mm512_mask_mov_epi16(
+            _mm512_srli_epi32::<16>(_mm512_castps_si512(a)),
+            0xaaaa_aaaa,
+            _mm512_castps_si512(b)
+        )))
+    }
+
+    #[inline(always)]
+    fn rest(self, x: __m512) -> __m512 {
+        simd!({
+            let mask = _mm512_set1_epi32(0xffff_0000_u32 as i32);
+            _mm512_sub_ps(x, _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), mask)))
+        })
+    }
+
+    #[inline(always)]
+    fn transpose(self, rows: &mut [__m512; MAX_LANES]) {
+        // b[q][c] holds, in its 128-bit lane l, column 4l + c of rows 4q .. 4q + 4.
+        let mut b = [[self.splat(0.0); 4]; 4];
+        for q in 0..4 {
+            let r = &rows[4 * q..4 * q + 4];
+            simd!({
+                let (lo, hi) = (_mm512_unpacklo_ps(r[0], r[1]), _mm512_unpackhi_ps(r[0], r[1]));
+                let (lo2, hi2) = (_mm512_unpacklo_ps(r[2], r[3]), _mm512_unpackhi_ps(r[2], r[3]));
+                let pd = |x| _mm512_castps_pd(x);
+                b[q] = [
+                    _mm512_castpd_ps(_mm512_unpacklo_pd(pd(lo), pd(lo2))),
+                    _mm512_castpd_ps(_mm512_unpackhi_pd(pd(lo), pd(lo2))),
+                    _mm512_castpd_ps(_mm512_unpacklo_pd(pd(hi), pd(hi2))),
+                    _mm512_castpd_ps(_mm512_unpackhi_pd(pd(hi), pd(hi2))),
+                ];
+            });
+        }
+        for c in 0..4 {
+            simd!({
+                let low = _mm512_shuffle_f32x4::<0x44>(b[0][c], b[1][c]);
+                let low2 = _mm512_shuffle_f32x4::<0x44>(b[2][c], b[3][c]);
+                let high = _mm512_shuffle_f32x4::<0xee>(b[0][c], b[1][c]);
+                let high2 = _mm512_shuffle_f32x4::<0xee>(b[2][c], b[3][c]);
+                rows[c] = _mm512_shuffle_f32x4::<0x88>(low, low2);
+                rows[4 + c] = _mm512_shuffle_f32x4::<0xdd>(low, low2);
+                rows[8 + c] = _mm512_shuffle_f32x4::<0x88>(high, high2);
+                rows[12 + c] = _mm512_shuffle_f32x4::<0xdd>(high, high2);
+            });
+        }
+    }
+
+    #[inline(always)]
+    fn sums(self, r: [__m512; MAX_LANES]) -> __m512 {
+        // Every step adds the halves of vectors and puts two into one, with half the shuffles of a transposition.
+        let zero = self.splat(0.0);
+        let (mut pairs, mut fours, mut eights) = ([zero; 8], [zero; 4], [zero; 2]);
+        for i in 0..8 {
+            let (a, b) = (r[2 * i], r[2 * i + 1]);
+            pairs[i] = simd!(_mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
+        }
+        for i in 0..4 {
+            simd!({
+                let (a, b) = (_mm512_castps_pd(pairs[2 * i]), _mm512_castps_pd(pairs[2 * i + 1]));
+                let (low, high) = (_mm512_unpacklo_pd(a, b), _mm512_unpackhi_pd(a, b));
+                fours[i] = _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high));
+            });
+        }
+        for i in 0..2 {
+            let (a, b) = (fours[2 * i], fours[2 * i + 1]);
+            eights[i] = simd!(_mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b)));
+        }
+        let [a, b] = eights;
+        simd!(_mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xdd>(a, b)))
+    }
+}

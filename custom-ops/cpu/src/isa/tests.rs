@@ -1,0 +1,228 @@
+//! Every instruction set does the same.
+
+use super::{Isa, Job, MAX_LANES};
+use half::{bf16, f16};
+use moh_operators::Element;
+
+/// Runs `job` on every instruction set of this processor.
+fn everywhere<J: Job<Output = ()> + Copy>(job: J) {
+    macro_rules! run_each {
+        ($(#[$cfg:meta] $module:ident::$token:ident,)*) => {
+            $(#[$cfg] run(<super::$module::$token as Isa>::detect(), job);)*
+        };
+    }
+    super::each_isa!(run_each);
+}
+
+fn run<I: Isa, J: Job<Output = ()>>(isa: Option<I>, job: J) {
+    if let Some(isa) = isa {
+        isa.vectorize(job);
+    }
+}
+
+fn lanes<I: Isa>(isa: I, x: I::V) -> Vec<f32> {
+    let mut lanes = [0.0; MAX_LANES];
+    // SAFETY: the array holds MAX_LANES floats.
+    unsafe { isa.store(lanes.as_mut_ptr(), x) };
+    lanes[..I::LANES].to_vec()
+}
+
+/// Lane i is `x(i)`.
+fn vector<I: Isa>(isa: I, x: impl Fn(usize) -> f32) -> I::V {
+    let lanes: [f32; MAX_LANES] = std::array::from_fn(x);
+    // SAFETY: the array holds MAX_LANES floats.
+    unsafe { isa.load(lanes.as_ptr()) }
+}
+
+#[derive(Clone, Copy)]
+struct Exp2;
+
+impl Job for Exp2 {
+    type Output = ();
+    fn run<I: Isa>(self, isa: I) {
+        let exp2 = |x: f32| lanes(isa, isa.exp2(isa.splat(x)))[0];
+        for i in 0..=1_260_000 {
+            let x = -1e-4 * i as f32;
+            let (found, expected) = (f64::from(exp2(x)), f64::from(x).exp2());
+            // 2^-126 is the smallest normal number; below it, 0 will do.
+            let close = (found / expected - 1.0).abs() < 2.5e-7 || (x <= -126.0 && found <= expected * 1.01);
+            assert!(close, "2^{x} = {expected}, found {found}");
+        }
+        assert_eq!(exp2(0.0), 1.0);
+        assert_eq!(exp2(-0.0), 1.0);
+        assert_eq!(exp2(f32::NEG_INFINITY), 0.0);
+        assert!(exp2(f32::NAN).is_nan());
+        for x in [-126.5, -127.0, -127.5, -140.0, -1e4, -1e30, f32::MIN] {
+            assert!((0.0..=1.2e-38).contains(&exp2(x)), "2^{x} = {}", exp2(x));
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Comparisons;
+
+impl Job for Comparisons {
+    type Output = ();
+    fn run<I: Isa>(self, isa: I) {
+        let one = |x: I::V| lanes(isa, x)[0];
+        let (nan, inf) = (isa.splat(f32::NAN), isa.splat(f32::INFINITY));
+        let (two, minus) = (isa.splat(2.0), isa.splat(f32::NEG_INFINITY));
+        assert_eq!(one(isa.max(nan, two)), 2.0);
+        assert!(one(isa.max(two, nan)).is_nan());
+        assert_eq!(one(isa.max(minus, two)), 2.0);
+        assert_eq!(one(isa.max(inf, two)), f32::INFINITY);
+        assert_eq!(one(isa.finite_max(minus)), 0.0);
+        assert_eq!(one(isa.finite_max(inf)), f32::INFINITY);
+        assert_eq!(one(isa.finite_max(two)), 2.0);
+        let zero = isa.splat(0.0);
+        assert_eq!(one(isa.keep_less(zero, two, isa.splat(7.0))), 7.0);
+        assert_eq!(one(isa.keep_less(two, two, isa.splat(7.0))), f32::NEG_INFINITY);
+        assert_eq!(one(isa.keep_less(two, zero, nan)), f32::NEG_INFINITY);
+        assert_eq!(one(isa.fma(two, isa.splat(3.0), isa.splat(0.5))), 6.5);
+        assert_eq!(one(isa.sub(two, isa.splat(3.0))), -1.0);
+        assert_eq!(one(isa.div(two, isa.splat(3.0))), 2.0 / 3.0);
+        assert_eq!(one(isa.div(two, inf)), 0.0);
+        let expected: f32 = (0..I::LANES).map(|i| i as f32 + 0.5).sum();
+        assert_eq!(isa.sum(vector(isa, |i| i as f32 + 0.5)), expected);
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Transpose;
+
+impl Job for Transpose {
+    type Output = ();
+    fn run<I: Isa>(self, isa: I) {
+        let mut rows: [I::V; MAX_LANES] = std::array::from_fn(|row| vector(isa, |i| (row * 100 + i) as f32));
+        isa.transpose(&mut rows);
+        for row in 0..I::LANES {
+            let expected: Vec<f32> = (0..I::LANES).map(|i| (i * 100 + row) as f32).collect();
+            assert_eq!(lanes(isa, rows[row]), expected);
+        }
+        let rows: [I::V; MAX_LANES] = std::array::from_fn(|row| vector(isa, |i| (row * row * 100 + i) as f32));
+        let sum = |row: usize| (0..I::LANES).map(|i| (row * row * 100 + i) as f32).sum();
+        assert_eq!(lanes(isa, isa.sums(rows)), (0..I::LANES).map(sum).collect::<Vec<f32>>());
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Conversions;
+
+impl Job for Conversions {
+    type Output = ();
+    fn run<I: Isa>(self, isa: I) {
+        // Every 16-bit pattern, and around each halfway point between two of them.
+        for bits in 0..=u16::MAX {
+            for half in [0u32, 0x7fff, 0x8000, 0x8001] {
+                check::<I, bf16>(isa, f32::from_bits(u32::from(bits) << 16 | half));
+            }
+            let x = f16::from_bits(bits).to_f32();
+            for x in [x, x * (1.0 + 1.0 / 2048.0), x * (1.0 + 1.5 / 2048.0)] {
+                check::<I, f16>(isa, x);
+            }
+        }
+        check::<I, f32>(isa, 1.25);
+    }
+}
+
+fn check<I: Isa, T: Element>(isa: I, x: f32) {
+    let mut narrow = [T::from_f32(0.0); MAX_LANES];
+    let bits = |x: f32| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() };
+    // SAFETY: the array holds MAX_LANES elements.
+    unsafe {
+        isa.narrow(narrow.as_mut_ptr(), isa.splat(x));
+        let expected = bits(T::from_f32(x).to_f32());
+        for (i, found) in narrow[..I::LANES].iter().enumerate() {
+            assert_eq!(bits(found.to_f32()), expected, "{x} in lane {i}");
+        }
+        for (i, found) in lanes(isa, isa.widen(narrow.as_ptr())).into_iter().enumerate() {
+            assert_eq!(bits(found), expected, "{x} in lane {i}");
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Parts;
+
+impl Job for Parts {
+    type Output = ();
+    fn run<I: Isa>(self, isa: I) {
+        parts::<I, f32>(isa);
+        parts::<I, f16>(isa);
+        parts::<I, bf16>(isa);
+    }
+}
+
+fn parts<I: Isa, T: Element>(isa: I) {
+    for n in 0..=I::LANES {
+        let input: Vec<T> = (0..n).map(|i| T::from_f32(i as f32 + 1.0)).collect();
+        let mut output = [T::from_f32(-1.0); MAX_LANES];
+        // SAFETY: n <= LANES, and the buffers hold n elements.
+        let found = unsafe {
+            let x = isa.widen_part(input.as_ptr(), n);
+            isa.narrow_part(output.as_mut_ptr(), x, n);
+            lanes(isa, x)
+        };
+        for i in 0..I::LANES {
+            assert_eq!(found[i], if i < n { i as f32 + 1.0 } else { 0.0 });
+            assert_eq!(output[i].to_f32(), if i < n { i as f32 + 1.0 } else { -1.0 });
+        }
+    }
+}
+
+#[test]
+fn exp2_is_accurate() {
+    everywhere(Exp2);
+}
+
+#[test]
+fn comparisons_treat_nan_as_documented() {
+    everywhere(Comparisons);
+}
+
+#[test]
+fn transpose_exchanges_and_sums_adds_rows_and_columns() {
+    everywhere(Transpose);
+}
+
+#[test]
+fn conversions_round_to_nearest_even() {
+    everywhere(Conversions);
+}
+
+#[test]
+fn parts_touch_nothing_else() {
+    everywhere(Parts);
+}
+
+#[derive(Clone, Copy)]
+struct Halves;
+
+impl Job for Halves {
+    type Output = ();
+    fn run<I: Isa>(self, isa: I) {
+        let number = |i: usize| (i as f32 + 0.3) * if i.is_multiple_of(2) { -1.7e-5 } else { 3.1e7 };
+        let (a, b) = (|i| number(i), |i| number(i + 100));
+        let (paired, halves) = (isa.pair(vector(isa, a), vector(isa, b)), isa.halves(vector(isa, a), vector(isa, b)));
+        let mut sums = vec![0.0; I::LANES];
+        let mut rest = vector(isa, a);
+        for _ in 0..3 {
+            for (sum, bits) in sums.iter_mut().zip(lanes(isa, isa.halves(rest, rest))) {
+                *sum += bf16::from_bits(bits.to_bits() as u16).to_f32();
+            }
+            rest = isa.rest(rest);
+        }
+        for i in 0..I::LANES {
+            let bits = |x: f32| u32::from(bf16::from_f32(x).to_bits());
+            assert_eq!(lanes(isa, paired)[i].to_bits(), bits(a(i)) | bits(b(i)) << 16);
+            assert_eq!(lanes(isa, halves)[i].to_bits(), a(i).to_bits() >> 16 | b(i).to_bits() & 0xffff_0000);
+            assert_eq!(sums[i], a(i), "24 bits are three times 8");
+        }
+        assert!(lanes(isa, isa.rest(isa.splat(f32::INFINITY)))[0].is_nan());
+    }
+}
+
+#[test]
+fn halves() {
+    everywhere(Halves);
+}

@@ -1,0 +1,312 @@
+//! One implementation of one operator, and what implements it: validated once a call, typed from there on.
+
+use crate::gemm::{Matrix, Panels, Source, Weight};
+use crate::host::Host;
+use crate::isa::{Isa, MatrixUnit, Target};
+use crate::packed::{Input, Packed};
+use moh_operators::{
+    Attributes, DType, DataMut, Definition, Element, Error, Operator, Reader, Tensor, problem_of, shape::check_length,
+};
+
+/// What a call computed, for tests and profiles: it must follow the gates.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Work {
+    /// Multiply-accumulate operations of the matrix products, with those that only fill up a register tile.
+    pub macs: u64,
+}
+
+/// A call's inputs as slices of element type T.
+pub(crate) struct Slices<'a, T> {
+    operator: &'static Operator,
+    inputs: &'a [Option<Input<'a>>],
+    element: std::marker::PhantomData<T>,
+}
+
+/// A weight: where it lies, or packed.
+#[derive(Clone, Copy)]
+pub(crate) enum WeightData<'a, T> {
+    Plain(&'a [T]),
+    Packed(&'a Packed),
+}
+
+impl<'a, T: Element> WeightData<'a, T> {
+    /// The weight as `panels`, which lies in memory as `matrix` says.
+    ///
+    /// # Errors
+    /// [`Error::Packed`] where it was packed for another use: `operator` and `input` are named.
+    pub(crate) fn panels(
+        self,
+        operator: &'static str,
+        input: &'static str,
+        panels: Panels,
+        matrix: impl FnOnce(&[T]) -> Matrix<T>,
+    ) -> Result<Weight<'a, T>, Error> {
+        let source = match self {
+            WeightData::Plain(data) => Source::Matrix(matrix(data)),
+            WeightData::Packed(packed) => Source::Packed(packed.panels(operator, input, &panels)?),
+        };
+        Ok(Weight { panels, source })
+    }
+}
+
+impl<'a, T: Element> Slices<'a, T> {
+    fn get(&self, input: usize) -> Result<Input<'a>, Error> {
+        let found = || self.inputs.iter().flatten().count();
+        let required = self.operator.required_inputs().to_string();
+        self.inputs.get(input).copied().flatten().ok_or_else(|| Error::InputCount {
+            operator: self.operator.name,
+            expected: required,
+            found: found(),
+        })
+    }
+
+    fn slice<E: Element>(&self, input: usize) -> Result<&'a [E], Error> {
+        let given = self.get(input)?;
+        let data = match given {
+            Input::Tensor(tensor) => E::slice(tensor.data),
+            Input::Packed(_) => None,
+        };
+        data.ok_or_else(|| match given {
+            Input::Packed(_) => Error::Packed { operator: self.operator.name, input: self.name(input) },
+            Input::Tensor(tensor) => Error::Type {
+                operator: self.operator.name,
+                input: self.name(input),
+                expected: E::DTYPE,
+                found: tensor.data.dtype(),
+            },
+        })
+    }
+
+    fn name(&self, input: usize) -> &'static str {
+        self.operator.inputs.get(input).map_or("beyond the last", |operand| operand.name)
+    }
+}
+
+impl<'a, T: Element> Reader for Slices<'a, T> {
+    type T = &'a [T];
+    type Weight = WeightData<'a, T>;
+    type F32 = &'a [f32];
+    type Error = Error;
+
+    fn present(&self, input: usize) -> bool {
+        self.inputs.get(input).is_some_and(Option::is_some)
+    }
+
+    fn t(&self, input: usize) -> Result<&'a [T], Error> {
+        self.slice(input)
+    }
+
+    fn weight(&self, input: usize) -> Result<WeightData<'a, T>, Error> {
+        match self.get(input)? {
+            Input::Packed(packed) => Ok(WeightData::Packed(packed)),
+            Input::Tensor(_) => self.slice(input).map(WeightData::Plain),
+        }
+    }
+
+    fn f32(&self, input: usize) -> Result<&'a [f32], Error> {
+        self.slice(input)
+    }
+}
+
+/// A validated call. Lengths are those that the problem says.
+pub(crate) struct Call<'a, O: CpuOperator, I, T: Element> {
+    pub(crate) isa: I,
+    /// For kernels that use one.
+    pub(crate) unit: Option<MatrixUnit>,
+    pub(crate) problem: &'a O::Problem,
+    pub(crate) inputs: O::Inputs<Slices<'a, T>>,
+    /// Every element is written; they start out undefined.
+    pub(crate) output: &'a mut [O::Output<T>],
+    pub(crate) host: &'a dyn Host,
+}
+
+/// An operator that has CPU kernels: one generic implementation, compiled for every instruction set and element type.
+pub(crate) trait CpuOperator: Definition {
+    /// Whether it has a use for a matrix unit.
+    const USES_MATRIX_UNITS: bool = false;
+    /// The output's element type.
+    type Output<T: Element>: Element;
+
+    /// Computes the output.
+    fn run<I: Isa, T: Element>(call: Call<'_, Self, I, T>) -> Result<Work, Error>;
+
+    /// Packs a weight, whose length fits its shape; `None` for an input that is read as it is.
+    fn pack<I: Isa, T: Element>(
+        _isa: I,
+        _attributes: &Self::Attributes,
+        _input: usize,
+        _shape: &[usize],
+        _weight: &[T],
+    ) -> Result<Option<Packed>, Error> {
+        Ok(None)
+    }
+}
+
+/// Gives a call's output once its type and shape are known.
+pub(crate) type MakeOutput<'m, 'o> = dyn FnMut(DType, &[usize]) -> Result<DataMut<'o>, Error> + 'm;
+
+type Run = for<'o> fn(&Attributes, &[Option<Input<'_>>], &mut MakeOutput<'_, 'o>, &dyn Host) -> Result<Work, Error>;
+type Pack = fn(&Attributes, usize, Tensor<'_>) -> Result<Option<Packed>, Error>;
+
+/// One implementation of one operator, for every [`DType`].
+#[derive(Clone, Copy)]
+pub struct Kernel {
+    /// What it implements.
+    pub operator: &'static Operator,
+    /// The instruction set that it is written for: a value of [`crate::ISA_VARIABLE`].
+    pub isa: &'static str,
+    /// Whether this processor can run it.
+    pub supported: fn() -> bool,
+    /// Whether automatic selection may pick it.
+    pub automatic: fn() -> bool,
+    run: Run,
+    pack: Pack,
+}
+
+impl std::fmt::Debug for Kernel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.operator.name, self.isa)
+    }
+}
+
+impl Kernel {
+    pub(crate) const fn new<O: CpuOperator, G: Target>() -> Kernel {
+        Kernel {
+            operator: O::OPERATOR,
+            isa: G::NAME,
+            // A kernel without a use for the unit is that of the vectors alone, under their name.
+            supported: || (O::USES_MATRIX_UNITS || !G::HAS_UNIT) && G::detect().is_some(),
+            automatic: G::is_automatic,
+            run: run::<O, G>,
+            pack: pack::<O, G>,
+        }
+    }
+
+    /// Validates the inputs, the output's type and its length, and runs this kernel.
+    ///
+    /// # Errors
+    /// [`Error`] naming the input, what was expected and what was found; or no memory; or a processor that lacks the
+    /// instructions.
+    pub fn run(
+        &self,
+        attributes: &Attributes,
+        inputs: &[Option<Input<'_>>],
+        output: DataMut<'_>,
+        host: &dyn Host,
+    ) -> Result<Work, Error> {
+        let mut output = Some(output);
+        let mut take = |dtype, shape: &[usize]| {
+            let output = output.take().unwrap_or(DataMut::F32(&mut []));
+            check_output(self.operator, dtype, shape, &output)?;
+            Ok(output)
+        };
+        (self.run)(attributes, inputs, &mut take, host)
+    }
+
+    /// As [`Kernel::run`], into the output that `make` gives once its type and shape are known.
+    ///
+    /// # Errors
+    /// As [`Kernel::run`], and those of `make`.
+    pub fn run_into<'o, E: From<Error>>(
+        &self,
+        attributes: &Attributes,
+        inputs: &[Option<Input<'_>>],
+        host: &dyn Host,
+        make: impl FnOnce(DType, &[usize]) -> Result<DataMut<'o>, E>,
+    ) -> Result<Work, E> {
+        let (mut make, mut failure) = (Some(make), None);
+        let mut take = |dtype, shape: &[usize]| {
+            let made = make.take().map_or(Ok(DataMut::F32(&mut [])), |make| make(dtype, shape));
+            // The caller's own error is given back as it is; this one only ends the call.
+            let output = made.map_err(|error| {
+                failure = Some(error);
+                Error::OutOfMemory { bytes: 0 }
+            })?;
+            check_output(self.operator, dtype, shape, &output)?;
+            Ok(output)
+        };
+        let result = (self.run)(attributes, inputs, &mut take, host);
+        match failure {
+            Some(failure) => Err(failure),
+            None => Ok(result?),
+        }
+    }
+
+    /// As [`crate::pack`], for this kernel.
+    ///
+    /// # Errors
+    /// As [`crate::pack`].
+    pub fn pack(&self, attributes: &Attributes, input: usize, weight: Tensor<'_>) -> Result<Option<Packed>, Error> {
+        let name = self.operator.inputs.get(input).map_or("input", |operand| operand.name);
+        check_length(self.operator.name, name, weight.shape, weight.data.len())?;
+        (self.pack)(attributes, input, weight)
+    }
+}
+
+fn check_output(operator: &Operator, dtype: DType, shape: &[usize], output: &DataMut<'_>) -> Result<(), Error> {
+    if output.dtype() != dtype {
+        let (expected, found) = (dtype, output.dtype());
+        return Err(Error::Type { operator: operator.name, input: operator.output.name, expected, found });
+    }
+    check_length(operator.name, operator.output.name, shape, output.len())
+}
+
+/// The one way in: validates, makes the output, and calls the implementation for the inputs' type.
+fn run<'o, O: CpuOperator, G: Target>(
+    attributes: &Attributes,
+    inputs: &[Option<Input<'_>>],
+    output: &mut MakeOutput<'_, 'o>,
+    host: &dyn Host,
+) -> Result<Work, Error> {
+    let (isa, unit) = detect::<O, G>()?;
+    attributes.get::<O>()?;
+    let described: Vec<_> = inputs.iter().map(|input| input.as_ref().map(|i| (i.shape(), i.dtype()))).collect();
+    let (dtype, shape) = O::OPERATOR.validate(attributes, &described)?;
+    for (operand, input) in O::INPUTS.iter().zip(inputs) {
+        if let Some(Input::Tensor(tensor)) = input {
+            check_length(O::NAME, operand.name, tensor.shape, tensor.data.len())?;
+        }
+    }
+    let problem = &problem_of::<O>(attributes, described.iter().map(|input| input.map(|(shape, _)| shape)))?;
+    let output = output(O::OPERATOR.output_dtype(dtype), &shape)?;
+    match dtype {
+        DType::F32 => typed::<O, G, f32>(isa, unit, problem, inputs, output, host),
+        DType::F16 => typed::<O, G, half::f16>(isa, unit, problem, inputs, output, host),
+        DType::BF16 => typed::<O, G, half::bf16>(isa, unit, problem, inputs, output, host),
+    }
+}
+
+fn typed<O: CpuOperator, G: Target, T: Element>(
+    isa: G::Vectors,
+    unit: Option<MatrixUnit>,
+    problem: &O::Problem,
+    inputs: &[Option<Input<'_>>],
+    output: DataMut<'_>,
+    host: &dyn Host,
+) -> Result<Work, Error> {
+    let found = output.dtype();
+    let wrong = Error::Type { operator: O::NAME, input: O::OUTPUT.name, expected: O::Output::<T>::DTYPE, found };
+    let output = O::Output::<T>::slice_mut(output).ok_or(wrong)?;
+    let inputs = O::inputs(&Slices { operator: O::OPERATOR, inputs, element: std::marker::PhantomData })?;
+    O::run(Call { isa, unit, problem, inputs, output, host })
+}
+
+fn pack<O: CpuOperator, G: Target>(
+    attributes: &Attributes,
+    input: usize,
+    weight: Tensor<'_>,
+) -> Result<Option<Packed>, Error> {
+    use moh_operators::Data;
+    let (isa, _) = detect::<O, G>()?;
+    let attributes = attributes.get::<O>()?;
+    match weight.data {
+        Data::F32(data) => O::pack(isa, attributes, input, weight.shape, data),
+        Data::F16(data) => O::pack(isa, attributes, input, weight.shape, data),
+        Data::BF16(data) => O::pack(isa, attributes, input, weight.shape, data),
+    }
+}
+
+fn detect<O: CpuOperator, G: Target>() -> Result<(G::Vectors, Option<MatrixUnit>), Error> {
+    let found = format!("{}/{}", O::NAME, G::NAME);
+    G::detect().ok_or(Error::Kernel { operator: O::NAME, expected: Vec::new(), found })
+}

@@ -1,0 +1,115 @@
+//! Weights packed once: what a host may keep of a constant in place of the tensor.
+
+use crate::gemm::{self, Matrix, Panels};
+use crate::isa::Isa;
+use moh_operators::{DType, Element, Error, Tensor};
+
+/// An input of a call.
+#[derive(Debug, Clone, Copy)]
+pub enum Input<'a> {
+    /// A tensor where the caller has it.
+    Tensor(Tensor<'a>),
+    /// A constant weight that [`crate::pack`] packed, in the tensor's place.
+    Packed(&'a Packed),
+}
+
+impl<'a> From<Tensor<'a>> for Input<'a> {
+    fn from(tensor: Tensor<'a>) -> Input<'a> {
+        Input::Tensor(tensor)
+    }
+}
+
+impl<'a> Input<'a> {
+    /// Dimensions, outermost first: of a packed weight, those of the tensor.
+    pub fn shape(&self) -> &'a [usize] {
+        match self {
+            Input::Tensor(tensor) => tensor.shape,
+            Input::Packed(packed) => &packed.shape,
+        }
+    }
+
+    /// Element type: of a packed weight, that of the tensor.
+    pub fn dtype(&self) -> DType {
+        match self {
+            Input::Tensor(tensor) => tensor.data.dtype(),
+            Input::Packed(packed) => packed.dtype,
+        }
+    }
+}
+
+/// A weight as the product's inner loop reads it: panels of float32, for one kind of vector.
+///
+/// Made by [`crate::pack`], handed to kernels as [`Input::Packed`]. It takes 4 bytes an element, and those that fill up each
+/// head's columns to whole vectors.
+pub struct Packed {
+    dtype: DType,
+    shape: Vec<usize>,
+    panels: Panels,
+    lines: Vec<Line>,
+}
+
+/// A cache line.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Line([f32; 16]);
+
+impl std::fmt::Debug for Packed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Packed({:?} of {}, {} bytes)", self.shape, self.dtype, self.bytes())
+    }
+}
+
+impl Packed {
+    /// # Safety
+    /// The matrix has the columns and rows that `panels` says.
+    pub(crate) unsafe fn new<I: Isa, T: Element>(
+        isa: I,
+        matrix: &Matrix<T>,
+        panels: Panels,
+        shape: &[usize],
+    ) -> Result<Packed, Error> {
+        let bytes = shape.iter().fold(size_of::<f32>(), |bytes, &dim| bytes.saturating_mul(dim));
+        let out_of_memory = || Error::OutOfMemory { bytes };
+        let count = gemm::floats(&panels).ok_or_else(out_of_memory)?.div_ceil(16);
+        let mut lines = Vec::new();
+        lines.try_reserve_exact(count).map_err(|_| out_of_memory())?;
+        lines.resize(count, Line([0.0; 16]));
+        let mut packed = Packed { dtype: T::DTYPE, shape: shape.to_vec(), panels, lines };
+        // SAFETY: the caller's contract; there are as many floats as the panels have.
+        unsafe { gemm::pack_all(isa, matrix, &panels, packed.floats_mut()) };
+        Ok(packed)
+    }
+
+    /// The weight's element type before it was packed.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The weight's dimensions before it was packed.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// The memory that it takes, in bytes.
+    pub fn bytes(&self) -> usize {
+        self.lines.len() * size_of::<Line>()
+    }
+
+    fn floats_mut(&mut self) -> &mut [f32] {
+        let len = self.lines.len() * 16;
+        // SAFETY: a line is 16 floats without padding, and lines of a vector follow each other.
+        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), len) }
+    }
+
+    /// The floats of the panels, which must be these ones.
+    ///
+    /// # Errors
+    /// [`Error::Packed`] where it was packed for another use or another instruction set.
+    pub(crate) fn panels(&self, operator: &'static str, input: &'static str, panels: &Panels) -> Result<&[f32], Error> {
+        if self.panels != *panels {
+            return Err(Error::Packed { operator, input });
+        }
+        // SAFETY: as in `floats_mut`.
+        Ok(unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.lines.len() * 16) })
+    }
+}

@@ -1,0 +1,196 @@
+//! From the caller's tensors to blocks for a matrix unit: pairs along the inner index in one lane, of as many terms of bfloat16 as a
+//! number needs to be their sum.
+
+use super::matrix::{KEYS, WIDTH};
+use crate::isa::unit::TILE;
+use crate::isa::{Isa, Job, MAX_LANES};
+use moh_operators::{DType, Element};
+
+/// Elements of a vector of pairs.
+const PAIRS: usize = 2 * MAX_LANES;
+
+/// Numbers of bfloat16 that sum to one of `dtype`: 8 bits each of 8, 11 and 24.
+pub(super) const fn terms(dtype: DType) -> usize {
+    match dtype {
+        DType::BF16 => 1,
+        DType::F16 => 2,
+        DType::F32 => 3,
+    }
+}
+
+/// The terms of both, paired: the last rounded to nearest, those before it towards zero. An infinity leaves NaN in the second.
+#[inline(always)]
+pub(super) fn split<I: Isa, const TERMS: usize>(isa: I, mut a: I::V, mut b: I::V) -> [I::V; TERMS] {
+    let mut terms = [isa.splat(0.0); TERMS];
+    for (i, term) in terms.iter_mut().enumerate() {
+        *term = if i + 1 < TERMS { isa.halves(a, b) } else { isa.pair(a, b) };
+        if i + 1 < TERMS {
+            (a, b) = (isa.rest(a), isa.rest(b));
+        }
+    }
+    terms
+}
+
+/// The first [`PAIRS`] of `n` elements, and 0 beyond: neighbours paired as they lie, or, of several terms, the first half with the second.
+#[inline(always)]
+unsafe fn load<I: Isa, T: Element, const TERMS: usize>(isa: I, input: *const T, n: usize) -> [I::V; TERMS] {
+    // SAFETY: the caller's contract: `n` elements, of 16 bits if there is one term.
+    unsafe {
+        if TERMS > 1 {
+            let second = n.saturating_sub(MAX_LANES).min(MAX_LANES);
+            return split(isa, part(isa, input, n.min(MAX_LANES)), part(isa, input.wrapping_add(MAX_LANES), second));
+        }
+        if n >= PAIRS {
+            return [isa.load(input.cast()); TERMS];
+        }
+        let mut buffer = [T::from_f32(0.0); PAIRS];
+        std::ptr::copy_nonoverlapping(input, buffer.as_mut_ptr(), n);
+        [isa.load(buffer.as_ptr().cast()); TERMS]
+    }
+}
+
+/// `n` elements, at most [`MAX_LANES`], and 0 beyond.
+#[inline(always)]
+unsafe fn part<I: Isa, T: Element>(isa: I, input: *const T, n: usize) -> I::V {
+    // SAFETY: the caller's contract.
+    unsafe {
+        match n {
+            0 => isa.splat(0.0),
+            MAX_LANES => isa.widen(input),
+            _ => isa.widen_part(input, n),
+        }
+    }
+}
+
+/// Gathers rows of `dim` elements into the lanes of (TERMS, pairs, WIDTH) pairs. Lanes and pairs beyond are 0.
+///
+/// Contract of the constructor: vectors have [`MAX_LANES`] lanes, and elements of one term 16 bits; the rows, [`WIDTH`] at most,
+/// are valid for reading, `output` for writing; `pairs` is a multiple of [`MAX_LANES`].
+pub(super) struct PackQueries<'a, T, const TERMS: usize> {
+    pub(super) rows: &'a [*const T],
+    pub(super) dim: usize,
+    pub(super) pairs: usize,
+    pub(super) output: *mut f32,
+}
+
+impl<T: Element, const TERMS: usize> Job for PackQueries<'_, T, TERMS> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        for lane in (0..WIDTH).step_by(MAX_LANES) {
+            for pair in (0..self.pairs).step_by(MAX_LANES) {
+                let mut blocks = [[isa.splat(0.0); MAX_LANES]; TERMS];
+                for i in 0..MAX_LANES.min(self.rows.len().saturating_sub(lane)) {
+                    // SAFETY: the constructor's contract.
+                    let terms: [_; TERMS] =
+                        unsafe { load(isa, self.rows[lane + i].add(2 * pair), self.dim - 2 * pair) };
+                    for term in 0..TERMS {
+                        blocks[term][i] = terms[term];
+                    }
+                }
+                for (term, block) in blocks.iter_mut().enumerate() {
+                    isa.transpose(block);
+                    for i in 0..MAX_LANES {
+                        let row = term * self.pairs + pair + i;
+                        // SAFETY: the constructor's contract.
+                        unsafe { isa.store(self.output.add(row * WIDTH + lane), block[i]) }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Where the 16 pairs from `pair` on of a row of `pairs` lie, rows being cut into tiles, which lie one after the other.
+#[inline(always)]
+fn in_tiles(row: usize, pair: usize, pairs: usize) -> usize {
+    (row / TILE * (pairs / TILE) + pair / TILE) * TILE * TILE + row % TILE * TILE
+}
+
+/// Copies keys to (TERMS, KEYS, pairs) pairs in tiles. Pairs beyond are 0, and so are keys up to a multiple of 32.
+///
+/// Contract of the constructor: as of [`PackQueries`], for `keys <= KEYS` rows `stride` apart.
+pub(super) struct PackKeys<T, const TERMS: usize> {
+    pub(super) input: *const T,
+    pub(super) stride: usize,
+    pub(super) keys: usize,
+    pub(super) dim: usize,
+    pub(super) pairs: usize,
+    pub(super) output: *mut f32,
+}
+
+impl<T: Element, const TERMS: usize> Job for PackKeys<T, TERMS> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        for key in 0..self.keys.next_multiple_of(WIDTH) {
+            for pair in (0..self.pairs).step_by(MAX_LANES) {
+                let mut terms = [isa.splat(0.0); TERMS];
+                // SAFETY: the constructor's contract.
+                unsafe {
+                    if key < self.keys {
+                        terms = load(isa, self.input.add(key * self.stride + 2 * pair), self.dim - 2 * pair);
+                    }
+                    for (term, vector) in terms.into_iter().enumerate() {
+                        isa.store(self.output.add(in_tiles(term * KEYS + key, pair, self.pairs)), vector);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Transposes values to (TERMS, rows, KEYS / 2) pairs in tiles. Rows up to a multiple of 16 and keys up to one of 32 are 0.
+///
+/// Contract of the constructor: as of [`PackKeys`]; `rows` is `dim` up to a multiple of [`MAX_LANES`].
+pub(super) struct PackValues<T, const TERMS: usize> {
+    pub(super) input: *const T,
+    pub(super) stride: usize,
+    pub(super) keys: usize,
+    pub(super) dim: usize,
+    pub(super) rows: usize,
+    pub(super) output: *mut f32,
+}
+
+impl<T: Element, const TERMS: usize> Job for PackValues<T, TERMS> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        for start in (0..self.keys).step_by(PAIRS) {
+            for d in (0..self.dim).step_by(MAX_LANES) {
+                let n = (self.dim - d).min(MAX_LANES);
+                let mut blocks = [[isa.splat(0.0); MAX_LANES]; TERMS];
+                for i in 0..MAX_LANES {
+                    let (even, odd) = (self.part(isa, start + 2 * i, d, n), self.part(isa, start + 2 * i + 1, d, n));
+                    let terms: [_; TERMS] = split(isa, even, odd);
+                    for term in 0..TERMS {
+                        blocks[term][i] = terms[term];
+                    }
+                }
+                for (term, block) in blocks.iter_mut().enumerate() {
+                    isa.transpose(block);
+                    for i in 0..MAX_LANES {
+                        let row = term * self.rows + d + i;
+                        // SAFETY: the constructor's contract: the rows are filled up to whole tiles.
+                        unsafe { isa.store(self.output.add(in_tiles(row, start / 2, KEYS / 2)), block[i]) }
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl<T: Element, const TERMS: usize> PackValues<T, TERMS> {
+    /// `n` elements of a key's value, from `d` on.
+    #[inline(always)]
+    fn part<I: Isa>(&self, isa: I, key: usize, d: usize, n: usize) -> I::V {
+        if key >= self.keys {
+            return isa.splat(0.0);
+        }
+        // SAFETY: the constructor's contract; key < keys, d + n <= dim.
+        unsafe { part(isa, self.input.add(key * self.stride + d), n) }
+    }
+}

@@ -1,0 +1,155 @@
+//! What is to be done: the selected rows of every KV head, cut into items for the workers.
+
+use super::row_step::ROWS;
+use moh_operators::Error;
+use moh_operators::{Definition, RoutedAttention};
+use moh_operators::routed_attention::Problem;
+use std::ops::Range;
+
+/// The selected (token, head) pairs, grouped by (batch, KV head), as `token * group_size + head within the group`.
+pub(super) struct Selection {
+    /// Where each (batch, KV head)'s rows start, and the end.
+    starts: Vec<usize>,
+    rows: Vec<u32>,
+}
+
+impl Selection {
+    /// Reads the gates. Rows are in ascending order.
+    pub(super) fn new(p: &Problem, gates: &[f32]) -> Result<Selection, Error> {
+        let (group, heads) = (p.group_size(), p.batch * p.kv_num_heads);
+        if p.batch > 0 && p.q_len.checked_mul(group).is_none_or(|rows| u32::try_from(rows).is_err()) {
+            return Err(Error::Shape {
+                operator: RoutedAttention::NAME,
+                input: "head_gates",
+                expected: "fewer than 2^32 gates for one sequence and KV head".to_owned(),
+                found: format!("({}, {}, {})", p.batch, p.q_len, p.num_heads),
+            });
+        }
+        let mut starts: Vec<usize> = zeros(heads + 1)?;
+        // One more than there can be: every row is written, and then kept or not, because a branch would be mispredicted.
+        let mut rows: Vec<u32> = zeros(gates.len() + 1)?;
+        let mut count = 0;
+        for head in 0..heads {
+            let (batch, kv_head) = (head / p.kv_num_heads, head % p.kv_num_heads);
+            let gates = &gates[batch * p.q_len * p.num_heads..(batch + 1) * p.q_len * p.num_heads];
+            for (token, gates) in gates.chunks_exact(p.num_heads).enumerate() {
+                for (member, &gate) in gates[kv_head * group..(kv_head + 1) * group].iter().enumerate() {
+                    rows[count] = (token * group + member) as u32;
+                    count += usize::from(gate != 0.0);
+                }
+            }
+            starts[head + 1] = count;
+        }
+        Ok(Selection { starts, rows })
+    }
+
+    /// The rows of a (batch, KV head).
+    pub(super) fn rows(&self, head: usize) -> &[u32] {
+        &self.rows[self.starts[head]..self.starts[head + 1]]
+    }
+
+    /// How many rows a (batch, KV head) has that has any, on average.
+    pub(super) fn mean_rows(&self) -> usize {
+        let used = self.starts.windows(2).filter(|ends| ends[0] < ends[1]).count();
+        self.starts.last().map_or(0, |rows| rows / used.max(1))
+    }
+
+    fn heads(&self) -> usize {
+        self.starts.len() - 1
+    }
+}
+
+fn zeros<N: Copy + Default>(len: usize) -> Result<Vec<N>, Error> {
+    let mut numbers = Vec::new();
+    numbers.try_reserve_exact(len).map_err(|_| Error::OutOfMemory { bytes: len.saturating_mul(size_of::<N>()) })?;
+    numbers.resize(len, N::default());
+    Ok(numbers)
+}
+
+/// A piece of work. Items write disjoint parts of the output, and all of it together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Item {
+    /// No row of this (batch, KV head) is selected.
+    Zero { head: usize },
+    /// A part of its rows, in tiles.
+    Tiles { head: usize, part: usize, parts: usize },
+    /// All of its few rows, over a part of the keys; `slot` numbers the heads that are split.
+    Rows { head: usize, part: usize, parts: usize, slot: usize },
+}
+
+impl Item {
+    /// The number of its (batch, KV head).
+    pub(super) fn head(self) -> usize {
+        match self {
+            Item::Zero { head } | Item::Tiles { head, .. } | Item::Rows { head, .. } => head,
+        }
+    }
+}
+
+/// All items.
+pub(super) struct Plan {
+    pub(super) items: Vec<Item>,
+    /// Heads whose keys are split: `parts` partial results each.
+    pub(super) slots: usize,
+    /// Partial results of a split head.
+    pub(super) parts: usize,
+    /// The most rows of an item in tiles.
+    pub(super) chunk: usize,
+}
+
+/// Fewer keys than this are not worth a partial result of their own.
+const MIN_KEYS: usize = 256;
+/// Items a worker should find, so that unequal ones even out.
+const ITEMS_PER_WORKER: usize = 4;
+
+impl Plan {
+    /// `tile` rows fill a register tile, `chunk` rows are as many as a worker's memory holds.
+    pub(super) fn new(p: &Problem, selection: &Selection, tile: usize, chunk: usize, workers: usize) -> Plan {
+        let wanted = workers * ITEMS_PER_WORKER;
+        let (mut tiled, mut few, mut most) = (0, 0, 0);
+        for head in 0..selection.heads() {
+            match selection.rows(head).len() {
+                0 => {}
+                rows if rows <= ROWS => few += 1,
+                rows => {
+                    tiled += rows.div_ceil(tile);
+                    most = rows.next_multiple_of(tile).max(most);
+                }
+            }
+        }
+        let chunk = chunk.min(most);
+        let chunk = match workers {
+            1 => chunk,
+            _ => (tiled.div_ceil(wanted) * tile).min(chunk),
+        };
+        let parts = match workers {
+            1 => 1,
+            _ if tiled > 0 || few == 0 || few >= wanted => 1,
+            _ => wanted.div_ceil(few).min(p.kv_len / MIN_KEYS).max(1),
+        };
+        let mut plan = Plan { items: Vec::new(), slots: 0, parts, chunk };
+        for head in 0..selection.heads() {
+            match selection.rows(head).len() {
+                0 => plan.items.push(Item::Zero { head }),
+                rows if rows <= ROWS => {
+                    let slot = plan.slots;
+                    plan.items.extend((0..parts).map(|part| Item::Rows { head, part, parts, slot }));
+                    plan.slots += usize::from(parts > 1);
+                }
+                rows => {
+                    let parts = rows.div_ceil(chunk);
+                    // Later rows see more keys where the mask is causal: longest first.
+                    plan.items.extend((0..parts).rev().map(|part| Item::Tiles { head, part, parts }));
+                }
+            }
+        }
+        plan
+    }
+}
+
+/// Part `part` of `parts` of `0 .. n`, in multiples of `step`.
+pub(super) fn share(n: usize, step: usize, part: usize, parts: usize) -> Range<usize> {
+    let units = n.div_ceil(step);
+    let at = |part: usize| (units * part / parts * step).min(n);
+    at(part)..at(part + 1)
+}

@@ -1,0 +1,106 @@
+//! RoutedCombine: heads are parts of the inner length, and add up.
+
+use crate::head_linear::{self, Call, HeadLinear, Item, Tensors, Workspace};
+use crate::gemm::{Matrix, Panels, Product, Store};
+use crate::isa::Isa;
+use crate::kernel::{self, CpuOperator, Work};
+use crate::packed::Packed;
+use crate::selection::{Run, Selection};
+use moh_operators::routed_combine::{Attributes, Inputs, Problem};
+use moh_operators::{Element, Error, RoutedCombine};
+use std::ops::Range;
+
+impl CpuOperator for RoutedCombine {
+    type Output<T: Element> = T;
+
+    fn run<I: Isa, T: Element>(call: kernel::Call<'_, Self, I, T>) -> Result<Work, Error> {
+        let Inputs { x, weight, head_gates: gates, bias } = call.inputs;
+        let tensors = Tensors { x, weight, gates, bias };
+        head_linear::run::<I, T, Self>(call.isa, call.problem, tensors, call.output, call.host)
+    }
+
+    fn pack<I: Isa, T: Element>(
+        isa: I,
+        attributes: &Attributes,
+        input: usize,
+        shape: &[usize],
+        weight: &[T],
+    ) -> Result<Option<Packed>, Error> {
+        match input {
+            1 => head_linear::pack::<I, T, Self>(isa, &Self::of_weight(attributes, shape)?, shape, weight),
+            _ => Ok(None),
+        }
+    }
+}
+
+impl HeadLinear for RoutedCombine {
+    fn panels<I: Isa>(p: &Problem) -> Panels {
+        Panels::new::<I>(p.num_heads * p.block, 1, p.width)
+    }
+
+    fn matrix<T: Element>(p: &Problem, weight: &[T]) -> Matrix<T> {
+        let data = weight.as_ptr();
+        match p.per_head() {
+            true => Matrix::Columns { data, stride: p.width, block: p.width, block_stride: 0 },
+            false => Matrix::Rows { data, stride: p.num_heads * p.block },
+        }
+    }
+
+    fn unit(p: &Problem) -> usize {
+        p.block
+    }
+
+    fn item<I: Isa, T: Element>(
+        call: &Call<'_, I, T>,
+        selection: &Selection,
+        item: Item,
+        workspace: &mut Workspace<'_, T>,
+    ) -> u64 {
+        let (p, panels) = (call.problem, &call.weight.panels);
+        workspace.load(call, &item);
+        let columns = panels.columns(&item.panels);
+        let bias = call.bias.map(|bias| &bias[columns.clone()]);
+        let width = panels.padded(item.panels.start, item.panels.end);
+        workspace.begin(0..item.tokens.len(), 0, width, bias.filter(|_| workspace.in_place()));
+        let mut macs = 0;
+        let mut blocks = workspace.gemm.blocks(panels.k).peekable();
+        while let Some(k) = blocks.next() {
+            let products = products(p, selection, item.chunk, &k);
+            for panel in item.panels.clone() {
+                let next = match panel + 1 < item.panels.end {
+                    true => Some((panel + 1, k.clone())),
+                    false => blocks.peek().map(|k| (item.panels.start, k.clone())),
+                };
+                let column = panels.padded(item.panels.start, panel);
+                // SAFETY: x has all heads' blocks from each input on; a row of sums has room for the span's padded panels; the
+                // weight has what its panels say.
+                macs += unsafe {
+                    let Workspace { gemm, rows, .. } = &mut *workspace;
+                    gemm.multiply(call.isa, rows, &products, &call.weight, panel, column, next, false)
+                };
+            }
+        }
+        if workspace.in_place() {
+            return macs;
+        }
+        workspace.pairs.clear();
+        for (row, token) in workspace.rows.iter().zip(item.tokens) {
+            // SAFETY: the output has `width` columns for every token.
+            let output = unsafe { call.output.0.add(token * p.width + columns.start) };
+            workspace.pairs.push((row.output.cast_const(), output));
+        }
+        let bias = bias.map(<[T]>::as_ptr);
+        call.isa.vectorize(Store { rows: &workspace.pairs, columns: columns.len(), bias });
+        macs
+    }
+}
+
+/// What the heads of inner indices `k` are multiplied with.
+fn products<'a>(p: &Problem, selection: &'a Selection, chunk: usize, k: &Range<usize>) -> Vec<Product<'a>> {
+    let heads = k.start / p.block..k.end.div_ceil(p.block);
+    let product = |Run { heads, tokens }: Run<'a>| Product {
+        rows: tokens,
+        k: (heads.start * p.block).max(k.start)..(heads.end * p.block).min(k.end),
+    };
+    selection.runs(chunk, heads).map(product).collect()
+}

@@ -1,0 +1,139 @@
+//! RoutedProjection: heads are blocks of columns of the output.
+
+use crate::head_linear::{self, Call, HeadLinear, Item, Tensors, Workspace};
+use crate::gemm::{Matrix, Panels, Product, Store};
+use crate::isa::Isa;
+use crate::kernel::{self, CpuOperator, Work};
+use crate::packed::Packed;
+use crate::selection::Selection;
+use moh_operators::routed_projection::{Attributes, Inputs, Problem};
+use moh_operators::{Element, Error, RoutedProjection};
+use std::ops::Range;
+
+impl CpuOperator for RoutedProjection {
+    type Output<T: Element> = T;
+
+    fn run<I: Isa, T: Element>(call: kernel::Call<'_, Self, I, T>) -> Result<Work, Error> {
+        let Inputs { x, weight, head_gates: gates, bias } = call.inputs;
+        let tensors = Tensors { x, weight, gates, bias };
+        head_linear::run::<I, T, Self>(call.isa, call.problem, tensors, call.output, call.host)
+    }
+
+    fn pack<I: Isa, T: Element>(
+        isa: I,
+        attributes: &Attributes,
+        input: usize,
+        shape: &[usize],
+        weight: &[T],
+    ) -> Result<Option<Packed>, Error> {
+        match input {
+            1 => head_linear::pack::<I, T, Self>(isa, &Self::of_weight(attributes, shape)?, shape, weight),
+            _ => Ok(None),
+        }
+    }
+}
+
+impl HeadLinear for RoutedProjection {
+    fn panels<I: Isa>(p: &Problem) -> Panels {
+        Panels::new::<I>(p.width, p.num_heads, p.block)
+    }
+
+    fn matrix<T: Element>(p: &Problem, weight: &[T]) -> Matrix<T> {
+        let data = weight.as_ptr();
+        match p.per_head() {
+            true => Matrix::Columns { data, stride: p.block, block: p.block, block_stride: p.width * p.block },
+            false => Matrix::Rows { data, stride: p.width },
+        }
+    }
+
+    fn unit(_: &Problem) -> usize {
+        1
+    }
+
+    fn item<I: Isa, T: Element>(
+        call: &Call<'_, I, T>,
+        selection: &Selection,
+        item: Item,
+        workspace: &mut Workspace<'_, T>,
+    ) -> u64 {
+        let panels = &call.weight.panels;
+        workspace.load(call, &item);
+        let used: Vec<(usize, &[u32])> = panels
+            .blocks(&item.panels)
+            .flat_map(|head| of_item(&item, panels, head).map(move |panel| (panel, head)))
+            .map(|(panel, head)| (panel, selection.tokens(item.chunk, head)))
+            .filter(|(_, tokens)| !tokens.is_empty())
+            .collect();
+        let begun = workspace.in_place() && call.bias.is_some();
+        for head in panels.blocks(&item.panels) {
+            let of_head = of_item(&item, panels, head);
+            let (columns, tokens) = (panels.columns(&of_head), selection.tokens(item.chunk, head));
+            clear(call, &item, tokens, columns.clone());
+            if begun {
+                let (column, bias) = (panels.padded(item.panels.start, of_head.start), call.bias);
+                let rows = tokens.iter().map(|&token| token as usize);
+                workspace.begin(rows, column, columns.len(), bias.map(|bias| &bias[columns.clone()]));
+            }
+        }
+        let mut macs = 0;
+        let mut blocks = workspace.gemm.blocks(panels.k).peekable();
+        while let Some(k) = blocks.next() {
+            for (i, &(panel, rows)) in used.iter().enumerate() {
+                let next = match used.get(i + 1) {
+                    Some(&(panel, _)) => Some((panel, k.clone())),
+                    None => blocks.peek().map(|k| (used[0].0, k.clone())),
+                };
+                let column = panels.padded(item.panels.start, panel);
+                let products = [Product { rows, k: k.clone() }];
+                // SAFETY: x has `width` elements from each input on; a row of sums has room for the span's padded panels; the
+                // weight has what its panels say.
+                macs += unsafe {
+                    let Workspace { gemm, rows, .. } = &mut *workspace;
+                    gemm.multiply(call.isa, rows, &products, &call.weight, panel, column, next, !begun && k.start == 0)
+                };
+            }
+        }
+        if workspace.in_place() {
+            return macs;
+        }
+        for head in panels.blocks(&item.panels) {
+            let of_head = of_item(&item, panels, head);
+            let (columns, sums) = (panels.columns(&of_head), panels.padded(item.panels.start, of_head.start));
+            let tokens = selection.tokens(item.chunk, head);
+            workspace.pairs.clear();
+            for &token in tokens {
+                // SAFETY: a row of sums has room for the span's padded panels.
+                let sums = unsafe { workspace.rows[token as usize].output.add(sums).cast_const() };
+                workspace.pairs.push((sums, output(call, &item, token, columns.start)));
+            }
+            let bias = call.bias.map(|bias| bias[columns.clone()].as_ptr());
+            call.isa.vectorize(Store { rows: &workspace.pairs, columns: columns.len(), bias });
+        }
+        macs
+    }
+}
+
+/// The panels of a head that belong to the item.
+fn of_item(item: &Item, panels: &Panels, head: usize) -> Range<usize> {
+    let of_head = panels.of_block(head);
+    of_head.start.max(item.panels.start)..of_head.end.min(item.panels.end)
+}
+
+fn output<I, T>(call: &Call<'_, I, T>, item: &Item, token: u32, column: usize) -> *mut T {
+    let p = call.problem;
+    // SAFETY: the output has num_heads * block columns for every token.
+    unsafe { call.output.0.add((item.tokens.start + token as usize) * p.num_heads * p.block + column) }
+}
+
+/// Writes 0 to `columns` of the item's tokens, but for those `used`.
+fn clear<I, T: Element>(call: &Call<'_, I, T>, item: &Item, used: &[u32], columns: Range<usize>) {
+    let mut used = used.iter().copied().peekable();
+    for token in 0..item.tokens.len() as u32 {
+        if used.next_if_eq(&token).is_none() {
+            // SAFETY: these columns of this token belong to this item alone.
+            let block =
+                unsafe { std::slice::from_raw_parts_mut(output(call, item, token, columns.start), columns.len()) };
+            block.fill(T::from_f32(0.0));
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Sharing work among the host's workers.
+
+use crate::host::Host;
+use moh_operators::Error;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// Memory that workers write in disjoint pieces.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Shared<T>(pub(crate) *mut T);
+
+// SAFETY: whoever makes one gives every element to one item, and every item goes to one worker.
+unsafe impl<T: Send> Send for Shared<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for Shared<T> {}
+
+impl<T> Shared<T> {
+    /// The elements of one item.
+    ///
+    /// # Safety
+    /// There are `start + len` elements, and no other item has one of these.
+    pub(crate) unsafe fn slice<'a>(self, start: usize, len: usize) -> &'a mut [T] {
+        // SAFETY: as the caller promises.
+        unsafe { std::slice::from_raw_parts_mut(self.0.add(start), len) }
+    }
+}
+
+/// Does `items` items. Every worker makes its memory first, and `work` gives the number of multiply-accumulate operations
+/// of an item, whose sum is the result.
+///
+/// # Errors
+/// Those of `make`; the items are then not all done.
+pub(crate) fn share<M>(
+    host: &dyn Host,
+    items: usize,
+    make: impl Fn() -> Result<M, Error> + Sync,
+    work: impl Fn(&mut M, usize) -> u64 + Sync,
+) -> Result<u64, Error> {
+    if items == 0 {
+        return Ok(0);
+    }
+    let (next, macs, failure) = (AtomicUsize::new(0), AtomicU64::new(0), Mutex::new(None));
+    let drain = || {
+        let mut memory = None;
+        let mut done = 0;
+        loop {
+            let item = next.fetch_add(1, Ordering::Relaxed);
+            if item >= items {
+                break;
+            }
+            let memory = match &mut memory {
+                Some(memory) => memory,
+                none => none.insert(make()?),
+            };
+            done += work(memory, item);
+        }
+        macs.fetch_add(done, Ordering::Relaxed);
+        Ok(())
+    };
+    host.parallel_for(host.parallelism().max(1).min(items), &|_| {
+        if let Err(error) = drain() {
+            next.store(items, Ordering::Relaxed);
+            *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+        }
+    });
+    match failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        Some(error) => Err(error),
+        None => Ok(macs.into_inner()),
+    }
+}
+
+/// Cuts `columns` into spans of equal width (but for the last), a multiple of `unit`, so that `others` times as many items
+/// as there are spans keep `workers` busy. `most` columns make a span, or one unit.
+pub(crate) fn span(columns: usize, unit: usize, most: usize, others: usize, workers: usize) -> usize {
+    /// Items a worker should find, so that unequal ones even out.
+    const ITEMS_PER_WORKER: usize = 8;
+    let wanted = match workers {
+        0 | 1 => 1,
+        _ => (workers * ITEMS_PER_WORKER).div_ceil(others.max(1)),
+    };
+    columns.div_ceil(unit).div_ceil(wanted).clamp(1, (most / unit).max(1)) * unit
+}

@@ -1,0 +1,95 @@
+//! What every kernel refuses beside what its operator does: an output that does not fit, and inputs that are not validated.
+
+use crate::support::{self, kernels_of};
+use moh_conformance::{Buffer, Call, aggregated_attention, head_linear, routed_attention, routed_mlp, top_k_router};
+use moh_cpu::{Input, Threads};
+use moh_operators::{DType, Error, OPERATORS};
+
+/// A call of every operator.
+fn calls() -> Vec<Call> {
+    let router = top_k_router::plain();
+    let calls = vec![
+        routed_attention::Case { bias: Some(([true; 4], routed_attention::Mask::Finite)), ..Default::default() }
+            .draw()
+            .call(),
+        head_linear::Case { bias: true, ..head_linear::PROJECTION }.call(),
+        head_linear::Case { bias: true, ..head_linear::COMBINE }.call(),
+        routed_mlp::CASE.call(),
+        aggregated_attention::PLAIN.call(),
+        router.call_with(&router.numbers()),
+    ];
+    assert_eq!(calls.len(), OPERATORS.len());
+    calls
+}
+
+#[test]
+fn the_output_must_fit() {
+    for call in calls() {
+        let len = call.expected().len();
+        for kernel in kernels_of(call.operator()) {
+            for wrong in [0, len - 1, len + 1] {
+                match support::run(&call, kernel, wrong, &Threads::new(1)) {
+                    Err(Error::Length { tensor, found, .. }) => {
+                        assert_eq!((tensor, found), (call.operator().output.name, wrong));
+                    }
+                    other => panic!("{kernel:?}: {other:?}"),
+                }
+            }
+            let wrong = if call.output_dtype() == DType::F32 { DType::F16 } else { DType::F32 };
+            let mut output = Buffer::unwritten(wrong, len);
+            let inputs: Vec<_> = call.tensors().into_iter().map(|tensor| tensor.map(Input::from)).collect();
+            match kernel.run(&call.attributes, &inputs, output.data_mut(), &Threads::new(1)) {
+                Err(Error::Type { input, found, .. }) => {
+                    assert_eq!((input, found), (call.operator().output.name, wrong));
+                }
+                other => panic!("{kernel:?}: {other:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn the_inputs_must_fit() {
+    for call in calls() {
+        let len = call.expected().len();
+        for kernel in kernels_of(call.operator()) {
+            let refused = |change: &dyn Fn(&mut Call)| {
+                let mut call = call.clone();
+                change(&mut call);
+                support::run(&call, kernel, len, &Threads::new(1)).unwrap_err()
+            };
+            assert!(matches!(refused(&|call| call.inputs.clear()), Error::InputCount { found: 0, .. }), "{kernel:?}");
+            for i in 0..call.inputs.len() {
+                let elements = |call: &Call| call.inputs[i].0.iter().product::<usize>();
+                let error = refused(&|call| call.inputs[i].0.push(7));
+                assert!(matches!(error, Error::Shape { .. }), "{kernel:?} {error}");
+                let short = |call: &mut Call| {
+                    let dtype = call.inputs[i].1.data().dtype();
+                    call.inputs[i].1 = Buffer::new(dtype, &vec![0.5; elements(call) - 1]);
+                };
+                match refused(&short) {
+                    Error::Length { tensor, .. } => assert_eq!(tensor, call.operator().inputs[i].name, "{kernel:?}"),
+                    other => panic!("{kernel:?}: {other}"),
+                }
+                let other_type = |call: &mut Call| {
+                    call.inputs[i].1 = Buffer::new(DType::BF16, &vec![0.5; elements(call)]);
+                };
+                // One input of type T may have any type.
+                if call.inputs.len() > 1 {
+                    assert!(matches!(refused(&other_type), Error::Type { .. }), "{kernel:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn attributes_of_another_operator_are_refused() {
+    let calls = calls();
+    for (i, call) in calls.iter().enumerate() {
+        let other = &calls[(i + 1) % calls.len()];
+        for kernel in kernels_of(other.operator()) {
+            assert!(support::run(call, kernel, call.expected().len(), &Threads::new(1)).is_err(), "{kernel:?}");
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! Every CPU kernel that this processor supports, against the f64 reference; what the kernels refuse; what they need of a host.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+mod aggregated_attention;
+mod errors;
+mod head_linear;
+mod layers;
+mod packed;
+mod routed_attention;
+mod routed_mlp;
+mod selection;
+mod support;
+mod top_k_router;

@@ -1,0 +1,68 @@
+//! A packed weight serves only the problem and the instruction set that it was packed for.
+
+use crate::support::{kernels_of, pack};
+use moh_conformance::Buffer;
+use moh_conformance::head_linear::{COMBINE, Case, Gates, PROJECTION};
+use moh_cpu::{Input, Kernel, Packed, Threads};
+use moh_operators::{DType, Error};
+
+/// The weight's number among the inputs.
+const WEIGHT: usize = 1;
+
+fn packed(case: &Case, kernel: &Kernel) -> Packed {
+    pack(&case.call(), kernel).remove(WEIGHT).unwrap()
+}
+
+/// Runs `case` with `packed` in the weight's place.
+fn run_with(case: &Case, kernel: &Kernel, packed: &Packed) -> Result<(), Error> {
+    let call = case.call();
+    let mut inputs: Vec<_> = call.tensors().into_iter().map(|tensor| tensor.map(Input::from)).collect();
+    inputs[WEIGHT] = Some(Input::Packed(packed));
+    let columns = if case.is_projection() { case.heads * case.block } else { case.width };
+    let mut output = Buffer::new(DType::F32, &vec![f32::NAN; case.tokens() * columns]);
+    kernel.run(&call.attributes, &inputs, output.data_mut(), &Threads::new(1)).map(drop)
+}
+
+/// Cases whose weights have the same 768 elements: 16 times 48 and 48 times 16.
+fn cases() -> Vec<Case> {
+    let all = |case: Case| Case { q_len: 20, gates: Gates::On, ..case };
+    vec![
+        all(Case { heads: 3, block: 16, width: 16, ..PROJECTION }),
+        all(Case { heads: 2, block: 24, width: 16, ..PROJECTION }),
+        all(Case { heads: 1, block: 16, width: 48, ..PROJECTION }),
+        all(Case { heads: 3, block: 16, width: 16, ..COMBINE }),
+    ]
+}
+
+#[test]
+fn another_problem_is_refused() {
+    for (i, of) in cases().iter().enumerate() {
+        for kernel in kernels_of(of.operator) {
+            let packed = packed(of, kernel);
+            run_with(of, kernel, &packed).unwrap();
+            for (_, other) in cases().iter().enumerate().filter(|(j, _)| *j != i) {
+                let kernel = kernels_of(other.operator).find(|found| found.isa == kernel.isa).unwrap();
+                match run_with(other, kernel, &packed) {
+                    Err(Error::Packed { operator, input } | Error::Shape { operator, input, .. }) => {
+                        assert_eq!((operator, input), (other.operator.name, other.operator.inputs[WEIGHT].name));
+                    }
+                    found => panic!("{kernel:?}: packed for {of:?}, used for {other:?}: {found:?}"),
+                }
+            }
+        }
+    }
+}
+
+/// NEON has vectors as long as the portable ones.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn another_instruction_set_is_refused() {
+    let case = cases()[0];
+    for one in kernels_of(case.operator) {
+        let packed = packed(&case, one);
+        for other in kernels_of(case.operator).filter(|other| other.isa != one.isa) {
+            let found = run_with(&case, other, &packed);
+            assert!(matches!(found, Err(Error::Packed { .. })), "packed for {one:?}, used by {other:?}: {found:?}");
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Conformance calls on CPU kernels, and a host that keeps accounts.
+
+use moh_conformance::{Buffer, Call};
+use moh_cpu::{Host, Input, Kernel, Packed, Threads, Work};
+use moh_operators::{Error, Operator};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// An operator's kernels that this processor supports.
+pub(crate) fn kernels_of(operator: &'static Operator) -> impl Iterator<Item = &'static Kernel> {
+    moh_cpu::kernels().filter(move |kernel| kernel.operator == operator && (kernel.supported)())
+}
+
+/// What `kernel` makes of a call, on an output of `len` elements that is full of NaN. Panics where it writes beyond them.
+pub(crate) fn run(call: &Call, kernel: &Kernel, len: usize, host: &dyn Host) -> Result<(Vec<f64>, Work), Error> {
+    let inputs: Vec<_> = call.tensors().into_iter().map(|tensor| tensor.map(Input::from)).collect();
+    run_on(call, &inputs, kernel, len, host)
+}
+
+fn run_on(
+    call: &Call,
+    inputs: &[Option<Input<'_>>],
+    kernel: &Kernel,
+    len: usize,
+    host: &dyn Host,
+) -> Result<(Vec<f64>, Work), Error> {
+    let mut output = Buffer::unwritten(call.output_dtype(), len);
+    let work = kernel.run(&call.attributes, inputs, output.data_mut(), host)?;
+    Ok((output.values(kernel), work))
+}
+
+/// What `kernel` packs of the inputs.
+pub(crate) fn pack(call: &Call, kernel: &Kernel) -> Vec<Option<Packed>> {
+    let tensors = call.tensors().into_iter().enumerate();
+    tensors.map(|(i, tensor)| kernel.pack(&call.attributes, i, tensor?).unwrap()).collect()
+}
+
+/// Runs every kernel that this processor supports with these numbers of threads, on inputs as they are and on packed ones,
+/// and panics where one differs from the reference, or from what it gave with another number of threads. `exact` tells which
+/// elements must be equal. The result is the work on inputs as they are.
+pub(crate) fn check(call: &Call, threads: &[usize], exact: impl Fn(usize) -> bool) -> Vec<Work> {
+    let expected = call.expected();
+    let mut works = Vec::new();
+    for kernel in kernels_of(call.operator()) {
+        let packed = pack(call, kernel);
+        let tensors = || call.tensors().into_iter().map(|tensor| tensor.map(Input::from));
+        let mut ways = vec![("", tensors().collect::<Vec<_>>())];
+        if packed.iter().any(Option::is_some) {
+            ways.push((", packed", tensors().zip(&packed).map(in_place).collect()));
+        }
+        for (way, inputs) in &ways {
+            let mut first: Option<(Vec<f64>, Work)> = None;
+            for &threads in threads {
+                let name = format!("{kernel:?}{way}, {threads} threads");
+                let (found, work) = run_on(call, inputs, kernel, expected.len(), &Threads::new(threads))
+                    .unwrap_or_else(|error| panic!("{name}: {error}"));
+                call.compare(&name, &found, &expected, &exact);
+                match &first {
+                    Some((other, _)) => {
+                        assert!(*other == found, "{kernel:?}{way}: {threads} threads change the result")
+                    }
+                    None => first = Some((found, work)),
+                }
+            }
+            works.extend(first.filter(|_| way.is_empty()).map(|(_, work)| work));
+        }
+    }
+    works
+}
+
+/// What was packed, in its tensor's place.
+fn in_place<'a>((tensor, packed): (Option<Input<'a>>, &'a Option<Packed>)) -> Option<Input<'a>> {
+    packed.as_ref().map(Input::Packed).or(tensor)
+}
+
+/// Counts what is outstanding, and can refuse.
+pub(crate) struct Accounts {
+    threads: Threads,
+    pub(crate) outstanding: AtomicUsize,
+    pub(crate) peak: AtomicUsize,
+    limit: usize,
+}
+
+impl Accounts {
+    pub(crate) fn new(limit: usize) -> Accounts {
+        let (outstanding, peak) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Accounts { threads: Threads::new(2), outstanding, peak, limit }
+    }
+}
+
+// SAFETY: memory comes from `Threads`.
+unsafe impl Host for Accounts {
+    fn parallelism(&self) -> usize {
+        self.threads.parallelism()
+    }
+    fn parallel_for(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+        assert!(tasks <= self.parallelism());
+        self.threads.parallel_for(tasks, task);
+    }
+    fn allocate(&self, bytes: usize) -> Option<NonNull<u8>> {
+        let outstanding = self.outstanding.fetch_add(bytes, Ordering::SeqCst) + bytes;
+        self.peak.fetch_max(outstanding, Ordering::SeqCst);
+        if outstanding > self.limit {
+            self.outstanding.fetch_sub(bytes, Ordering::SeqCst);
+            return None;
+        }
+        self.threads.allocate(bytes)
+    }
+    unsafe fn release(&self, ptr: NonNull<u8>, bytes: usize) {
+        self.outstanding.fetch_sub(bytes, Ordering::SeqCst);
+        // SAFETY: the caller's contract.
+        unsafe { self.threads.release(ptr, bytes) }
+    }
+}

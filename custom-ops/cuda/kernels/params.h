@@ -1,0 +1,158 @@
+// The parameters of all kernels: one struct a kernel, passed by value; mirrored in src/params.rs.
+//
+// Plain C: pointers into device memory, int32_t sizes, int64_t strides in elements, float. Fields are ordered so that there is
+// no padding but at the end.
+#pragma once
+
+#include <stdint.h>
+
+#define MOH_PLAN_SECTIONS 64
+
+// plan.cu: gates to lists of selected rows, and lists to tiles.
+//
+// List l = b * lists_per_batch + n holds the selected rows of the `group` heads n * group + g, as entries t * group + g,
+// ascending. With group = 1 an entry is a token, lists_per_batch is the number of heads.
+struct PlanParams {
+    const float* gates;  // (batch, q_len, lists_per_batch * group); 0 = off
+    int32_t* counts;     // [batch * lists_per_batch] entries of a list
+    int32_t* entries;    // [batch * lists_per_batch][q_len * group]
+    int32_t* tiles;      // [max_tiles][4]: list, first entry, number of entries, number of keys that the last entry sees
+    int32_t* tile_count; // [1]
+    int32_t* next;       // [1], set to 0: persistent blocks take tiles with atomicAdd
+    int32_t* offsets;    // [batch * lists_per_batch + 1], scratch: tiles before a list's first one
+    int32_t batch;
+    int32_t q_len;
+    int32_t lists_per_batch;
+    int32_t group;
+    int32_t tile_rows;   // entries of a tile
+    int32_t kv_len;      // keys
+    int32_t is_causal;   // entry of token t sees keys j <= t + kv_len - q_len, and tiles with more keys come first
+    int32_t lists_per_block;   // of moh_plan_lists: 1, 2, 4 or 8
+    int32_t lists_per_section; // is_causal: lists whose keys fit into L2 together; at most PLAN_SECTIONS sections
+};
+
+// attention_sm80.cu, attention_simt.cu and decode.cu. Strides are in elements of T.
+struct AttentionParams {
+    const void* query;        // (batch, q_len, num_heads * head_dim)
+    const void* key;          // (batch, kv_len, kv_num_heads * head_dim) or (batch, kv_num_heads, kv_len, head_dim), as the strides say
+    const void* value;
+    const float* gates;       // (batch, q_len, num_heads)
+    const void* bias;         // or null; element b * bias_strides[0] + h * [1] + i * [2] + j * [3]
+    void* output;             // (batch, q_len, num_heads * value_dim)
+    const int32_t* counts;    // the plan, with group = num_heads / kv_num_heads; null for decode.cu
+    const int32_t* entries;
+    const int32_t* tiles;
+    const int32_t* tile_count;
+    int32_t* next;
+    float* partial;           // decode.cu: [splits][batch * kv_num_heads][rows][value_dim] sums of a split, divided by its weight
+    float* partial_lse;       // decode.cu: [splits][batch * kv_num_heads][rows] logarithm (base 2) of a split's weight
+    int64_t key_strides[3];   // from batch to batch, from KV head to KV head, from token to token
+    int64_t value_strides[3];
+    int64_t bias_strides[4];
+    int32_t batch, q_len, kv_len;
+    int32_t num_heads, kv_num_heads;
+    int32_t head_dim, value_dim;
+    int32_t is_causal;
+    int32_t splits;           // decode.cu: parts of the keys
+    int32_t keys_per_split;
+    float scale;
+};
+
+// A CUtensorMap: made by cuTensorMapEncodeTiled, opaque here.
+struct
+#ifdef __cplusplus
+alignas(64)
+#endif
+TensorMap {
+    uint64_t opaque[16];
+};
+
+// attention_sm90.cu. Strides are in elements of T.
+struct AttentionSm90Params {
+    TensorMap key_map;        // (batch, kv_len, kv_num_heads, head_dim) or (batch, kv_num_heads, kv_len, head_dim), boxes of one panel
+    TensorMap value_map;
+    const void* query;        // (batch, q_len, num_heads * head_dim)
+    const float* gates;       // (batch, q_len, num_heads)
+    const void* bias;         // or null; element b * bias_strides[0] + h * [1] + i * [2] + j * [3]
+    void* output;             // (batch, q_len, num_heads * value_dim)
+    const int32_t* entries;   // the plan, with group = num_heads / kv_num_heads
+    const int32_t* tiles;
+    const int32_t* tile_count;
+    int32_t* next;
+    int64_t bias_strides[4];
+    int32_t batch, q_len, kv_len;
+    int32_t num_heads, kv_num_heads;
+    int32_t head_dim, value_dim;
+    int32_t is_causal;
+    int32_t cache_layout;     // keys and values are (batch, kv_num_heads, kv_len, dim)
+    int32_t resident;         // tiles may have more rows than the warpgroups take at once: a tile's keys and values stay in the ring
+    float scale_log2;         // scale * log2(e) > 0
+};
+
+// linear.cu and combine.cu. Strides are in elements of T; those of consecutive elements are 1.
+struct LinearParams {
+    const void* x;          // element k of the block of head h of token t: t * x_row + h * x_head + k
+    const void* weight;     // output n, input k of head h: h * weight_head + n * weight_row + k, in layout 1 + k * weight_row + n
+    const void* bias;       // or null; element n of head h: h * bias_head + n
+    const float* gates;     // (tokens, heads)
+    void* output;           // element n of the block of head h of token t: t * output_row + h * output_head + n
+    const int32_t* counts;  // projection: the plan of one batch entry of all tokens
+    const int32_t* entries;
+    float* partial;         // combine, only = 1: [parts][tokens][columns] sums over a part of the inner length; or null
+    int64_t x_row, weight_row, output_row;
+    int64_t x_head, weight_head, output_head, bias_head;
+    int32_t tokens, heads;
+    int32_t depth;          // input elements of a head
+    int32_t columns;        // output elements of a head
+    int32_t activation;     // projection: 0 to 4 as RoutedMLP's, 4 with weights and biases of 2 * columns; -1: none
+    int32_t dense_percent;  // projection: all heads are computed where at least so many of 100 are on; above 100: never
+    int32_t only;           // 1: nothing is done in the dense way; 2: nothing is done in the other way; 0: both, as the gates are
+    int32_t write_zeros;    // projection: to the blocks of the heads that are off
+    int32_t scale_by_gates; // combine, only = 1: heads are multiplied by their gates, and the bias is one a head
+    int32_t routed_cost;    // combine: of a product in the routed way, in percent of one in the dense way
+    int32_t part_depth;     // combine, only = 1: input elements of a head in a part, a multiple of 64; depth where there is one part
+    int32_t parts;
+};
+
+// linear_sm90.cu and combine_sm90.cu.
+struct LinearSm90Params {
+    TensorMap x_map;      // (tokens, row of x), boxes of tile_rows x 64
+    TensorMap weight_map; // layout 0: (all outputs, row), boxes of a tile's columns x 64; 1: (heads, inputs, outputs), boxes of 64 x 64
+    struct LinearParams linear;
+    int32_t tile_rows;    // 64, 128, 192 or 256
+};
+
+// aggregated.cu. T (batch, tokens or pooled, heads * dim) where nothing else is said.
+struct AggregatedParams {
+    const void* query;
+    const void* key;
+    const void* value;
+    const void* pooled_key;
+    const void* pooled_value;
+    const float* gates;           // (batch, tokens, heads)
+    const void* query_embedding;  // (heads, dim)
+    const float* query_scale;     // (tokens, heads)
+    const void* local_bias;       // (heads, window^2)
+    const void* pooled_bias;      // (heads, tokens, pooled)
+    const void* learnable_tokens; // (heads, dim, window^2)
+    const void* learnable_bias;   // (heads, window^2)
+    void* output;
+    int32_t batch, height, width, window, pooled, heads, dim;
+};
+
+#define MOH_ROUTER_SHARED 1024
+
+// top_k_router.cu. Columns: those of the routed heads, of the balance, of the shared heads; as TopKRouter's scores, but for query norms
+// one of each routed head and no others.
+struct RouterParams {
+    const void* scores;  // T (tokens, width)
+    float* gates;        // (tokens, heads)
+    int32_t tokens, width, heads;
+    int32_t kind;        // TopKRouter's
+    int32_t top_k;
+    int32_t num_shared;
+    int32_t routed;      // columns; 0 without top_k
+    int32_t balance;     // 0 or 2
+    int32_t columns;     // all of them
+    uint32_t shared[MOH_ROUTER_SHARED / 32]; // bit h % 32 of word h / 32: head h is shared
+};

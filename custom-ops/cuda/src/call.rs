@@ -1,0 +1,146 @@
+//! A call of an operator on a GPU: validated once, then handed to the operator's launcher in its own types.
+
+use crate::driver::RawPtr;
+use crate::stream::Stream;
+use crate::workspace::Workspace;
+use moh_operators::{Attributes, DType, Definition, Error, List, Operator, problem_of};
+
+/// The oldest compute capability that there is machine code for.
+const OLDEST: (u32, u32) = (8, 0);
+
+/// Alignment of tensors in bytes: vector accesses and TMA need it.
+const ALIGN: usize = 16;
+
+/// A contiguous tensor in device memory.
+#[derive(Debug, Clone, Copy)]
+pub struct DeviceTensor<'a> {
+    /// Dimensions, outermost first.
+    pub shape: &'a [usize],
+    /// Element type.
+    pub dtype: DType,
+    /// `shape.iter().product()` elements, aligned to 16 bytes.
+    pub ptr: RawPtr,
+}
+
+/// A validated call whose output has elements.
+pub struct Call<'c, O: Definition> {
+    /// Sizes and attributes.
+    pub problem: O::Problem,
+    /// The inputs' memory.
+    pub inputs: O::Inputs<List<'c, RawPtr>>,
+    /// The output's memory, undefined at first.
+    pub output: RawPtr,
+    /// The element type T.
+    pub dtype: DType,
+    /// Where kernels are launched.
+    pub stream: &'c Stream<'c>,
+    /// Where they work.
+    pub workspace: &'c dyn Workspace,
+}
+
+/// An operator with CUDA kernels.
+pub trait CudaOperator: Definition {
+    /// Puts kernels on the stream that write every element of the output.
+    ///
+    /// # Safety
+    /// The call's tensors are as large as its problem says, and stay so until the kernels have run.
+    ///
+    /// # Errors
+    /// A problem that no kernel takes; no workspace; or what the driver refuses.
+    unsafe fn launch(call: &Call<'_, Self>) -> Result<(), Error>;
+}
+
+type Launch = unsafe fn(
+    &Attributes,
+    &[Option<DeviceTensor<'_>>],
+    RawPtr,
+    DType,
+    &Stream<'_>,
+    &dyn Workspace,
+) -> Result<(), Error>;
+
+/// A [`CudaOperator`] for code that works with any.
+pub(crate) struct Launcher {
+    pub(crate) operator: &'static Operator,
+    launch: Launch,
+}
+
+/// The launcher of an operator.
+pub(crate) const fn launcher<O: CudaOperator>() -> Launcher {
+    Launcher { operator: O::OPERATOR, launch: launch::<O> }
+}
+
+impl Launcher {
+    /// # Safety
+    /// As [`crate::run_into`].
+    pub(crate) unsafe fn run_into<E: From<Error>>(
+        &self,
+        attributes: &Attributes,
+        inputs: &[Option<DeviceTensor<'_>>],
+        stream: &Stream<'_>,
+        workspace: &dyn Workspace,
+        make: impl FnOnce(DType, &[usize]) -> Result<RawPtr, E>,
+    ) -> Result<(), E> {
+        let operator = self.operator;
+        let (major, minor) = stream.properties().capability;
+        if (major, minor) < OLDEST {
+            let reason =
+                format!("the GPU has compute capability {major}.{minor}, the kernels need {}.{}", OLDEST.0, OLDEST.1);
+            return Err(Error::NoCuda { reason }.into());
+        }
+        let described: Vec<_> = inputs.iter().map(|input| input.map(|input| (input.shape, input.dtype))).collect();
+        let (dtype, shape) = operator.validate(attributes, &described)?;
+        let output = make(operator.output_dtype(dtype), &shape)?;
+        if shape.contains(&0) {
+            return Ok(());
+        }
+        let named = operator.inputs.iter().zip(inputs).filter_map(|(operand, input)| Some((operand, input.as_ref()?)));
+        let named = named.map(|(operand, input)| (operand.name, input.ptr));
+        for (tensor, ptr) in named.chain([("the output", output)]) {
+            let found = (ptr % ALIGN as u64) as usize;
+            if found != 0 {
+                return Err(Error::Alignment { operator: operator.name, tensor, expected: ALIGN, found }.into());
+            }
+        }
+        // SAFETY: validated; for the rest, as the caller promises.
+        unsafe { (self.launch)(attributes, inputs, output, dtype, stream, workspace) }.map_err(E::from)
+    }
+}
+
+/// # Errors
+/// [`Error::Type`] or [`Error::Shape`] where the output is not of this type and shape.
+pub(crate) fn check_output(
+    operator: &Operator,
+    output: &DeviceTensor<'_>,
+    dtype: DType,
+    shape: &[usize],
+) -> Result<(), Error> {
+    let (operator, input) = (operator.name, operator.output.name);
+    if output.dtype != dtype {
+        return Err(Error::Type { operator, input, expected: dtype, found: output.dtype });
+    }
+    if output.shape != shape {
+        let (expected, found) = (format!("{shape:?}"), format!("{:?}", output.shape));
+        return Err(Error::Shape { operator, input, expected, found });
+    }
+    Ok(())
+}
+
+/// Hands a validated call over in the operator's own types.
+///
+/// # Safety
+/// As [`CudaOperator::launch`].
+unsafe fn launch<O: CudaOperator>(
+    attributes: &Attributes,
+    inputs: &[Option<DeviceTensor<'_>>],
+    output: RawPtr,
+    dtype: DType,
+    stream: &Stream<'_>,
+    workspace: &dyn Workspace,
+) -> Result<(), Error> {
+    let problem = problem_of::<O>(attributes, inputs.iter().map(|input| input.map(|input| input.shape)))?;
+    let pointers: Vec<Option<RawPtr>> = inputs.iter().map(|input| input.map(|input| input.ptr)).collect();
+    let Ok(inputs) = O::inputs(&List { inputs: &pointers, absent: 0 });
+    // SAFETY: as the caller promises.
+    unsafe { O::launch(&Call { problem, inputs, output, dtype, stream, workspace }) }
+}

@@ -1,0 +1,31 @@
+//! The kernels' images for the GPU: one [`Module`] a file of `kernels/`.
+
+/// Machine code and PTX of one `kernels/*.cu`.
+#[derive(Debug, Clone, Copy)]
+pub struct Module {
+    name: &'static str,
+    image: &'static [u8],
+}
+
+impl Module {
+    /// Whether nothing was compiled.
+    pub fn is_empty(&self) -> bool {
+        self.image.is_empty()
+    }
+
+    /// The file's name without `.cu`.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// A fat binary, which carries its length.
+    pub(crate) fn image(&self) -> &'static [u8] {
+        self.image
+    }
+}
+
+/// The driver reads images in place.
+#[repr(align(64))]
+struct Aligned<B: ?Sized>(B);
+
+include!(concat!(env!("OUT_DIR"), "/modules.rs"));

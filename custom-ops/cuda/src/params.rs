@@ -1,0 +1,205 @@
+//! The kernels' parameters, as `kernels/params.h` declares them.
+
+use crate::driver::RawPtr;
+
+/// A kernel's only parameter.
+///
+/// # Safety
+/// The type is `#[repr(C)]`, and has the layout of the struct of the same name in `kernels/params.h`.
+pub unsafe trait Params: Copy {}
+
+/// A TMA descriptor, `CUtensorMap`; made by `cuTensorMapEncodeTiled`.
+#[repr(C, align(64))]
+#[derive(Debug, Clone, Copy)]
+pub struct TensorMap(pub [u64; 16]);
+
+/// `PlanParams`: of both kernels of `plan.cu`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct PlanParams {
+    pub gates: RawPtr,
+    pub counts: RawPtr,
+    pub entries: RawPtr,
+    pub tiles: RawPtr,
+    pub tile_count: RawPtr,
+    pub next: RawPtr,
+    pub offsets: RawPtr,
+    pub batch: i32,
+    pub q_len: i32,
+    pub lists_per_batch: i32,
+    pub group: i32,
+    pub tile_rows: i32,
+    pub kv_len: i32,
+    pub is_causal: i32,
+    pub lists_per_block: i32,
+    pub lists_per_section: i32,
+}
+// SAFETY: the fields of the C struct, in order; `tests/it/params.rs` compares the layouts.
+unsafe impl Params for PlanParams {}
+
+/// `AttentionParams`: of `attention_sm80.cu`, `attention_simt.cu` and `decode.cu`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct AttentionParams {
+    pub query: RawPtr,
+    pub key: RawPtr,
+    pub value: RawPtr,
+    pub gates: RawPtr,
+    pub bias: RawPtr,
+    pub output: RawPtr,
+    pub counts: RawPtr,
+    pub entries: RawPtr,
+    pub tiles: RawPtr,
+    pub tile_count: RawPtr,
+    pub next: RawPtr,
+    pub partial: RawPtr,
+    pub partial_lse: RawPtr,
+    pub key_strides: [i64; 3],
+    pub value_strides: [i64; 3],
+    pub bias_strides: [i64; 4],
+    pub batch: i32,
+    pub q_len: i32,
+    pub kv_len: i32,
+    pub num_heads: i32,
+    pub kv_num_heads: i32,
+    pub head_dim: i32,
+    pub value_dim: i32,
+    pub is_causal: i32,
+    pub splits: i32,
+    pub keys_per_split: i32,
+    pub scale: f32,
+}
+// SAFETY: as above.
+unsafe impl Params for AttentionParams {}
+
+/// `LinearParams`: of `linear.cu` and `combine.cu`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct LinearParams {
+    pub x: RawPtr,
+    pub weight: RawPtr,
+    pub bias: RawPtr,
+    pub gates: RawPtr,
+    pub output: RawPtr,
+    pub counts: RawPtr,
+    pub entries: RawPtr,
+    pub partial: RawPtr,
+    pub x_row: i64,
+    pub weight_row: i64,
+    pub output_row: i64,
+    pub x_head: i64,
+    pub weight_head: i64,
+    pub output_head: i64,
+    pub bias_head: i64,
+    pub tokens: i32,
+    pub heads: i32,
+    pub depth: i32,
+    pub columns: i32,
+    pub activation: i32,
+    pub dense_percent: i32,
+    pub only: i32,
+    pub write_zeros: i32,
+    pub scale_by_gates: i32,
+    pub routed_cost: i32,
+    pub part_depth: i32,
+    pub parts: i32,
+}
+// SAFETY: as above.
+unsafe impl Params for LinearParams {}
+
+/// `LinearSm90Params`: of `linear_sm90.cu` and `combine_sm90.cu`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct LinearSm90Params {
+    pub x_map: TensorMap,
+    pub weight_map: TensorMap,
+    pub linear: LinearParams,
+    pub tile_rows: i32,
+}
+// SAFETY: as above.
+unsafe impl Params for LinearSm90Params {}
+
+/// `AggregatedParams`: of `aggregated.cu`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct AggregatedParams {
+    pub query: RawPtr,
+    pub key: RawPtr,
+    pub value: RawPtr,
+    pub pooled_key: RawPtr,
+    pub pooled_value: RawPtr,
+    pub gates: RawPtr,
+    pub query_embedding: RawPtr,
+    pub query_scale: RawPtr,
+    pub local_bias: RawPtr,
+    pub pooled_bias: RawPtr,
+    pub learnable_tokens: RawPtr,
+    pub learnable_bias: RawPtr,
+    pub output: RawPtr,
+    pub batch: i32,
+    pub height: i32,
+    pub width: i32,
+    pub window: i32,
+    pub pooled: i32,
+    pub heads: i32,
+    pub dim: i32,
+}
+// SAFETY: as above.
+unsafe impl Params for AggregatedParams {}
+
+/// `AttentionSm90Params`: of `attention_sm90.cu`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct AttentionSm90Params {
+    pub key_map: TensorMap,
+    pub value_map: TensorMap,
+    pub query: RawPtr,
+    pub gates: RawPtr,
+    pub bias: RawPtr,
+    pub output: RawPtr,
+    pub entries: RawPtr,
+    pub tiles: RawPtr,
+    pub tile_count: RawPtr,
+    pub next: RawPtr,
+    pub bias_strides: [i64; 4],
+    pub batch: i32,
+    pub q_len: i32,
+    pub kv_len: i32,
+    pub num_heads: i32,
+    pub kv_num_heads: i32,
+    pub head_dim: i32,
+    pub value_dim: i32,
+    pub is_causal: i32,
+    pub cache_layout: i32,
+    pub resident: i32,
+    pub scale_log2: f32,
+}
+// SAFETY: as above.
+unsafe impl Params for AttentionSm90Params {}
+
+/// `RouterParams`: of `top_k_router.cu`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct RouterParams {
+    pub scores: RawPtr,
+    pub gates: RawPtr,
+    pub tokens: i32,
+    pub width: i32,
+    pub heads: i32,
+    pub kind: i32,
+    pub top_k: i32,
+    pub num_shared: i32,
+    pub routed: i32,
+    pub balance: i32,
+    pub columns: i32,
+    pub shared: [u32; 32],
+}
+// SAFETY: as above.
+unsafe impl Params for RouterParams {}

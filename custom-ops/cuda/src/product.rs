@@ -1,0 +1,318 @@
+//! Products of rows with the matrices of their heads, which RoutedProjection, RoutedCombine and RoutedMLP are made of:
+//! `kernels/linear*.cu` and `kernels/combine*.cu`.
+
+mod hopper;
+
+use crate::kernel::Kernel;
+use crate::modules;
+use crate::params::LinearParams;
+use crate::plan::{self, int};
+use crate::stream::Stream;
+use crate::workspace::Workspace;
+use moh_operators::routed_mlp::Activation;
+use moh_operators::{DType, Error};
+use std::ffi::CString;
+
+/// The activation of which every two columns of the weight make one of the output.
+const PAIRS: i32 = Activation::SwiGlu as i32;
+
+/// Products of rows with the matrices of their heads.
+pub(crate) struct Product {
+    /// All but the plan and what the choice of a kernel decides.
+    pub(crate) params: LinearParams,
+    /// T.
+    pub(crate) dtype: DType,
+    /// Layout 1 of the weight.
+    pub(crate) per_head: bool,
+}
+
+impl Product {
+    /// Whether all chunks of 16 bytes are aligned.
+    fn is_aligned(&self) -> bool {
+        let p = &self.params;
+        let size = self.size() as i64;
+        let (depth, columns) = (i64::from(p.depth), i64::from(p.columns));
+        let strides = [p.x_row, p.x_head, p.weight_row, p.weight_head, p.output_row, p.output_head, depth, columns];
+        [p.x, p.weight, p.output].iter().all(|ptr| ptr.is_multiple_of(16)) && strides.iter().all(|n| n * size % 16 == 0)
+    }
+
+    fn size(&self) -> usize {
+        if self.dtype == DType::F32 { 4 } else { 2 }
+    }
+
+    /// A kernel's name: `moh_<operation>_<type>_<layout>_<variant>`.
+    fn name(&self, operation: &str, variant: &str) -> CString {
+        let (dtype, layout) = (self.type_name(), u8::from(self.per_head));
+        CString::new(format!("moh_{operation}_{dtype}_{layout}_{variant}")).unwrap_or_default()
+    }
+
+    fn type_name(&self) -> &'static str {
+        match self.dtype {
+            DType::F32 => "float",
+            DType::F16 => "f16",
+            DType::BF16 => "bf16",
+        }
+    }
+}
+
+/// Rows and columns of the output that a block of threads takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Tile {
+    rows: usize,
+    columns: usize,
+}
+
+/// Up to so many tokens the time is that of reading the weights.
+const FEW: usize = 32;
+
+impl Tile {
+    /// For [`FEW`] tokens.
+    const FEW: Tile = Tile { rows: FEW, columns: 32 };
+
+    /// Bytes of shared memory for the stages of copies, as `kernels/tile.cuh` has them: 128 bytes a row of either operand.
+    fn stage_bytes(self) -> usize {
+        let stages = if self == Tile::FEW { 8 } else { 3 };
+        stages * (self.rows + self.columns) * 128
+    }
+}
+
+/// Puts a projection on the stream.
+///
+/// # Safety
+/// The parameters describe device memory that stays as it is until the kernels have run.
+pub(crate) unsafe fn projection(
+    product: &Product,
+    stream: &Stream<'_>,
+    workspace: &dyn Workspace,
+) -> Result<(), Error> {
+    let p = &product.params;
+    let (tokens, heads, columns) = (p.tokens as usize, p.heads as usize, p.columns as usize);
+    // SAFETY: (tokens, heads) gates, as the caller promises.
+    let lists = unsafe { plan::lists(p.gates, tokens, heads, stream, workspace)? };
+    let params = LinearParams { counts: lists.counts, entries: lists.entries, dense_percent: NEVER, ..*p };
+    let shared = stream.properties().shared_bytes as usize;
+    let aligned = product.is_aligned();
+    if !aligned || product.dtype == DType::F32 || tokens <= FEW {
+        let (tile, variant) = match tokens {
+            _ if !aligned => (Tile { rows: 64, columns: 64 }, "any"),
+            ..=FEW => (Tile::FEW, "32x32"),
+            _ => (Tile { rows: 128, columns: 64 }, "128x64"),
+        };
+        // SAFETY: as above; dense tiles need aligned tensors.
+        return unsafe { launch_projection(product, tile, variant, &params, stream) };
+    }
+
+    if hopper::fits(product, stream) {
+        // SAFETY: as above.
+        return unsafe { hopper::project(product, &params, stream) };
+    }
+    let pairs = if p.activation == PAIRS { 2 } else { 1 };
+    // The share of a tile's columns that are used; narrow tiles reread x more often, and take a third more time.
+    let used = |width: usize, columns: usize| 100 * columns / (columns.div_ceil(width / pairs) * width / pairs);
+    let (narrow, wide) = (used(64, columns) * 3 / 4, used(128, columns));
+    let width = if wide >= narrow { 128 } else { 64 };
+    let tall = |width: usize, tiles: usize| {
+        width == 128 && shared >= 150 << 10 && tiles >= stream.properties().multiprocessors as usize
+    };
+    let gathered = Tile { rows: if tall(width, tokens / 2048 * heads) { 256 } else { 128 }, columns: width };
+    let dense_tiles = tokens.div_ceil(256) * (heads * columns).div_ceil(128);
+    let dense = Tile { rows: if tall(128, dense_tiles) { 256 } else { 128 }, columns: 128 };
+    // Where more heads than this share are on, computing all of them takes less time.
+    let dense_percent = if p.write_zeros != 0 { wide.max(narrow).min(95) as i32 } else { NEVER };
+    let params = LinearParams { dense_percent, ..params };
+    let named = |tile: Tile| format!("{}x{}", tile.rows, tile.columns);
+    // SAFETY: as above.
+    unsafe {
+        if gathered == dense || dense_percent == NEVER {
+            return launch_projection(product, gathered, &named(gathered), &params, stream);
+        }
+        launch_projection(product, gathered, &named(gathered), &LinearParams { only: 1, ..params }, stream)?;
+        launch_projection(product, dense, &named(dense), &LinearParams { only: 2, ..params }, stream)
+    }
+}
+
+/// More than all: heads that are off are never computed.
+const NEVER: i32 = 101;
+
+unsafe fn launch_projection(
+    product: &Product,
+    tile: Tile,
+    variant: &str,
+    params: &LinearParams,
+    stream: &Stream<'_>,
+) -> Result<(), Error> {
+    let p = &product.params;
+    let properties = stream.properties();
+    let shared = tile.stage_bytes() + tile.rows * 4;
+    let (tokens, heads, columns) = (p.tokens as usize, p.heads as usize, p.columns as usize);
+    let width = if p.activation == PAIRS { tile.columns / 2 } else { tile.columns };
+    let tiles = tokens.div_ceil(tile.rows) * (heads * columns.div_ceil(width) + 1);
+    // Blocks stay and take tiles in turn: as many as run at the same time, by shared memory and by registers.
+    let resident = (properties.shared_bytes as usize / shared).clamp(1, if tile.rows == 256 { 1 } else { 3 });
+    let blocks = tiles.min(properties.multiprocessors as usize * resident);
+    let name = product.name("projection", variant);
+    let kernel = Kernel { module: modules::LINEAR, name: &name };
+    // SAFETY: as the caller promises.
+    unsafe { stream.launch(kernel, [blocks as u32, 1, 1], tile.rows as u32, shared as u32, params) }
+}
+
+/// Puts a combination on the stream.
+///
+/// # Safety
+/// The parameters describe device memory that stays as it is until the kernels have run.
+pub(crate) unsafe fn combination(
+    product: &Product,
+    stream: &Stream<'_>,
+    workspace: &dyn Workspace,
+) -> Result<(), Error> {
+    let p = &product.params;
+    let (tokens, columns) = (p.tokens as usize, p.columns as usize);
+    let properties = stream.properties();
+    let aligned = product.is_aligned();
+    if aligned && tokens <= FEW && p.scale_by_gates == 0 {
+        let name = product.name("combine_dense", "32");
+        let kernel = Kernel { module: modules::COMBINE, name: &name };
+        let grid = [columns.div_ceil(Tile::FEW.columns) as u32, 1, 1];
+        let shared = dense_bytes(product, Tile::FEW, true) as u32;
+        let params = LinearParams { only: 2, ..*p };
+        // SAFETY: as the caller promises.
+        return unsafe { stream.launch(kernel, grid, FEW as u32, shared, &params) };
+    }
+    let fits = |rows: usize| {
+        let shared = routed_bytes(rows).max(dense_bytes(product, Tile { rows, columns: 128 }, aligned));
+        shared <= properties.shared_bytes as usize
+    };
+    let column_tiles = columns.div_ceil(ROUTED_COLUMNS);
+    let fills = |rows: usize| tokens.div_ceil(rows) * column_tiles >= properties.multiprocessors as usize;
+    let half = product.dtype != DType::F32;
+    let hopper = aligned && p.only != 1 && hopper::fits(product, stream);
+    let params = LinearParams { routed_cost: if hopper { hopper::ROUTED_COST } else { ROUTED_COST }, ..*p };
+    let rows = match () {
+        () if !aligned || !half => 64,
+        () if hopper => {
+            let heights: Vec<usize> = [256, 128, 64].into_iter().filter(|&rows| fits(rows)).collect();
+            hopper::height(&heights, tokens, column_tiles, hopper::WIDE, stream)
+        }
+        () if tokens > 128 && fits(256) && fills(256) => 256,
+        () if tokens > 64 && fits(128) => 128,
+        () => 64,
+    };
+    let variant = if aligned { rows.to_string() } else { "any".to_owned() };
+    let tiles = column_tiles * tokens.div_ceil(rows);
+    let (part_depth, parts) = match p.only {
+        1 => parts(p.depth as usize, tiles, properties.multiprocessors as usize),
+        _ => (p.depth as usize, 1),
+    };
+    let partial = if parts > 1 { workspace.allocate(parts * tokens * columns * 4)? } else { 0 };
+    let params = LinearParams { partial, part_depth: part_depth as i32, parts: parts as i32, ..params };
+    let row_tiles = tokens.div_ceil(rows);
+    let launch = |operation: &str, blocks: usize, threads: usize, shared: usize| {
+        let name = product.name(operation, &variant);
+        let kernel = Kernel { module: modules::COMBINE, name: &name };
+        let grid = [blocks as u32, row_tiles as u32, parts as u32];
+        // SAFETY: as the caller promises.
+        unsafe { stream.launch(kernel, grid, threads as u32, shared as u32, &params) }
+    };
+    // Every block reads its tokens' gates before it knows whether this way is wanted: two for each multiprocessor will do.
+    let few = match p.only != 1 && rows > 64 {
+        true => (2 * properties.multiprocessors as usize).div_ceil(row_tiles),
+        false => usize::MAX,
+    };
+    launch("combine_routed", column_tiles.min(few.max(1)), 256, routed_bytes(rows))?;
+    if parts > 1 {
+        let name = CString::new(format!("moh_combine_sum_{}", product.type_name())).unwrap_or_default();
+        let kernel = Kernel { module: modules::COMBINE, name: &name };
+        let blocks = int((tokens * columns).div_ceil(SUM_THREADS))? as u32;
+        // SAFETY: as the caller promises; the parts are the workspace's.
+        unsafe { stream.launch(kernel, [blocks, 1, 1], SUM_THREADS as u32, 0, &params)? };
+    }
+    if p.only == 1 {
+        return Ok(());
+    }
+    if hopper {
+        // SAFETY: as the caller promises.
+        return unsafe { hopper::combine(product, &params, rows, stream) };
+    }
+    let dense = Tile { rows, columns: if rows == 64 { 64 } else { 128 } };
+    launch("combine_dense", columns.div_ceil(dense.columns), rows, dense_bytes(product, dense, aligned))
+}
+
+const ROUTED_COLUMNS: usize = 128;
+const SUM_THREADS: usize = 256;
+/// A part of the inner length takes at least so much of it: adding parts costs about as much as 64.
+const PART_DEPTH: usize = 256;
+/// What a product in the routed way costs, in percent of one in the dense way.
+const ROUTED_COST: i32 = 125;
+
+/// How a head's inner length is shared where there are fewer tiles than multiprocessors: the length of a part, a multiple of the
+/// kernels' steps, and the number of parts.
+fn parts(depth: usize, tiles: usize, multiprocessors: usize) -> (usize, usize) {
+    let parts = (multiprocessors / tiles.max(1)).min(depth / PART_DEPTH);
+    if parts < 2 {
+        return (depth, 1);
+    }
+    let part = depth.div_ceil(parts).next_multiple_of(64);
+    (part, depth.div_ceil(part))
+}
+
+/// Shared memory of `combine_routed`: stages, sums, and the rows of 32 heads as bits, numbers and lists.
+fn routed_bytes(rows: usize) -> usize {
+    let stages = if rows == 64 { 3 } else { 4 };
+    stages * (16 << 10) + rows * (ROUTED_COLUMNS + 8) * 4 + 32 * (rows / 32 * 4 + 4 + rows)
+}
+
+/// Shared memory of `combine_dense`: stages, steps, 8 integers, the heads' rows as bits, and the head of each inner element or chunk.
+fn dense_bytes(product: &Product, tile: Tile, aligned: bool) -> usize {
+    let p = &product.params;
+    let depth = 128 / product.size();
+    let steps = (p.heads as usize * p.depth as usize).div_ceil(depth);
+    let granules = if aligned { 8 } else { depth };
+    let bits = (p.heads as usize).next_multiple_of(32) * (tile.rows / 32) * 4;
+    tile.stage_bytes() + steps * 4 + 32 + bits + steps * granules * 2
+}
+
+impl LinearParams {
+    /// Nothing, to be filled in.
+    pub(crate) const NONE: LinearParams = LinearParams {
+        x: 0,
+        weight: 0,
+        bias: 0,
+        gates: 0,
+        output: 0,
+        counts: 0,
+        entries: 0,
+        partial: 0,
+        x_row: 0,
+        weight_row: 0,
+        output_row: 0,
+        x_head: 0,
+        weight_head: 0,
+        output_head: 0,
+        bias_head: 0,
+        tokens: 0,
+        heads: 0,
+        depth: 0,
+        columns: 0,
+        activation: -1,
+        dense_percent: NEVER,
+        only: 0,
+        write_zeros: 0,
+        scale_by_gates: 0,
+        routed_cost: ROUTED_COST,
+        part_depth: 0,
+        parts: 1,
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parts;
+
+    #[test]
+    fn few_tiles_are_shared() {
+        assert_eq!(parts(2048, 8, 132), (256, 8));
+        assert_eq!(parts(2048, 100, 132), (2048, 1));
+        assert_eq!(parts(200, 1, 132), (200, 1));
+        assert_eq!(parts(1000, 1, 4), (384, 3));
+    }
+}

@@ -1,0 +1,189 @@
+//! `linear_sm90.cu` and `combine_sm90.cu`: f16 and bf16 on Hopper's tensor cores.
+
+use super::{NEVER, PAIRS, Product};
+use crate::kernel::Kernel;
+use crate::modules;
+use crate::params::{LinearParams, LinearSm90Params};
+use crate::stream::Stream;
+use crate::tensor_map::Boxed;
+use moh_operators::{DType, Error};
+
+const THREADS: u32 = 384;
+/// The inner length of a step, and the columns of a panel of a weight in layout 1.
+const DEPTH: usize = 64;
+/// Heights of tiles. Units of 64 rows go to two warpgroups in turn.
+const HEIGHTS: [usize; 4] = [256, 192, 128, 64];
+/// Columns of the tiles of dense products, of combinations and of mixtures of experts.
+pub(super) const WIDE: usize = 128;
+/// Columns of gathered tiles.
+const WIDTHS: [usize; 3] = [WIDE, 72, 64];
+/// Up to this share of heads in percent, gathered tiles as wide as dense ones are taken: their copies are smaller.
+const ALMOST_ALL: usize = 95;
+/// What a product in the routed way of a combination, by `mma.sync`, costs in percent of one here.
+pub(super) const ROUTED_COST: i32 = 200;
+
+/// Whether these kernels take the product; 16-byte alignment is assumed.
+pub(super) fn fits(product: &Product, stream: &Stream<'_>) -> bool {
+    let properties = stream.properties();
+    let p = &product.params;
+    // Strides in bytes are 32 bits in the kernels, 40 bits in descriptions for TMA.
+    properties.capability.0 == 9
+        && product.dtype != DType::F32
+        && i32::try_from(2 * p.x_row).is_ok()
+        && (2 * p.weight_head.max(p.weight_row)) >> 40 == 0
+        && shared_bytes(product, WIDE) + heads_bytes(p) <= properties.shared_bytes as usize
+}
+
+/// `sizeof(Shared)` of tiles of so many columns: stages, messages, barriers.
+fn shared_bytes(product: &Product, columns: usize) -> usize {
+    let stages = if columns == 64 { 5 } else { 4 };
+    let weight_rows = if product.per_head { columns.next_multiple_of(DEPTH) } else { columns };
+    stages * ((HEIGHTS[0] + weight_rows) * 2 * DEPTH + 32)
+}
+
+/// Shared memory of a combination beyond that: the heads' rows as bits, and their states.
+fn heads_bytes(p: &LinearParams) -> usize {
+    (p.heads as usize).next_multiple_of(32) * HEIGHTS[0] / 8 + p.heads as usize * 4
+}
+
+/// The time that a product takes in gathered tiles of so many columns, in percent of what it takes in dense ones, inverted: the share of
+/// the columns that are used, and the products for every byte that is copied.
+fn gathered_rate(width: usize, columns: usize) -> usize {
+    let reuse = |width: usize| HEIGHTS[0] * width * 1000 / (HEIGHTS[0] + width);
+    100 * columns / columns.next_multiple_of(width) * reuse(width) / reuse(WIDE)
+}
+
+/// Of these heights of tiles, highest first, the one that takes the least time: rounds of tiles on all multiprocessors, each as long as
+/// the copies of a tile's rows and of its weights, which cost a quarter.
+pub(super) fn height(heights: &[usize], rows: usize, tiles_a_row: usize, width: usize, stream: &Stream<'_>) -> usize {
+    let multiprocessors = stream.properties().multiprocessors.max(1) as usize;
+    let rounds = |height: usize| (rows.div_ceil(height) * tiles_a_row).div_ceil(multiprocessors);
+    heights.iter().copied().min_by_key(|&height| rounds(height) * (height + width / 4)).unwrap_or(DEPTH)
+}
+
+/// Puts a projection on the stream; the lists of `params` are made already.
+///
+/// # Safety
+/// As [`super::projection`], and [`fits`].
+pub(super) unsafe fn project(product: &Product, params: &LinearParams, stream: &Stream<'_>) -> Result<(), Error> {
+    let (tokens, heads, columns) = (params.tokens as usize, params.heads as usize, params.columns as usize);
+    // As gates are, about half of the tokens.
+    let gathered_rows = tokens.div_ceil(2);
+    // SAFETY: as the caller promises.
+    unsafe {
+        if params.activation >= 0 {
+            let (variant, width) = if params.activation == PAIRS { ("pairs", WIDE / 2) } else { ("mlp", WIDE) };
+            let rows = height(&HEIGHTS, gathered_rows, heads * columns.div_ceil(width), WIDE, stream);
+            return launch_projection(product, variant, WIDE, width, rows, params, stream);
+        }
+        let width = WIDTHS.into_iter().max_by_key(|&width| gathered_rate(width, columns)).unwrap_or(WIDE);
+        // Panels of dense tiles lie in one head each.
+        let can_be_dense = params.write_zeros != 0 && (!product.per_head || columns.is_multiple_of(DEPTH));
+        let dense_percent = if can_be_dense { gathered_rate(width, columns).min(ALMOST_ALL) as i32 } else { NEVER };
+        let params = LinearParams { dense_percent, ..*params };
+        let rows = height(&HEIGHTS, gathered_rows, heads * columns.div_ceil(width), width, stream);
+        let launch = |width: usize, rows: usize, only: i32| {
+            let params = LinearParams { only, ..params };
+            launch_projection(product, &width.to_string(), width, width, rows, &params, stream)
+        };
+        if width == WIDE || !can_be_dense {
+            return launch(width, rows, 0);
+        }
+        launch(width, rows, 1)?;
+        launch(WIDE, height(&HEIGHTS, tokens, (heads * columns).div_ceil(WIDE), WIDE, stream), 2)
+    }
+}
+
+/// `width` are a tile's columns of the weight, `used` those of the output.
+unsafe fn launch_projection(
+    product: &Product,
+    variant: &str,
+    width: usize,
+    used: usize,
+    tile_rows: usize,
+    params: &LinearParams,
+    stream: &Stream<'_>,
+) -> Result<(), Error> {
+    let (tokens, heads) = (params.tokens as usize, params.heads as usize);
+    let (depth, columns) = (params.depth as usize, params.columns as usize);
+    let pairs = if params.activation == PAIRS { 2 } else { 1 };
+    let (row, head) = (params.weight_row as usize, params.weight_head as usize);
+    let weight = match product.per_head {
+        true => ([pairs * columns, depth, heads, 1], [row, head, heads * head], [DEPTH, DEPTH, 1, 1]),
+        false => ([depth, heads * columns, 1, 1], [row, heads * head, heads * head], [DEPTH, width, 1, 1]),
+    };
+    let params = describe(product, params, depth, weight, tile_rows)?;
+    let name = product.name("projection_sm90", variant);
+    let kernel = Kernel { module: modules::LINEAR_SM90, name: &name };
+    let tiles = tokens.div_ceil(tile_rows) * heads * columns.div_ceil(used);
+    let blocks = tiles.clamp(1, stream.properties().multiprocessors as usize);
+    let shared = shared_bytes(product, width);
+    // SAFETY: as the caller promises.
+    unsafe { stream.launch(kernel, [blocks as u32, 1, 1], THREADS, shared as u32, &params) }
+}
+
+/// Puts the dense way of a combination on the stream, in tiles as high as those of the routed way.
+///
+/// # Safety
+/// As [`super::combination`], and [`fits`].
+pub(super) unsafe fn combine(
+    product: &Product,
+    params: &LinearParams,
+    tile_rows: usize,
+    stream: &Stream<'_>,
+) -> Result<(), Error> {
+    let (columns, inner) = (params.columns as usize, params.heads as usize * params.depth as usize);
+    let row = params.weight_row as usize;
+    let weight = match product.per_head {
+        true => ([columns, inner, 1, 1], [row, row * inner, row * inner], [DEPTH, DEPTH, 1, 1]),
+        false => ([inner, columns, 1, 1], [row, row * columns, row * columns], [DEPTH, WIDE, 1, 1]),
+    };
+    let described = describe(product, params, inner, weight, tile_rows)?;
+    let name = product.name("combine_sm90", "dense");
+    let kernel = Kernel { module: modules::COMBINE_SM90, name: &name };
+    let tiles = (params.tokens as usize).div_ceil(tile_rows) * columns.div_ceil(WIDE);
+    let blocks = tiles.clamp(1, stream.properties().multiprocessors as usize);
+    let shared = shared_bytes(product, WIDE) + heads_bytes(params);
+    // SAFETY: as the caller promises.
+    unsafe { stream.launch(kernel, [blocks as u32, 1, 1], THREADS, shared as u32, &described) }
+}
+
+/// Adds descriptions of x, whose rows are `inner` long, and of the weight: sizes, strides and boxes.
+fn describe(
+    product: &Product,
+    params: &LinearParams,
+    inner: usize,
+    weight: ([usize; 4], [usize; 3], [usize; 4]),
+    tile_rows: usize,
+) -> Result<LinearSm90Params, Error> {
+    let (tokens, row) = (params.tokens as usize, params.x_row as usize);
+    let dtype = product.dtype;
+    let (sizes, strides, boxes) = weight;
+    let weight = Boxed { ptr: params.weight, dtype, sizes, strides, boxes };
+    let x = Boxed {
+        ptr: params.x,
+        dtype,
+        sizes: [inner, tokens, 1, 1],
+        strides: [row, row * tokens, row * tokens],
+        boxes: [DEPTH, tile_rows, 1, 1],
+    };
+    Ok(LinearSm90Params {
+        x_map: x.encode("the input of a routed product")?,
+        weight_map: weight.encode("the weight of a routed product")?,
+        linear: *params,
+        tile_rows: tile_rows as i32,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::gathered_rate;
+
+    #[test]
+    fn narrow_gathered_tiles_copy_more() {
+        assert_eq!(gathered_rate(128, 128), 100);
+        assert_eq!(gathered_rate(64, 64), 60);
+        assert_eq!(gathered_rate(72, 72), 65);
+        assert_eq!(gathered_rate(128, 64), 50);
+    }
+}

@@ -1,0 +1,80 @@
+//! `attention_sm80.cu`: f16 and bf16 on tensor cores, over a plan.
+
+use super::Attention;
+use crate::params::AttentionParams;
+use crate::plan::{Keys, Plan, Request, plan};
+use crate::kernel::Kernel;
+use crate::modules;
+use moh_operators::Error;
+use std::ffi::CString;
+
+/// The widest head that there is an instance for.
+pub(super) const MAX_WIDTH: usize = 256;
+const WIDTHS: [usize; 6] = [32, 64, 72, 96, 128, MAX_WIDTH];
+const THREADS: u32 = 128;
+/// Bytes from row to row in shared memory: `HeadLayout<D>::row_bytes`.
+pub(super) fn row_bytes(width: usize) -> usize {
+    width.div_ceil(16) * 32 + 16
+}
+
+/// The instance for heads of this width.
+pub(super) fn instance(width: usize) -> usize {
+    WIDTHS.into_iter().find(|&d| width <= d).unwrap_or(MAX_WIDTH)
+}
+
+impl Attention<'_, '_> {
+    /// Whether scores are scaled and biased before their maximum is taken. A scale that is not positive turns their order around.
+    pub(super) fn is_biased(&self) -> bool {
+        self.params.bias != 0 || self.params.scale <= 0.0
+    }
+
+    /// Puts the plan for tiles of so many rows on the stream; query heads of one KV head share tiles.
+    ///
+    /// # Safety
+    /// As [`CudaOperator::launch`](crate::CudaOperator::launch).
+    pub(super) unsafe fn plan(&self, tile_rows: usize) -> Result<(Plan, AttentionParams), Error> {
+        let (p, call) = (&self.problem, self.call);
+        let size = if call.dtype == moh_operators::DType::F32 { 4 } else { 2 };
+        let keys = Keys { kv_len: p.kv_len, list_bytes: p.kv_len * (p.head_dim + p.value_dim) * size };
+        let request = Request {
+            gates: self.params.gates,
+            batch: p.batch,
+            q_len: p.q_len,
+            lists_per_batch: p.kv_num_heads,
+            group: p.group_size(),
+            tile_rows,
+            causal: p.is_causal.then_some(keys),
+            kv_len: p.kv_len,
+        };
+        // SAFETY: the gates are the call's.
+        let plan = unsafe { plan(&request, call.stream, call.workspace) }?;
+        let Plan { counts, entries, tiles, tile_count, next, .. } = plan;
+        Ok((plan, AttentionParams { counts, entries, tiles, tile_count, next, ..self.params }))
+    }
+}
+
+/// # Safety
+/// As [`CudaOperator::launch`](crate::CudaOperator::launch), and [`Attention::fits_mma`].
+pub(super) unsafe fn launch(attention: &Attention<'_, '_>) -> Result<(), Error> {
+    let p = &attention.problem;
+    let width = instance(p.head_dim.max(p.value_dim));
+    let biased = attention.is_biased();
+    // As `Instance` in attention_sm80.cu.
+    let rows = if width <= 128 { 128 } else { 64 };
+    let keys = match biased {
+        false if width <= 80 => 64,
+        true if width > 96 => 16,
+        _ => 32,
+    };
+    let shared = 32 + 12 * rows + (rows + 2 * 2 * keys) * row_bytes(width);
+    // SAFETY: as promised to this function.
+    let (plan, params) = unsafe { attention.plan(rows) }?;
+    let suffix = if biased { "_bias" } else { "" };
+    let name =
+        CString::new(format!("moh_attention_sm80_{}_d{width}{suffix}", attention.type_name())).unwrap_or_default();
+    let kernel = Kernel { module: modules::ATTENTION_SM80, name: &name };
+    let stream = attention.call.stream;
+    let blocks = plan.max_tiles.min(2 * stream.properties().multiprocessors.max(1) as usize);
+    // SAFETY: tensors and plan are as the kernel takes them; widths and pointers are multiples of 16 bytes.
+    unsafe { stream.launch(kernel, [blocks as u32, 1, 1], THREADS, shared as u32, &params) }
+}

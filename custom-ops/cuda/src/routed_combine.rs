@@ -1,0 +1,39 @@
+//! RoutedCombine on CUDA.
+
+use crate::call::{Call, CudaOperator};
+use crate::params::LinearParams;
+use crate::plan::int;
+use crate::product::{Product, combination};
+use moh_operators::routed_combine::Inputs;
+use moh_operators::{Error, RoutedCombine};
+
+impl CudaOperator for RoutedCombine {
+    unsafe fn launch(call: &Call<'_, Self>) -> Result<(), Error> {
+        let p = &call.problem;
+        let Inputs { x, weight, head_gates, bias } = call.inputs;
+        let (depth, columns) = (p.block as i64, p.width as i64);
+        let inner = depth * p.num_heads as i64;
+        int(p.num_heads * p.block)?;
+        let params = LinearParams {
+            x,
+            weight,
+            gates: head_gates,
+            bias: bias.unwrap_or(0),
+            output: call.output,
+            x_row: inner,
+            x_head: depth,
+            weight_row: if p.per_head() { columns } else { inner },
+            weight_head: if p.per_head() { depth * columns } else { depth },
+            output_row: columns,
+            tokens: int(p.tokens)?,
+            heads: int(p.num_heads)?,
+            depth: int(p.block)?,
+            columns: int(p.width)?,
+            ..LinearParams::NONE
+        };
+        // SAFETY: the call's tensors.
+        unsafe {
+            combination(&Product { params, dtype: call.dtype, per_head: p.per_head() }, call.stream, call.workspace)
+        }
+    }
+}

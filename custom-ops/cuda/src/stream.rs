@@ -1,0 +1,181 @@
+//! A stream of the host, on which an operator's kernels are launched.
+
+use crate::driver::{Checked, Driver, RawPtr, RawStream};
+use crate::kernel::{Kernel, function};
+use crate::params::Params;
+use cudarc::driver::{result, sys};
+use moh_operators::Error;
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::marker::PhantomData;
+use std::ptr;
+use std::sync::{Mutex, PoisonError};
+
+/// Name of the environment variable that holds a compute capability, as `80`: kernels for later ones are not used.
+pub const CAPABILITY_VARIABLE: &str = "MOH_CUDA_CAPABILITY";
+
+/// What kernels are chosen and sized by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Properties {
+    /// Compute capability, as (9, 0) for Hopper.
+    pub capability: (u32, u32),
+    /// Streaming multiprocessors.
+    pub multiprocessors: u32,
+    /// Bytes of shared memory that one block may have when it asks.
+    pub shared_bytes: u32,
+    /// Bytes of the level 2 cache.
+    pub l2_bytes: u32,
+}
+
+/// A stream whose context is current as long as this lives.
+#[derive(Debug)]
+pub struct Stream<'a> {
+    raw: RawStream,
+    context: u64,
+    properties: Properties,
+    /// Whether the context was made current here.
+    pushed: bool,
+    /// Contexts are current to threads: a stream stays on its own.
+    lifetime: PhantomData<(&'a (), *mut ())>,
+}
+
+impl Stream<'_> {
+    /// Borrows a stream of the host; null is the default stream of the current context.
+    ///
+    /// # Safety
+    /// `raw` is a stream of a live context, or null where a context is current; it outlives the borrow.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`] where the driver refuses.
+    pub unsafe fn borrow(_: Driver, raw: RawStream) -> Result<Self, Error> {
+        let (mut own, mut current) = (ptr::null_mut(), ptr::null_mut());
+        let mut context = 0;
+        // SAFETY: a live stream, and local variables to write to.
+        unsafe {
+            sys::cuStreamGetCtx(raw, &raw mut own).about("cuStreamGetCtx")?;
+            sys::cuCtxGetCurrent(&raw mut current).about("cuCtxGetCurrent")?;
+            sys::cuCtxGetId(own, &raw mut context).about("cuCtxGetId")?;
+            let pushed = own != current;
+            if pushed {
+                sys::cuCtxPushCurrent_v2(own).about("cuCtxPushCurrent")?;
+            }
+            // From here on a drop pops the context.
+            let empty = Properties { capability: (0, 0), multiprocessors: 0, shared_bytes: 0, l2_bytes: 0 };
+            let mut stream = Stream { raw, context, properties: empty, pushed, lifetime: PhantomData };
+            stream.properties = properties(context)?;
+            Ok(stream)
+        }
+    }
+
+    /// The driver's handle.
+    pub fn raw(&self) -> RawStream {
+        self.raw
+    }
+
+    /// The GPU's properties.
+    pub fn properties(&self) -> Properties {
+        self.properties
+    }
+
+    /// Launches a kernel of one parameter; `block` threads in each of `grid` blocks, `shared_bytes` of dynamic shared memory.
+    ///
+    /// A grid without blocks launches nothing.
+    ///
+    /// # Safety
+    /// The kernel's parameter is a `P`; what it says of memory is true, and stays true until the kernel has run.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`] naming the kernel where the driver refuses: it does not report here what a kernel does wrong.
+    pub unsafe fn launch<P: Params>(
+        &self,
+        kernel: Kernel<'_>,
+        grid: [u32; 3],
+        block: u32,
+        shared_bytes: u32,
+        params: &P,
+    ) -> Result<(), Error> {
+        if grid.contains(&0) {
+            return Ok(());
+        }
+        let mut list = [ptr::from_ref(params).cast_mut().cast::<c_void>()];
+        // SAFETY: our context is current; the driver copies the parameter, whose size it knows from the kernel.
+        unsafe {
+            let function = function(self.context, kernel, shared_bytes)?;
+            let launched =
+                result::launch_kernel(function, grid.into(), (block, 1, 1), shared_bytes, self.raw, &mut list);
+            launched.about(format_args!("kernel {}: cuLaunchKernel", kernel.name.to_string_lossy()))
+        }
+    }
+
+    /// Sets bytes of device memory, in stream order.
+    ///
+    /// # Safety
+    /// `ptr` is device memory of at least `bytes` bytes.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`] where the driver refuses.
+    pub unsafe fn fill(&self, ptr: RawPtr, value: u8, bytes: usize) -> Result<(), Error> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: as promised.
+        unsafe { sys::cuMemsetD8Async(ptr, value, bytes, self.raw) }.about("cuMemsetD8Async")
+    }
+
+    /// Waits until everything on the stream is done. Operators never do: it is for tests and tools.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`], also for what a kernel did wrong.
+    pub fn synchronize(&self) -> Result<(), Error> {
+        // SAFETY: the stream is alive.
+        unsafe { result::stream::synchronize(self.raw) }.about("cuStreamSynchronize")
+    }
+}
+
+impl Drop for Stream<'_> {
+    fn drop(&mut self) {
+        if self.pushed {
+            let mut context = ptr::null_mut();
+            // SAFETY: pushed by `borrow` on this thread. A failure leaves nothing to be done.
+            let _ = unsafe { sys::cuCtxPopCurrent_v2(&raw mut context) };
+        }
+    }
+}
+
+/// The properties of the current context's GPU, read once a context.
+///
+/// # Safety
+/// `context` is the number of the current context.
+unsafe fn properties(context: u64) -> Result<Properties, Error> {
+    use sys::CUdevice_attribute::*;
+    static KNOWN: Mutex<Option<HashMap<u64, Properties>>> = Mutex::new(None);
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = known.get_or_insert_default();
+    if let Some(properties) = known.get(&context) {
+        return Ok(*properties);
+    }
+    let mut device = 0;
+    // SAFETY: a context is current; the driver writes a number to a local variable.
+    unsafe { sys::cuCtxGetDevice(&raw mut device) }.about("cuCtxGetDevice")?;
+    let get = |attribute| {
+        // SAFETY: the device is the context's.
+        let value = unsafe { result::device::get_attribute(device, attribute) }.about("cuDeviceGetAttribute")?;
+        Ok::<u32, Error>(u32::try_from(value).unwrap_or(0))
+    };
+    let capability =
+        (get(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?, get(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?);
+    let properties = Properties {
+        capability: allowed(capability),
+        multiprocessors: get(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        shared_bytes: get(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+        l2_bytes: get(CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?,
+    };
+    known.insert(context, properties);
+    Ok(properties)
+}
+
+/// The capability that kernels are chosen by.
+fn allowed(capability: (u32, u32)) -> (u32, u32) {
+    let limit = std::env::var(CAPABILITY_VARIABLE).ok().and_then(|limit| limit.parse::<u32>().ok());
+    limit.map_or(capability, |limit| capability.min((limit / 10, limit % 10)))
+}

@@ -1,0 +1,358 @@
+//! A GPU, or the emulator of one, and calls of operators on it that are held to the f64 reference.
+//!
+//! The driver is `MOH_CUDA_DRIVER`; else the system's, where it has a GPU; else the emulator, which `ci/cuda-emulator.sh` builds.
+//! Without any, tests say SKIPPED; with `MOH_REQUIRE_CUDA=1` that is a failure, and the emulator does not count.
+
+use cudarc::driver::result::{self, stream::StreamKind};
+use cudarc::driver::{DriverError, sys};
+use moh_conformance::{Buffer, Call};
+use moh_cuda::driver::{Checked, DRIVER_VARIABLE};
+use moh_cuda::stream::CAPABILITY_VARIABLE;
+use moh_cuda::{Arena, DeviceTensor, Driver, RawPtr, RawStream, Stream};
+use moh_operators::{Attributes, DType, Data, DataMut, Error, Tensor, tolerance};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// The bytes around every tensor that no kernel may write, and that spoil what reads them: NaN in every type. The emulator has
+/// pages there that cannot be touched.
+const FRAME: usize = 1 << 10;
+const POISON: u8 = 0xFF;
+/// More than any tested call needs; there are fewer tokens on the emulator.
+const WORKSPACE: usize = 64 << 20;
+const EMULATED_WORKSPACE: usize = 2 << 20;
+
+/// A device with a context and a stream of its own.
+pub(crate) struct Device {
+    driver: Driver,
+    context: sys::CUcontext,
+    stream: RawStream,
+    /// Whether kernels run on the CPU: tests keep small then.
+    pub(crate) emulated: bool,
+}
+
+// SAFETY: the driver's objects may be used on any thread.
+unsafe impl Send for Device {}
+// SAFETY: as above.
+unsafe impl Sync for Device {}
+
+impl Device {
+    /// The device that tests run on, or `None` where there is none, which is said once.
+    pub(crate) fn get() -> Option<&'static Device> {
+        static DEVICE: OnceLock<Option<Device>> = OnceLock::new();
+        DEVICE.get_or_init(|| Device::open().map_err(|reason| skip(&reason)).ok()).as_ref()
+    }
+
+    fn open() -> Result<Device, String> {
+        let named = std::env::var_os(DRIVER_VARIABLE).is_some_and(|path| !path.is_empty());
+        let usable = |driver: Driver| result::init().about("cuInit").map(|()| driver);
+        let driver = match Driver::get().and_then(usable) {
+            Ok(driver) => driver,
+            Err(error) if named || required() => return Err(error.to_string()),
+            Err(_) => Driver::at(&emulator()?).and_then(usable).map_err(|error| error.to_string())?,
+        };
+        let opened = || {
+            let device = result::device::get(0)?;
+            let name = result::device::get_name(device)?;
+            // SAFETY: the device is there, and the context is one.
+            let context = unsafe { result::primary_ctx::retain(device) }?;
+            enter(context)?;
+            Ok((name, context, result::stream::create(StreamKind::NonBlocking)?))
+        };
+        let (name, context, stream) = opened().map_err(|error: DriverError| error.to_string())?;
+        let emulated = name.starts_with("SIMT emulator");
+        if emulated && required() {
+            return Err("the driver is the emulator's".to_owned());
+        }
+        Ok(Device { driver, context, stream, emulated })
+    }
+
+    /// Makes the context current to this thread, for good.
+    fn enter(&self) {
+        enter(self.context).about("cuCtxPushCurrent").unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// The stream, whose context is current to the thread from here on.
+    pub(crate) fn stream(&self) -> Stream<'_> {
+        self.enter();
+        // SAFETY: the stream lives as long as the process.
+        unsafe { Stream::borrow(self.driver, self.stream) }.unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Device memory of `bytes` poisoned bytes within a poisoned frame.
+    pub(crate) fn memory(&self, bytes: usize) -> Memory {
+        let frame = if self.emulated { 0 } else { FRAME };
+        self.enter();
+        let allocated = || {
+            // SAFETY: a context is current; the memory is as long as said.
+            unsafe {
+                let base = result::malloc_sync((bytes + 2 * frame).max(1))?;
+                sys::cuMemsetD8_v2(base, POISON, bytes + 2 * frame).result().map(|()| base)
+            }
+        };
+        let base = allocated().about("memory of a test").unwrap_or_else(|error| panic!("{error}"));
+        Memory { base, bytes, frame }
+    }
+
+    /// Runs an operator once; the output as f64, in which elements that were not written are NaN.
+    ///
+    /// Panics where a kernel writes beyond the output.
+    pub(crate) fn run(&self, call: &Call) -> Result<Vec<f64>, Error> {
+        let (stream, inputs) = (self.stream(), call.tensors());
+        let memories = self.memories(&call.attributes, &inputs)?;
+        memories.launch(&call.attributes, &inputs, &stream)?;
+        stream.synchronize()?;
+        Ok(memories.read())
+    }
+
+    /// Runs an operator once, captures it as a CUDA graph with the same memory, and launches the graph on the inputs of `later`.
+    ///
+    /// Nothing is run while it is captured.
+    pub(crate) fn run_captured(&self, call: &Call, later: &Call) -> Result<Vec<f64>, Error> {
+        let (stream, inputs) = (self.stream(), call.tensors());
+        let memories = self.memories(&call.attributes, &inputs)?;
+        memories.launch(&call.attributes, &inputs, &stream)?;
+        stream.synchronize()?;
+        memories.output.poison();
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream is alive, and captured and launched on by this thread alone; the memory outlives the launch.
+        unsafe {
+            result::stream::begin_capture(stream.raw(), mode).about("cuStreamBeginCapture")?;
+            let launched = memories.launch(&call.attributes, &inputs, &stream);
+            let graph = result::stream::end_capture(stream.raw()).about("cuStreamEndCapture");
+            launched?;
+            let graph = graph?;
+            assert!(memories.read().iter().all(|x| x.is_nan()), "something ran while it was captured");
+            memories.write(&later.tensors());
+            let mut executable = std::ptr::null_mut();
+            sys::cuGraphInstantiateWithFlags(&raw mut executable, graph, 0).about("cuGraphInstantiate")?;
+            sys::cuGraphLaunch(executable, stream.raw()).about("cuGraphLaunch")?;
+        }
+        stream.synchronize()?;
+        Ok(memories.read())
+    }
+
+    /// Device memory for a call, with its inputs.
+    fn memories(&self, attributes: &Attributes, inputs: &[Option<Tensor<'_>>]) -> Result<Memories, Error> {
+        let described: Vec<_> =
+            inputs.iter().map(|input| input.map(|input| (input.shape, input.data.dtype()))).collect();
+        let (dtype, shape) = attributes.operator().validate(attributes, &described)?;
+        let dtype = attributes.operator().output_dtype(dtype);
+        let len: usize = shape.iter().product();
+        let memories = Memories {
+            inputs: inputs.iter().map(|input| input.map(|input| self.memory(bytes(input.data).len()))).collect(),
+            output: self.memory(len * if dtype == DType::F32 { 4 } else { 2 }),
+            workspace: self.memory(if self.emulated { EMULATED_WORKSPACE } else { WORKSPACE }),
+            dtype,
+            shape,
+        };
+        memories.write(inputs);
+        Ok(memories)
+    }
+
+    /// Runs an operator twice, and panics where the results differ, or are further from the f64 reference than kernels may
+    /// be. `exact` tells which elements must be equal to the reference's.
+    pub(crate) fn check(&self, call: &Call, exact: impl Fn(usize) -> bool) {
+        let run = || self.run(call).unwrap_or_else(|error| panic!("{error}"));
+        let (found, again) = (run(), run());
+        compare(call.output_dtype(), &found, &call.expected(), exact);
+        let same = found.iter().zip(&again).position(|(a, b)| a.to_bits() != b.to_bits());
+        assert_eq!(same, None, "the same call gave another result at this element");
+    }
+}
+
+/// Makes a context current to this thread, for good.
+fn enter(context: sys::CUcontext) -> Result<(), DriverError> {
+    // SAFETY: the context lives as long as the process.
+    unsafe { sys::cuCtxPushCurrent_v2(context) }.result()
+}
+
+/// Runs `test` with the device, where there is one.
+pub(crate) fn on_device(test: impl Fn(&Device)) {
+    if let Some(device) = Device::get() {
+        test(device);
+    }
+}
+
+/// A GPU with newer kernels leaves those for older ones untested: runs the tests whose names begin so once more, in a process
+/// that is held to them.
+pub(crate) fn rerun_on_older_gpu(tests: &[&str]) {
+    if Device::get().is_none() || std::env::var_os(CAPABILITY_VARIABLE).is_some() {
+        return;
+    }
+    let output = Command::new(std::env::current_exe().unwrap()).args(tests).env(CAPABILITY_VARIABLE, "80").output();
+    let output = output.unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}");
+    for test in tests {
+        assert!(said.contains(&format!("test {test}")), "no test is named {test}: {said}");
+    }
+}
+
+/// A call's inputs, output and workspace.
+struct Memories {
+    inputs: Vec<Option<Memory>>,
+    output: Memory,
+    workspace: Memory,
+    dtype: DType,
+    shape: Vec<usize>,
+}
+
+impl Memories {
+    fn write(&self, inputs: &[Option<Tensor<'_>>]) {
+        for (memory, input) in self.inputs.iter().zip(inputs) {
+            if let (Some(memory), Some(input)) = (memory, input) {
+                memory.write(bytes(input.data));
+            }
+        }
+    }
+
+    /// Puts the operator on the stream; of `inputs`, only shapes and types count.
+    fn launch(&self, attributes: &Attributes, inputs: &[Option<Tensor<'_>>], stream: &Stream<'_>) -> Result<(), Error> {
+        let tensors: Vec<Option<DeviceTensor<'_>>> = inputs
+            .iter()
+            .zip(&self.inputs)
+            .map(|(input, memory)| {
+                let (input, memory) = (input.as_ref()?, memory.as_ref()?);
+                Some(DeviceTensor { shape: input.shape, dtype: input.data.dtype(), ptr: memory.ptr() })
+            })
+            .collect();
+        let output = DeviceTensor { shape: &self.shape, dtype: self.dtype, ptr: self.output.ptr() };
+        // SAFETY: all memory is the device's, of these sizes; it lives until callers have synchronised the stream.
+        unsafe {
+            let arena = Arena::new(self.workspace.ptr(), self.workspace.bytes);
+            moh_cuda::run(attributes, &tensors, output, stream, &arena)
+        }
+    }
+
+    /// The output. Panics where something was written beyond its memory.
+    fn read(&self) -> Vec<f64> {
+        for memory in self.inputs.iter().flatten().chain([&self.output, &self.workspace]) {
+            memory.check_frame();
+        }
+        let len = self.shape.iter().product();
+        let mut buffer = Buffer::new(self.dtype, &vec![0.0; len]);
+        self.output.read(bytes_mut(buffer.data_mut()));
+        (0..len).map(|i| buffer.data().at(i)).collect()
+    }
+}
+
+/// Panics where results are further from the reference than CUDA kernels may be.
+pub(crate) fn compare(dtype: DType, found: &[f64], expected: &[f64], exact: impl Fn(usize) -> bool) {
+    assert_eq!(found.len(), expected.len());
+    let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
+    let size = norm(&mut expected.iter().copied());
+    // A single element may be off by more than all of them together, by as much as the outputs' size asks for.
+    let scale = expected.iter().fold(1.0f64, |max, x| max.max(x.abs()));
+    for (i, (&found, &expected)) in found.iter().zip(expected).enumerate() {
+        let allowed = if exact(i) { 0.0 } else { tolerance::operator_output(dtype) * scale };
+        assert!((found - expected).abs() <= allowed, "element {i}: expected {expected}, found {found}");
+    }
+    let error = norm(&mut found.iter().zip(expected).map(|(a, b)| a - b));
+    let allowed = tolerance::cuda_relative(dtype);
+    assert!(error <= allowed * size, "relative error {:e}, expected at most {allowed:e}", error / size);
+}
+
+/// Device memory, freed on drop.
+pub(crate) struct Memory {
+    base: RawPtr,
+    bytes: usize,
+    frame: usize,
+}
+
+impl Memory {
+    pub(crate) fn ptr(&self) -> RawPtr {
+        self.base + self.frame as u64
+    }
+
+    pub(crate) fn write(&self, bytes: &[u8]) {
+        assert!(bytes.len() <= self.bytes);
+        // SAFETY: the memory has room for the bytes.
+        let copied = unsafe { result::memcpy_htod_sync(self.ptr(), bytes) };
+        copied.about("cuMemcpyHtoD").unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    pub(crate) fn read(&self, bytes: &mut [u8]) {
+        assert!(bytes.len() <= self.bytes);
+        self.read_at(self.ptr(), bytes);
+    }
+
+    fn poison(&self) {
+        // SAFETY: the memory is as long as said.
+        let set = unsafe { sys::cuMemsetD8_v2(self.ptr(), POISON, self.bytes) };
+        set.about("cuMemsetD8").unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    fn read_at(&self, from: RawPtr, bytes: &mut [u8]) {
+        // SAFETY: callers stay within the memory and its frame.
+        let copied = unsafe { result::memcpy_dtoh_sync(bytes, from) };
+        copied.about("cuMemcpyDtoH").unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    fn check_frame(&self) {
+        for (side, at) in [("before", self.base), ("behind", self.ptr() + self.bytes as u64)] {
+            let mut frame = vec![0; self.frame];
+            self.read_at(at, &mut frame);
+            assert!(frame.iter().all(|&byte| byte == POISON), "a kernel wrote {side} its memory");
+        }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: allocated by `Device::memory`, freed once.
+        let _ = unsafe { sys::cuMemFree_v2(self.base) };
+    }
+}
+
+fn bytes(data: Data<'_>) -> &[u8] {
+    fn view<T>(x: &[T]) -> &[u8] {
+        // SAFETY: elements without padding, seen as bytes.
+        unsafe { std::slice::from_raw_parts(x.as_ptr().cast(), size_of_val(x)) }
+    }
+    match data {
+        Data::F32(x) => view(x),
+        Data::F16(x) => view(x),
+        Data::BF16(x) => view(x),
+    }
+}
+
+fn bytes_mut(data: DataMut<'_>) -> &mut [u8] {
+    fn view<T>(x: &mut [T]) -> &mut [u8] {
+        // SAFETY: elements without padding, of which every bit pattern is one, seen as bytes.
+        unsafe { std::slice::from_raw_parts_mut(x.as_mut_ptr().cast(), size_of_val(x)) }
+    }
+    match data {
+        DataMut::F32(x) => view(x),
+        DataMut::F16(x) => view(x),
+        DataMut::BF16(x) => view(x),
+    }
+}
+
+fn required() -> bool {
+    std::env::var("MOH_REQUIRE_CUDA").is_ok_and(|value| value == "1")
+}
+
+fn skip(reason: &str) {
+    assert!(!required(), "MOH_REQUIRE_CUDA is set: {reason}");
+    println!("SKIPPED: {reason}");
+}
+
+/// Builds the emulator, where that is possible.
+fn emulator() -> Result<PathBuf, String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let output =
+        Command::new(root.join("ci/cuda-emulator.sh")).output().map_err(|e| format!("no CUDA emulator: {e}"))?;
+    match output.status.success() {
+        true => Ok(String::from_utf8_lossy(&output.stdout).trim().into()),
+        false if String::from_utf8_lossy(&output.stderr).contains("needs g++") => {
+            Err("no g++ for the CUDA emulator".into())
+        }
+        false => panic!("ci/cuda-emulator.sh: {}", String::from_utf8_lossy(&output.stderr)),
+    }
+}
+
+/// The seed of random inputs: `MOH_SEED`, or 1. What a failure prints must say it.
+pub(crate) fn seed() -> u64 {
+    std::env::var("MOH_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1)
+}

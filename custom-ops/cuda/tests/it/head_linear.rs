@@ -1,0 +1,245 @@
+//! RoutedProjection's and RoutedCombine's CUDA kernels, on a GPU or on the emulator of one, against the f64 reference.
+
+use crate::device::{Device, on_device, rerun_on_older_gpu, seed};
+use moh_conformance::Random;
+use moh_conformance::head_linear::{Case, Gates, PROJECTION, each};
+use moh_operators::DType;
+
+const HALVES: [DType; 2] = [DType::F16, DType::BF16];
+
+fn check(device: &Device, case: &Case) {
+    println!("{case:?}");
+    let gates = case.draw_gates();
+    let exact = |i: usize| match case.is_projection() {
+        true => gates[i / case.block] == 0.0,
+        false => !case.bias && gates[i / case.width * case.heads..][..case.heads].iter().all(|&gate| gate == 0.0),
+    };
+    device.check(&case.call(), exact);
+}
+
+#[test]
+fn numbers_of_rows() {
+    on_device(|device| {
+        for q_len in [1, 15, 16, 17, 63, 65, 128, 129, 257] {
+            for dtype in DType::ALL {
+                for case in each(Case { q_len, dtype, heads: 2, block: 8, width: 24, bias: true, ..PROJECTION }) {
+                    check(device, &case);
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn widths() {
+    on_device(|device| {
+        for dtype in DType::ALL {
+            for (block, width) in [
+                (64, 128),
+                (72, 64),
+                (128, 72),
+                (16, 200),
+                (200, 16),
+                (1, 1),
+                (9, 7),
+                (33, 70),
+                (130, 5),
+                (5, 130),
+                (24, 33),
+            ] {
+                for case in each(Case { q_len: 21, heads: 3, block, width, dtype, bias: true, seed: 2, ..PROJECTION }) {
+                    check(device, &case);
+                }
+            }
+        }
+    });
+}
+
+/// Few heads, most of them, none, all: each of the kernels' ways.
+#[test]
+fn shares_of_heads() {
+    on_device(|device| {
+        for dtype in DType::ALL {
+            let some = [0.03, 0.3, 0.6, 0.9].map(Gates::Random);
+            for gates in [Gates::Off, Gates::On, Gates::Shared(2, 0.1), Gates::First(3)].into_iter().chain(some) {
+                for (bias, q_len) in [(true, 133), (false, 33), (true, 9)] {
+                    let case =
+                        Case { q_len, heads: 6, block: 40, width: 48, gates, dtype, bias, seed: 3, ..PROJECTION };
+                    for case in each(case) {
+                        check(device, &case);
+                    }
+                }
+                for case in each(Case { q_len: 70, heads: 5, block: 13, width: 11, gates, dtype, ..PROJECTION }) {
+                    check(device, &case);
+                }
+            }
+        }
+    });
+}
+
+/// More heads than are listed at a time, of which tokens use few.
+#[test]
+fn many_experts() {
+    on_device(|device| {
+        for dtype in DType::ALL {
+            for (heads, q_len) in [(33, 67), (70, 40), (70, 5)] {
+                let gates = Gates::Random(0.08);
+                for case in each(Case { q_len, heads, block: 32, width: 40, gates, dtype, seed: 4, ..PROJECTION }) {
+                    check(device, &case);
+                }
+            }
+        }
+    });
+}
+
+/// So few heads that blocks of a combination take several tiles each.
+#[test]
+fn wide_and_sparse() {
+    on_device(|device| {
+        let gates = Gates::Random(0.03);
+        for case in each(Case { q_len: 520, heads: 3, block: 128, width: 520, gates, dtype: DType::F16, ..PROJECTION })
+        {
+            check(device, &case);
+        }
+    });
+}
+
+/// Tiles of every size that the kernels have.
+#[test]
+fn large_tiles() {
+    on_device(|device| {
+        for dtype in HALVES {
+            for (q_len, block, width, p) in
+                [(300, 128, 64, 0.5), (520, 64, 136, 0.95), (500, 64, 200, 0.9), (2050, 128, 8, 0.05)]
+            {
+                let gates = Gates::Shared(1, p);
+                for case in each(Case { q_len, heads: 3, block, width, gates, dtype, bias: true, ..PROJECTION }) {
+                    check(device, &case);
+                }
+            }
+        }
+    });
+}
+
+/// Widths of heads and inner lengths that fit the tiles of Hopper's kernels, and that do not.
+#[test]
+fn widths_of_tiles() {
+    on_device(|device| {
+        let widths = [(64, 584), (72, 64), (128, 72), (96, 40), (136, 24), (144, 328), (200, 16), (16, 200), (8, 64)];
+        for (i, (block, width)) in widths.into_iter().enumerate() {
+            for (q_len, gates) in [(70, Gates::Shared(1, 0.4)), (333, Gates::Random(0.8)), (65, Gates::On)] {
+                let dtype = HALVES[i % 2];
+                for case in each(Case { q_len, block, width, dtype, gates, bias: i % 3 > 0, seed: 5, ..PROJECTION }) {
+                    check(device, &case);
+                }
+            }
+        }
+    });
+}
+
+/// Calls drawn at random from `MOH_SEED`: few on the emulator, many on a GPU.
+#[test]
+fn random_calls() {
+    on_device(|device| {
+        let mut random = Random(seed());
+        let mut below = |n: usize| (random.bits() % n as u64) as usize;
+        for number in 0..if device.emulated { 25 } else { 400 } {
+            let widths = [8, 16, 24, 32, 40, 64, 72, 80, 96, 128, 136, 192, 264];
+            let shares = [Gates::Off, Gates::On, Gates::First(1), Gates::Shared(1, 0.5), Gates::Random(0.2)];
+            let gates =
+                if below(2) == 0 { shares[below(shares.len())] } else { Gates::Random(below(101) as f64 / 100.0) };
+            let case = Case {
+                batch: 1 + below(2),
+                q_len: 1 + below(300),
+                heads: 1 + below(5),
+                block: widths[below(widths.len())],
+                width: widths[below(widths.len())],
+                bias: below(2) == 0,
+                dtype: DType::ALL[below(3)],
+                gates,
+                seed: seed() + number,
+                ..PROJECTION
+            };
+            for case in each(case) {
+                check(device, &case);
+            }
+        }
+    });
+}
+
+/// The kernels for GPUs before Hopper, in a process that is held to them.
+#[test]
+fn older_gpus() {
+    rerun_on_older_gpu(&[
+        "head_linear::numbers_of_rows",
+        "head_linear::shares_of_heads",
+        "head_linear::large_tiles",
+        "head_linear::widths_of_tiles",
+        "head_linear::a_nan",
+    ]);
+}
+
+#[test]
+fn batches() {
+    on_device(|device| {
+        for (batch, q_len) in [(0, 3), (3, 0), (3, 33)] {
+            for case in each(Case { batch, q_len, block: 32, dtype: DType::F16, bias: true, ..PROJECTION }) {
+                check(device, &case);
+            }
+        }
+    });
+}
+
+/// What is used must not be skipped, and what is not used must not be seen: a NaN in a weight reaches the tokens that use its head,
+/// a NaN in x its token.
+#[test]
+fn a_nan_reaches_exactly_what_uses_it() {
+    on_device(|device| {
+        for q_len in [4, 40] {
+            for p in [0.2, 0.9] {
+                for block in [16, 20] {
+                    let case = Case { q_len, heads: 4, block, width: 24, gates: Gates::Shared(1, p), ..PROJECTION };
+                    for case in each(case) {
+                        for input in [0, 1] {
+                            for poison in [f32::NAN, f32::INFINITY] {
+                                let mut call = case.call();
+                                let numbers = call.inputs[input].1.numbers_mut();
+                                *numbers.iter_mut().rev().find(|x| x.is_finite()).expect("something is used") = poison;
+                                let finite = |x: &[f64]| x.iter().map(|x| x.is_finite()).collect::<Vec<_>>();
+                                let expected = call.expected();
+                                assert!(expected.iter().any(|x| !x.is_finite()), "the case must poison something");
+                                let found = device.run(&call).unwrap();
+                                assert_eq!(finite(&found), finite(&expected), "{case:?} input {input} {poison}");
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// Results on a GPU at sizes that fill it; the emulator would take hours.
+#[test]
+fn sizes_of_models() {
+    on_device(|device| {
+        if device.emulated {
+            return println!("SKIPPED: too large for the emulator");
+        }
+        // The reference takes seconds for the larger ones.
+        for (q_len, heads, block, width, p, dtype) in [
+            (1024, 16, 64, 512, 0.75, DType::F32),
+            (1024, 16, 64, 512, 0.75, DType::BF16),
+            (1000, 8, 72, 576, 0.9, DType::F16),
+            (600, 32, 64, 1024, 0.5, DType::F16),
+            (2500, 8, 128, 256, 0.25, DType::F16),
+            (1, 32, 128, 4096, 0.75, DType::F16),
+            (32, 32, 64, 2048, 0.5, DType::BF16),
+            (700, 64, 128, 512, 0.125, DType::F16),
+        ] {
+            for case in each(Case { q_len, heads, block, width, gates: Gates::Random(p), dtype, ..PROJECTION }) {
+                check(device, &case);
+            }
+        }
+    });
+}

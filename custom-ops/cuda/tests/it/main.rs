@@ -1,0 +1,14 @@
+//! CUDA kernels on a GPU, or on the emulator of one, against the f64 reference.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+mod aggregated_attention;
+mod device;
+mod driver;
+mod graph;
+mod head_linear;
+mod params;
+mod plan;
+mod routed_attention;
+mod routed_mlp;
+mod top_k_router;

@@ -1,0 +1,70 @@
+//! The kernels' parameters have one layout in `kernels/params.h`, as a C++ compiler sees it, and in Rust.
+
+use moh_cuda::params::{
+    AggregatedParams, AttentionParams, AttentionSm90Params, LinearParams, LinearSm90Params, PlanParams, RouterParams,
+};
+use std::mem::offset_of;
+use std::process::Command;
+
+/// A struct's name, its size, and its fields' names and offsets.
+type Layout = (&'static str, usize, Vec<(&'static str, usize)>);
+
+macro_rules! layouts {
+    ($($name:ident { $($field:ident),* $(,)? })*) => {
+        vec![$((stringify!($name), size_of::<$name>(), vec![$((stringify!($field), offset_of!($name, $field))),*])),*]
+    };
+}
+
+fn layouts() -> Vec<Layout> {
+    layouts! {
+        PlanParams {
+            gates, counts, entries, tiles, tile_count, next, offsets, batch, q_len, lists_per_batch, group, tile_rows, kv_len,
+            is_causal, lists_per_block, lists_per_section,
+        }
+        AttentionParams {
+            query, key, value, gates, bias, output, counts, entries, tiles, tile_count, next, partial, partial_lse,
+            key_strides, value_strides, bias_strides, batch, q_len, kv_len, num_heads, kv_num_heads, head_dim, value_dim,
+            is_causal, splits, keys_per_split, scale,
+        }
+        AttentionSm90Params {
+            key_map, value_map, query, gates, bias, output, entries, tiles, tile_count, next, bias_strides, batch, q_len, kv_len,
+            num_heads, kv_num_heads, head_dim, value_dim, is_causal, cache_layout, resident, scale_log2,
+        }
+        LinearParams {
+            x, weight, bias, gates, output, counts, entries, partial, x_row, weight_row, output_row, x_head, weight_head, output_head,
+            bias_head, tokens, heads, depth, columns, activation, dense_percent, only, write_zeros, scale_by_gates,
+            routed_cost, part_depth, parts,
+        }
+        LinearSm90Params { x_map, weight_map, linear, tile_rows }
+        AggregatedParams {
+            query, key, value, pooled_key, pooled_value, gates, query_embedding, query_scale, local_bias, pooled_bias,
+            learnable_tokens, learnable_bias, output, batch, height, width, window, pooled, heads, dim,
+        }
+        RouterParams {
+            scores, gates, tokens, width, heads, kind, top_k, num_shared, routed, balance, columns, shared,
+        }
+    }
+}
+
+#[test]
+fn rust_and_c_agree() {
+    let mut source = String::from("#include \"params.h\"\n#include <stddef.h>\n");
+    for (name, size, fields) in layouts() {
+        source += &format!("static_assert(sizeof({name}) == {size}, \"size of {name}\");\n");
+        for (field, offset) in fields {
+            source +=
+                &format!("static_assert(offsetof({name}, {field}) == {offset}, \"{name}::{field} at {offset}\");\n");
+        }
+    }
+    let file = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("layout.cpp");
+    std::fs::write(&file, source).unwrap();
+    let output = Command::new("g++")
+        .args(["-std=c++17", "-fsyntax-only", concat!("-I", env!("CARGO_MANIFEST_DIR"), "/kernels")])
+        .arg(&file)
+        .output();
+    let Ok(output) = output else {
+        println!("SKIPPED: no g++");
+        return;
+    };
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}

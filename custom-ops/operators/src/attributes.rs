@@ -1,0 +1,329 @@
+//! Attributes of operators: each operator declares a struct of them, and everything else follows from it.
+
+use crate::error::Error;
+use crate::operator::{Definition, Operator};
+use std::any::Any;
+use std::sync::Arc;
+
+/// The type of an attribute in ONNX.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AttributeKind {
+    /// A 64-bit integer.
+    Int,
+    /// A 32-bit float.
+    Float,
+    /// A list of 64-bit integers.
+    Ints,
+}
+
+/// An attribute of an operator. Every node carries every attribute.
+#[derive(Debug)]
+pub struct AttributeDef {
+    /// Name.
+    pub name: &'static str,
+    /// Type.
+    pub kind: AttributeKind,
+    /// Meaning, for people.
+    pub doc: &'static str,
+}
+
+/// An attribute's value as ONNX has it.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Value {
+    /// Of kind [`AttributeKind::Int`].
+    Int(i64),
+    /// Of kind [`AttributeKind::Float`].
+    Float(f32),
+    /// Of kind [`AttributeKind::Ints`].
+    Ints(Vec<i64>),
+}
+
+impl Value {
+    /// Its kind.
+    pub fn kind(&self) -> AttributeKind {
+        match self {
+            Value::Int(_) => AttributeKind::Int,
+            Value::Float(_) => AttributeKind::Float,
+            Value::Ints(_) => AttributeKind::Ints,
+        }
+    }
+}
+
+/// A Rust type that stands for an attribute's value.
+pub trait AttributeType: Sized {
+    /// How ONNX stores it.
+    const KIND: AttributeKind;
+
+    /// Reads a value of this kind.
+    ///
+    /// # Errors
+    /// What would have been accepted, and what was found.
+    fn read(value: &Value) -> Result<Self, [String; 2]>;
+
+    /// The value as ONNX has it.
+    fn value(&self) -> Value;
+}
+
+impl AttributeType for i64 {
+    const KIND: AttributeKind = AttributeKind::Int;
+
+    fn read(value: &Value) -> Result<i64, [String; 2]> {
+        match value {
+            Value::Int(n) => Ok(*n),
+            other => Err(["an integer".to_owned(), format!("{other:?}")]),
+        }
+    }
+
+    fn value(&self) -> Value {
+        Value::Int(*self)
+    }
+}
+
+/// A number of heads, rows and the like: from 1 to 1048576.
+impl AttributeType for usize {
+    const KIND: AttributeKind = AttributeKind::Int;
+
+    fn read(value: &Value) -> Result<usize, [String; 2]> {
+        let n = i64::read(value)?;
+        let count = usize::try_from(n).ok().filter(|n| (1..=1 << 20).contains(n));
+        count.ok_or_else(|| ["a number from 1 to 1048576".to_owned(), n.to_string()])
+    }
+
+    fn value(&self) -> Value {
+        Value::Int(i64::try_from(*self).unwrap_or(i64::MAX))
+    }
+}
+
+/// 0 or 1.
+impl AttributeType for bool {
+    const KIND: AttributeKind = AttributeKind::Int;
+
+    fn read(value: &Value) -> Result<bool, [String; 2]> {
+        choice(value, 2).map(|index| index == 1)
+    }
+
+    fn value(&self) -> Value {
+        Value::Int(i64::from(*self))
+    }
+}
+
+/// A finite number.
+impl AttributeType for f32 {
+    const KIND: AttributeKind = AttributeKind::Float;
+
+    fn read(value: &Value) -> Result<f32, [String; 2]> {
+        match value {
+            Value::Float(x) if x.is_finite() => Ok(*x),
+            Value::Float(x) => Err(["a finite number".to_owned(), x.to_string()]),
+            other => Err(["a finite number".to_owned(), format!("{other:?}")]),
+        }
+    }
+
+    fn value(&self) -> Value {
+        Value::Float(*self)
+    }
+}
+
+impl AttributeType for Vec<i64> {
+    const KIND: AttributeKind = AttributeKind::Ints;
+
+    fn read(value: &Value) -> Result<Vec<i64>, [String; 2]> {
+        match value {
+            Value::Ints(list) => Ok(list.clone()),
+            other => Err(["a list of integers".to_owned(), format!("{other:?}")]),
+        }
+    }
+
+    fn value(&self) -> Value {
+        Value::Ints(self.clone())
+    }
+}
+
+/// One of the first `n` whole numbers.
+pub(crate) fn choice(value: &Value, n: usize) -> Result<usize, [String; 2]> {
+    let found = i64::read(value)?;
+    let expected = || if n == 2 { "0 or 1".to_owned() } else { format!("0 to {}", n - 1) };
+    usize::try_from(found).ok().filter(|&i| i < n).ok_or_else(|| [expected(), found.to_string()])
+}
+
+/// Where attributes are read from: the value of an attribute, if it is there.
+pub type Source<'s> = dyn FnMut(&'static AttributeDef) -> Option<Value> + 's;
+
+/// An operator's attributes as a struct; declared by [`attributes!`](crate::attributes).
+pub trait AttributeSet: Any + Send + Sync + std::fmt::Debug {
+    /// Name, type and meaning of each.
+    const DEFS: &'static [AttributeDef];
+
+    /// Reads every attribute; `operator` is named in errors.
+    ///
+    /// # Errors
+    /// [`Error::Attribute`] for one that is absent, or whose value the operator does not accept.
+    fn read(operator: &'static str, source: &mut Source<'_>) -> Result<Self, Error>
+    where
+        Self: Sized;
+
+    /// The values, in the order of [`AttributeSet::DEFS`].
+    fn values(&self) -> Vec<Value>;
+}
+
+/// Reads one attribute, for [`attributes!`](crate::attributes).
+pub(crate) fn read_one<A: AttributeType>(
+    operator: &'static str,
+    def: &'static AttributeDef,
+    source: &mut Source<'_>,
+) -> Result<A, Error> {
+    let refused = |[expected, found]: [String; 2]| Error::Attribute { operator, attribute: def.name, expected, found };
+    match source(def) {
+        Some(value) if value.kind() == A::KIND => A::read(&value).map_err(refused),
+        other => {
+            Err(refused([format!("{:?}", A::KIND), other.map_or("nothing".to_owned(), |value| format!("{value:?}"))]))
+        }
+    }
+}
+
+/// Declares an operator's attributes: a struct whose fields are the attributes, in order, with their meaning as comments.
+///
+/// A field's type is an [`AttributeType`], which says what values are accepted.
+macro_rules! attributes {
+    ($(#[$meta:meta])* pub struct $name:ident { $($(#[doc = $doc:literal])+ $field:ident: $ty:ty,)+ }) => {
+        $(#[$meta])*
+        #[derive(Debug, Clone, PartialEq)]
+        pub struct $name { $($(#[doc = $doc])+ pub $field: $ty,)+ }
+
+        impl $crate::attributes::AttributeSet for $name {
+            const DEFS: &'static [$crate::attributes::AttributeDef] = &[$($crate::attributes::AttributeDef {
+                name: stringify!($field),
+                kind: <$ty as $crate::attributes::AttributeType>::KIND,
+                doc: concat!($($doc),+),
+            }),+];
+
+            fn read(
+                operator: &'static str,
+                source: &mut $crate::attributes::Source<'_>,
+            ) -> Result<$name, $crate::Error> {
+                let mut defs = Self::DEFS.iter();
+                $(
+                    // There is a definition for every field.
+                    let Some(def) = defs.next() else { unreachable!() };
+                    let $field = $crate::attributes::read_one(operator, def, source)?;
+                )+
+                Ok($name { $($field),+ })
+            }
+
+            fn values(&self) -> Vec<$crate::attributes::Value> {
+                vec![$($crate::attributes::AttributeType::value(&self.$field)),+]
+            }
+        }
+    };
+}
+pub(crate) use attributes;
+
+/// Declares an attribute that is one of several choices, numbered from 0 in their order.
+macro_rules! choices {
+    ($(#[$meta:meta])* pub enum $name:ident { $($(#[doc = $doc:literal])+ $choice:ident,)+ }) => {
+        $(#[$meta])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum $name { $($(#[doc = $doc])+ $choice,)+ }
+
+        impl $name {
+            /// In the order of the attribute's values.
+            pub const ALL: &'static [$name] = &[$($name::$choice),+];
+        }
+
+        impl $crate::attributes::AttributeType for $name {
+            const KIND: $crate::attributes::AttributeKind = $crate::attributes::AttributeKind::Int;
+
+            fn read(value: &$crate::attributes::Value) -> Result<$name, [String; 2]> {
+                $crate::attributes::choice(value, $name::ALL.len()).map(|index| $name::ALL[index])
+            }
+
+            fn value(&self) -> $crate::attributes::Value {
+                $crate::attributes::Value::Int(*self as i64)
+            }
+        }
+    };
+}
+pub(crate) use choices;
+
+/// The name of an attribute, for bodies: `name_of!(Attributes.num_heads)`. One that the struct does not have does not compile.
+macro_rules! name_of {
+    ($set:ident.$field:ident) => {{
+        let _: fn(&$set) = |set| {
+            let _ = &set.$field;
+        };
+        stringify!($field)
+    }};
+}
+pub(crate) use name_of;
+
+/// A node's attributes, read and checked once: which operator they belong to is known only at run time.
+#[derive(Clone)]
+pub struct Attributes {
+    operator: &'static Operator,
+    values: Vec<Value>,
+    set: Arc<dyn Any + Send + Sync>,
+}
+
+impl std::fmt::Debug for Attributes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut map = f.debug_map();
+        self.iter().for_each(|(def, value)| {
+            map.entry(&def.name, value);
+        });
+        write!(f, " of {}", self.operator.name)
+    }
+}
+
+impl PartialEq for Attributes {
+    fn eq(&self, other: &Attributes) -> bool {
+        self.operator == other.operator && self.values == other.values
+    }
+}
+
+impl Attributes {
+    /// Reads and checks every attribute of `operator`.
+    ///
+    /// # Errors
+    /// [`Error::Attribute`] for one that is absent, or whose value the operator does not accept.
+    pub fn read(
+        operator: &'static Operator,
+        mut source: impl FnMut(&'static AttributeDef) -> Option<Value>,
+    ) -> Result<Attributes, Error> {
+        operator.read(&mut source)
+    }
+
+    /// Checks the attributes of an operator that is known.
+    ///
+    /// # Errors
+    /// [`Error::Attribute`] for one that the operator does not accept.
+    pub fn new<D: Definition>(set: D::Attributes) -> Result<Attributes, Error> {
+        // Through their values, so that a number out of range is found wherever it comes from.
+        let mut values = set.values().into_iter();
+        Attributes::read(D::OPERATOR, |_| values.next())
+    }
+
+    pub(crate) fn from_source<D: Definition>(source: &mut Source<'_>) -> Result<Attributes, Error> {
+        let set = D::Attributes::read(D::NAME, source)?;
+        D::check(&set)?;
+        Ok(Attributes { operator: D::OPERATOR, values: set.values(), set: Arc::new(set) })
+    }
+
+    /// The operator that they belong to.
+    pub fn operator(&self) -> &'static Operator {
+        self.operator
+    }
+
+    /// Definitions and values, in the operator's order.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static AttributeDef, &Value)> + '_ {
+        self.operator.attributes.iter().zip(&self.values)
+    }
+
+    /// The attributes as the operator's own type.
+    ///
+    /// # Errors
+    /// [`Error::Operator`] where they belong to another operator.
+    pub fn get<D: Definition>(&self) -> Result<&D::Attributes, Error> {
+        let set = self.set.downcast_ref().filter(|_| *self.operator == *D::OPERATOR);
+        set.ok_or(Error::Operator { expected: D::NAME, found: self.operator.name })
+    }
+}

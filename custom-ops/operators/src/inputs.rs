@@ -1,0 +1,204 @@
+//! Inputs of operators: each operator declares a struct of them, whose fields hold whatever stands for a tensor.
+//!
+//! The same struct holds slices for a CPU kernel, device pointers for a GPU, shapes for validation and numbers for the
+//! reference: a [`Reader`] says what.
+
+use std::convert::Infallible;
+
+/// The element type of an input or output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ElementType {
+    /// The operator's type parameter: one of [`crate::DType::ALL`], the same for all of the node's T operands.
+    T,
+    /// Always float32.
+    Float32,
+}
+
+/// An input or output.
+#[derive(Debug)]
+pub struct Operand {
+    /// Formal name.
+    pub name: &'static str,
+    /// Element type.
+    pub ty: ElementType,
+    /// Whether a node may leave it out. Optional inputs come last, so that no node needs an empty name.
+    pub optional: bool,
+    /// Shape, for people.
+    pub shape: &'static str,
+    /// Meaning, for people.
+    pub doc: &'static str,
+}
+
+/// Gives a call's inputs by their number, each as what stands for a tensor of its kind.
+pub trait Reader {
+    /// For inputs of the operator's type parameter.
+    type T: Copy;
+    /// For weights of that type, which a backend may hold in a form of its own.
+    type Weight: Copy;
+    /// For inputs that are float32 in every type.
+    type F32: Copy;
+    /// Why an input cannot be read.
+    type Error;
+
+    /// Whether an input is there.
+    fn present(&self, input: usize) -> bool;
+    /// An input of the type parameter.
+    ///
+    /// # Errors
+    /// Where it is absent, or of another type.
+    fn t(&self, input: usize) -> Result<Self::T, Self::Error>;
+    /// A weight.
+    ///
+    /// # Errors
+    /// Where it is absent, or of another type.
+    fn weight(&self, input: usize) -> Result<Self::Weight, Self::Error>;
+    /// An input in float32.
+    ///
+    /// # Errors
+    /// Where it is absent, or of another type.
+    fn f32(&self, input: usize) -> Result<Self::F32, Self::Error>;
+}
+
+/// A list of inputs that stand for tensors all in the same way: shapes, device pointers, whole tensors.
+#[derive(Debug, Clone, Copy)]
+pub struct List<'a, V> {
+    /// In the operator's order; the absent ones at the end may be left out.
+    pub inputs: &'a [Option<V>],
+    /// What stands for a required input that is absent: validation refuses such a call.
+    pub absent: V,
+}
+
+impl<'a, V: Copy> List<'a, V> {
+    fn get(&self, input: usize) -> Result<V, Infallible> {
+        Ok(self.inputs.get(input).copied().flatten().unwrap_or(self.absent))
+    }
+}
+
+impl<V: Copy> Reader for List<'_, V> {
+    type T = V;
+    type Weight = V;
+    type F32 = V;
+    type Error = Infallible;
+
+    fn present(&self, input: usize) -> bool {
+        self.inputs.get(input).is_some_and(Option::is_some)
+    }
+
+    fn t(&self, input: usize) -> Result<V, Infallible> {
+        self.get(input)
+    }
+
+    fn weight(&self, input: usize) -> Result<V, Infallible> {
+        self.get(input)
+    }
+
+    fn f32(&self, input: usize) -> Result<V, Infallible> {
+        self.get(input)
+    }
+}
+
+/// Declares an operator's inputs: a struct with a field for each, in order, with its shape and its meaning.
+///
+/// A field is `T`, `Weight` (of type T as well) or `F32`; `[optional]` ones come last.
+macro_rules! inputs {
+    ($(#[$meta:meta])* pub struct $name:ident {
+        $($field:ident: $kind:ident $([$optional:ident])?, $shape:literal, $doc:literal;)+
+    }) => {
+        $(#[$meta])*
+        pub struct $name<R: $crate::inputs::Reader> {
+            $(#[doc = $doc] #[doc = ""] #[doc = concat!("Shape: ", $shape, ".")]
+            pub $field: $crate::inputs::field_type!(R $kind $($optional)?),)+
+        }
+
+        // Not derived: that would ask for a reader that can be copied.
+        impl<R: $crate::inputs::Reader> Clone for $name<R> {
+            fn clone(&self) -> Self {
+                *self
+            }
+        }
+        impl<R: $crate::inputs::Reader> Copy for $name<R> {}
+
+        impl<R: $crate::inputs::Reader> $name<R> {
+            const OPERANDS: &'static [$crate::inputs::Operand] = &[$($crate::inputs::Operand {
+                name: stringify!($field),
+                ty: $crate::inputs::element_type!($kind),
+                optional: $crate::inputs::is_optional!($($optional)?),
+                shape: $shape,
+                doc: $doc,
+            }),+];
+
+            fn read(reader: &R) -> Result<Self, R::Error> {
+                let mut position = 0..;
+                $(let $field = {
+                    let input = position.next().unwrap_or(usize::MAX);
+                    $crate::inputs::read_field!(reader, input, $kind $($optional)?)
+                };)+
+                Ok($name { $($field),+ })
+            }
+        }
+
+        impl<V: Copy> $name<$crate::inputs::List<'_, V>> {
+            fn list(&self) -> Vec<Option<V>> {
+                vec![$($crate::inputs::list_field!(self.$field $($optional)?)),+]
+            }
+        }
+    };
+}
+pub(crate) use inputs;
+
+macro_rules! field_type {
+    ($r:ident T) => { $r::T };
+    ($r:ident Weight) => { $r::Weight };
+    ($r:ident F32) => { $r::F32 };
+    ($r:ident $kind:ident optional) => { Option<$crate::inputs::field_type!($r $kind)> };
+}
+pub(crate) use field_type;
+
+macro_rules! element_type {
+    (F32) => {
+        $crate::inputs::ElementType::Float32
+    };
+    ($kind:ident) => {
+        $crate::inputs::ElementType::T
+    };
+}
+pub(crate) use element_type;
+
+macro_rules! is_optional {
+    () => {
+        false
+    };
+    (optional) => {
+        true
+    };
+}
+pub(crate) use is_optional;
+
+macro_rules! read_field {
+    ($reader:ident, $input:ident, T) => {
+        $reader.t($input)?
+    };
+    ($reader:ident, $input:ident, Weight) => {
+        $reader.weight($input)?
+    };
+    ($reader:ident, $input:ident, F32) => {
+        $reader.f32($input)?
+    };
+    ($reader:ident, $input:ident, $kind:ident optional) => {
+        match $reader.present($input) {
+            true => Some($crate::inputs::read_field!($reader, $input, $kind)),
+            false => None,
+        }
+    };
+}
+pub(crate) use read_field;
+
+macro_rules! list_field {
+    ($inputs:ident.$field:ident) => {
+        Some($inputs.$field)
+    };
+    ($inputs:ident.$field:ident optional) => {
+        $inputs.$field
+    };
+}
+pub(crate) use list_field;

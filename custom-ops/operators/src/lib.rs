@@ -1,0 +1,58 @@
+//! What the `ai.moh` operators are: attributes, inputs, shapes, a body in standard ONNX operators, and an f64 reference.
+//!
+//! An operator is one folder and one line here. Backends (`moh-cpu`, `moh-cuda`) compute operators; runtimes (`moh-ops` for
+//! onnxruntime, `moh-tract`), the exporter and the tools iterate [`OPERATORS`] and know none by name.
+
+mod attributes;
+mod body;
+mod error;
+mod head_linear;
+mod inputs;
+mod operator;
+mod page;
+pub mod shape;
+mod tensor;
+pub mod tolerance;
+
+pub use attributes::{AttributeDef, AttributeKind, AttributeSet, AttributeType, Attributes, Source, Value};
+pub use body::{Body, BodyNode, BodyValue, Variant};
+pub use error::Error;
+pub use head_linear::WeightLayout;
+pub use inputs::{ElementType, List, Operand, Reader};
+pub use operator::{Definition, Operator, Part, problem_of};
+pub use page::markdown;
+pub use tensor::{DType, Data, DataMut, Element, Tensor};
+
+/// The operators' ONNX domain.
+pub const DOMAIN: &str = "ai.moh";
+
+/// The version of [`DOMAIN`] that this library implements.
+pub const VERSION: i64 = 1;
+
+/// Prefix of the names under which a model shows its gates: `gates.<module path>`.
+pub const GATES: &str = "gates.";
+
+/// Declares the operators: a module and a type each.
+macro_rules! operators {
+    ($($module:ident::$operator:ident),+ $(,)?) => {
+        $(pub mod $module;)+
+        $(pub use $module::$operator;)+
+
+        /// Every operator of [`DOMAIN`].
+        pub static OPERATORS: &[&Operator] = &[$($operator::OPERATOR),+];
+    };
+}
+
+operators! {
+    routed_attention::RoutedAttention,
+    routed_projection::RoutedProjection,
+    routed_combine::RoutedCombine,
+    routed_mlp::RoutedMlp,
+    aggregated_attention::RoutedAggregatedAttention,
+    top_k_router::TopKRouter,
+}
+
+/// The operator of that name.
+pub fn operator(name: &str) -> Option<&'static Operator> {
+    OPERATORS.iter().copied().find(|operator| operator.name == name)
+}

@@ -1,0 +1,31 @@
+//! The operators' reference page.
+
+use crate::inputs::ElementType;
+use crate::{DOMAIN, DType, OPERATORS, VERSION};
+
+/// The reference page of all operators, in Markdown: `docs/operators.md` holds this text.
+pub fn markdown() -> String {
+    let mut page = format!(
+        "# Operators of `{DOMAIN}`, version {VERSION}\n\nGenerated from `custom-ops/operators/src`. \
+         T is one of {}.\n",
+        DType::ALL.map(|t| t.to_string()).join(", ")
+    );
+    for operator in OPERATORS {
+        page +=
+            &format!("\n## {}\n\n{}\n\n| input | type | shape | |\n|---|---|---|---|\n", operator.name, operator.doc);
+        for operand in operator.inputs.iter().chain([&operator.output]) {
+            let role = if std::ptr::eq(operand, &operator.output) { " (output)" } else { "" };
+            let optional = if operand.optional { " (optional)" } else { "" };
+            let ty = match operand.ty {
+                ElementType::T => "T",
+                ElementType::Float32 => "float32",
+            };
+            page += &format!("| {}{role}{optional} | {ty} | {} | {} |\n", operand.name, operand.shape, operand.doc);
+        }
+        page += "\n| attribute | type | |\n|---|---|---|\n";
+        for attribute in operator.attributes {
+            page += &format!("| {} | {:?} | {} |\n", attribute.name, attribute.kind, attribute.doc.trim());
+        }
+    }
+    page
+}

@@ -1,0 +1,28 @@
+//! RoutedCombine's body: the blocks of the heads that are off are replaced by zero.
+
+use super::RoutedCombine;
+use crate::body::{Body, BodyValue, Builder, Variant};
+use crate::head_linear::{masked, transposed};
+
+pub(super) fn body(variant: Variant) -> Body {
+    let mut b = Builder::new::<RoutedCombine>(variant);
+    let x = masked(&mut b, "x", "x_routed");
+    let weight = match variant.per_head {
+        // (H, Dv, C) -> (H * Dv, C)
+        true => {
+            let width = b.with("Shape", &["weight"], "width", &[("start", BodyValue::Int(2))]);
+            let rest = b.ints(&[-1], "rest_list");
+            let shape = b.concat(&[&rest, &width], "weight_shape");
+            b.node("Reshape", &["weight", &shape], "weight_matrix")
+        }
+        false => transposed(&mut b, &[1, 0], "weight_matrix"),
+    };
+    match variant.optional_inputs {
+        true => {
+            let y = b.node("MatMul", &[&x, &weight], "sum");
+            b.node("Add", &[&y, "bias"], "output")
+        }
+        false => b.node("MatMul", &[&x, &weight], "output"),
+    };
+    b.finish()
+}

@@ -1,0 +1,76 @@
+//! RoutedMLP's body: every expert is computed, and what the ones that are off give is replaced by zero.
+
+use super::{Activation, RoutedMlp};
+use crate::body::{Body, BodyValue, Builder, Variant};
+
+/// Shapes in the comments: B, T tokens, E experts, C, F hidden, Co.
+pub(super) fn body(variant: Variant) -> Body {
+    let mut b = Builder::new::<RoutedMlp>(variant);
+    let experts_axis = b.ints(&[1], "experts_axis");
+    // (B, 1, T, C) x (E, C, F) -> (B, E, T, F)
+    let x = b.node("Unsqueeze", &["x", &experts_axis], "x_experts");
+    let mut h = b.node("MatMul", &[&x, "fc1_weight"], "first");
+    if variant.optional_inputs {
+        let bias = b.node("Unsqueeze", &["fc1_bias", &experts_axis], "fc1_bias_row");
+        h = b.node("Add", &[&h, &bias], "first_biased");
+    }
+    let h = activate(&mut b, &h, variant.kind);
+    let mut y = b.node("MatMul", &[&h, "fc2_weight"], "second");
+    if variant.optional_inputs {
+        let bias = b.node("Unsqueeze", &["fc2_bias", &experts_axis], "fc2_bias_row");
+        y = b.node("Add", &[&y, &bias], "second_biased");
+    }
+    // Gates: (B, T, E) -> (B, E, T, 1)
+    let gates = b.with("Transpose", &["expert_gates"], "gates_experts", &[("perm", BodyValue::Ints(vec![0, 2, 1]))]);
+    let last = b.ints(&[-1], "last_axis");
+    let gates = b.node("Unsqueeze", &[&gates, &last], "gates_column");
+    let zero = b.float(0.0, "zero");
+    let off = b.node("Equal", &[&gates, &zero], "off");
+    let y = b.cast_f32(&y, "second_f32");
+    let y = b.node("Mul", &[&y, &gates], "gated");
+    let y = b.node("Where", &[&off, &zero, &y], "routed");
+    let y = b.with("ReduceSum", &[&y, &experts_axis], "sum", &[("keepdims", BodyValue::Int(0))]);
+    b.node("CastLike", &[&y, "x"], "output");
+    b.finish()
+}
+
+fn activate(b: &mut Builder, h: &str, activation: i64) -> String {
+    let silu = |b: &mut Builder, x: &str, output: &str| {
+        let gate = b.node("Sigmoid", &[x], &format!("{output}_sigmoid"));
+        b.node("Mul", &[x, &gate], output)
+    };
+    let kind = usize::try_from(activation).ok().and_then(|i| Activation::ALL.get(i).copied());
+    match kind.unwrap_or(Activation::Relu) {
+        Activation::Relu => b.node("Relu", &[h], "hidden"),
+        Activation::Gelu => b.node("Gelu", &[h], "hidden"),
+        Activation::GeluTanh => {
+            // 0.5 x (1 + tanh(u)) is x sigmoid(2 u); written out, as the attribute of Gelu is text.
+            let (a, c) = (b.float(0.044_715, "gelu_cubic"), b.float(1.595_769, "gelu_scale"));
+            let (a, c) =
+                (b.node("CastLike", &[&a, h], "gelu_cubic_like"), b.node("CastLike", &[&c, h], "gelu_scale_like"));
+            let square = b.node("Mul", &[h, h], "gelu_square");
+            let cube = b.node("Mul", &[&square, h], "gelu_cube");
+            let cube = b.node("Mul", &[&cube, &a], "gelu_cube_scaled");
+            let u = b.node("Add", &[h, &cube], "gelu_inner");
+            let u = b.node("Mul", &[&u, &c], "gelu_inner_scaled");
+            let gate = b.node("Sigmoid", &[&u], "gelu_sigmoid");
+            b.node("Mul", &[h, &gate], "hidden")
+        }
+        Activation::Silu => silu(b, h, "hidden"),
+        Activation::SwiGlu => {
+            let shape = b.with(
+                "Shape",
+                &["fc2_weight"],
+                "fc2_rows",
+                &[("start", BodyValue::Int(1)), ("end", BodyValue::Int(2))],
+            );
+            let (zero, last) = (b.ints(&[0], "gate_start"), b.ints(&[3], "column_axis"));
+            let two = b.ints(&[2], "two");
+            let end = b.node("Mul", &[&shape, &two], "fc1_columns");
+            let gate = b.node("Slice", &[h, &zero, &shape, &last], "swiglu_gate");
+            let other = b.node("Slice", &[h, &shape, &end, &last], "swiglu_other");
+            let gate = silu(b, &gate, "swiglu_gate_silu");
+            b.node("Mul", &[&gate, &other], "hidden")
+        }
+    }
+}

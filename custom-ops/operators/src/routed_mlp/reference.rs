@@ -1,0 +1,90 @@
+//! RoutedMLP, word by word.
+
+use super::{Activation, Inputs, Problem};
+use crate::inputs::List;
+use crate::tensor::Tensor;
+
+pub(super) fn reference(p: &Problem, inputs: &Inputs<List<'_, Tensor<'_>>>) -> Vec<f64> {
+    let Inputs { x, fc1_weight: fc1, fc2_weight: fc2, expert_gates: gates, fc1_bias, fc2_bias } = *inputs;
+    let columns = p.hidden * p.activation.columns();
+    let mut output = vec![0.0; p.tokens * p.out_width];
+    for t in 0..p.tokens {
+        for e in 0..p.num_experts {
+            let gate = gates.data.at(t * p.num_experts + e);
+            if gate == 0.0 {
+                continue;
+            }
+            let first = |j: usize| {
+                let products =
+                    (0..p.width).map(|c| x.data.at(t * p.width + c) * fc1.data.at((e * p.width + c) * columns + j));
+                products.sum::<f64>() + fc1_bias.map_or(0.0, |bias| bias.data.at(e * columns + j))
+            };
+            let hidden: Vec<f64> = (0..p.hidden)
+                .map(|j| match p.activation {
+                    Activation::SwiGlu => silu(first(j)) * first(p.hidden + j),
+                    Activation::Relu => first(j).max(0.0),
+                    Activation::Silu => silu(first(j)),
+                    Activation::Gelu => gelu(first(j)),
+                    Activation::GeluTanh => {
+                        let x = first(j);
+                        0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh())
+                    }
+                })
+                .collect();
+            for c in 0..p.out_width {
+                let products =
+                    hidden.iter().enumerate().map(|(j, h)| h * fc2.data.at((e * p.hidden + j) * p.out_width + c));
+                let sum = products.sum::<f64>() + fc2_bias.map_or(0.0, |bias| bias.data.at(e * p.out_width + c));
+                output[t * p.out_width + c] += gate * sum;
+            }
+        }
+    }
+    output
+}
+
+fn silu(x: f64) -> f64 {
+    x / (1.0 + (-x).exp())
+}
+
+/// x Phi(x), the normal distribution's integral by its series around 0 and its continued fraction in the tail.
+fn gelu(x: f64) -> f64 {
+    x * 0.5 * (1.0 + erf(x / std::f64::consts::SQRT_2))
+}
+
+/// The error function: Maclaurin series up to 3, Lentz-free continued fraction of erfc beyond (Abramowitz and Stegun 7.1.5, 7.1.14).
+pub fn erf(x: f64) -> f64 {
+    let magnitude = x.abs();
+    let value = if magnitude < 3.0 {
+        let mut term = magnitude;
+        let mut sum = magnitude;
+        for n in 1..100 {
+            term *= -magnitude * magnitude / f64::from(n);
+            sum += term / f64::from(2 * n + 1);
+        }
+        sum * 2.0 / std::f64::consts::PI.sqrt()
+    } else {
+        let mut fraction = magnitude;
+        for n in (1..=60).rev() {
+            fraction = magnitude + f64::from(n) / 2.0 / fraction;
+        }
+        1.0 - (-magnitude * magnitude).exp() / (fraction * std::f64::consts::PI.sqrt())
+    };
+    value.copysign(x)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn erf_has_the_tabulated_values() {
+        for (x, value) in [
+            (0.0, 0.0),
+            (0.5, 0.520_499_877_813_046_5),
+            (-1.0, -0.842_700_792_949_714_9),
+            (2.9, 0.999_958_902_121_900_5),
+            (3.1, 0.999_988_351_342_632_8),
+            (6.0, 1.0),
+        ] {
+            assert!((super::erf(x) - value).abs() < 1e-12, "erf({x}) = {}", super::erf(x));
+        }
+    }
+}

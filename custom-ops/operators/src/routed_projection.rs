@@ -1,0 +1,93 @@
+//! RoutedProjection: the linear layer that makes the heads' queries, for the heads that are on.
+
+mod body;
+mod reference;
+
+use crate::body::{Body, Variant};
+use crate::error::Error;
+use crate::head_linear::{self, Direction, Shapes};
+use crate::inputs::{ElementType, List, Operand, Reader, inputs};
+use crate::operator::{Definition, Part};
+use crate::shape::{OutputDim, PartialShape};
+use crate::tensor::Tensor;
+
+pub use crate::head_linear::{Attributes, Problem, WeightLayout};
+
+/// The operator.
+#[derive(Debug, Clone, Copy)]
+pub struct RoutedProjection;
+
+inputs! {
+    /// RoutedProjection's inputs.
+    pub struct Inputs {
+        x: T, "(batch, q_len, width)", "The tokens.";
+        weight: Weight, "(num_heads * head_dim, width), or (num_heads, width, head_dim) in layout 1",
+            "The heads' matrices.";
+        head_gates: F32, "(batch, q_len, num_heads)", "Any finite number; 0 switches the head off.";
+        bias: T [optional], "(num_heads * head_dim)", "Added where the head is on.";
+    }
+}
+
+impl Definition for RoutedProjection {
+    const NAME: &'static str = "RoutedProjection";
+    const DOC: &'static str = "`x W^T + bias` in the blocks of the heads that are on; the block of a head whose gate is 0 is not computed and is \
+          exactly 0, whatever the inputs hold. The gates are only a mask here.";
+    const INPUTS: &'static [Operand] = Inputs::<List<'_, ()>>::OPERANDS;
+    const OUTPUT: Operand = Operand {
+        name: "output",
+        ty: ElementType::T,
+        optional: false,
+        shape: "(batch, q_len, num_heads * head_dim)",
+        doc: "The heads' blocks, side by side.",
+    };
+    const PART: Part = Part::Projections;
+
+    type Attributes = Attributes;
+    type Inputs<R: Reader> = Inputs<R>;
+    type Problem = Problem;
+
+    fn inputs<R: Reader>(reader: &R) -> Result<Inputs<R>, R::Error> {
+        Inputs::read(reader)
+    }
+
+    fn list<V: Copy>(inputs: &Inputs<List<'_, V>>) -> Vec<Option<V>> {
+        inputs.list()
+    }
+
+    fn infer(attributes: &Attributes, shapes: &Inputs<List<'_, PartialShape<'_>>>) -> Result<Vec<OutputDim>, Error> {
+        let Inputs { x, weight, head_gates, bias } = *shapes;
+        head_linear::infer(Self::NAME, Direction::Projection, attributes, &Shapes { x, weight, head_gates, bias })
+    }
+
+    fn problem(attributes: &Attributes, shapes: &Inputs<List<'_, &[usize]>>) -> Result<Problem, Error> {
+        Ok(head_linear::problem(Direction::Projection, attributes, shapes.x, shapes.weight))
+    }
+
+    fn variant(attributes: &Attributes, shapes: &Inputs<List<'_, PartialShape<'_>>>) -> Variant {
+        head_linear::variant(attributes, shapes.bias.is_some())
+    }
+
+    fn zeros(attributes: &Attributes, shapes: &Inputs<List<'_, PartialShape<'_>>>, _: usize) -> Option<Vec<usize>> {
+        let weight = shapes.weight.iter().copied().collect::<Option<Vec<_>>>()?;
+        let p = Self::of_weight(attributes, &weight).ok()?;
+        Some(vec![p.num_heads * p.block])
+    }
+
+    fn body(variant: Variant) -> Body {
+        body::body(variant)
+    }
+
+    fn reference(problem: &Problem, inputs: &Inputs<List<'_, Tensor<'_>>>) -> Vec<f64> {
+        reference::reference(problem, inputs)
+    }
+}
+
+impl RoutedProjection {
+    /// The problem of no tokens that a weight of this shape belongs to.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] where the weight does not fit the attributes.
+    pub fn of_weight(attributes: &Attributes, weight: &[usize]) -> Result<Problem, Error> {
+        head_linear::of_weight(Self::NAME, Direction::Projection, attributes, weight)
+    }
+}

@@ -1,0 +1,24 @@
+//! RoutedProjection's body: every head is computed, and the ones that are off are replaced by zero.
+
+use super::RoutedProjection;
+use crate::body::{Body, Builder, Variant};
+use crate::head_linear::{masked, transposed};
+
+pub(super) fn body(variant: Variant) -> Body {
+    let mut b = Builder::new::<RoutedProjection>(variant);
+    let weight = match variant.per_head {
+        // (H, C, D) -> (C, H * D)
+        true => {
+            let weight = transposed(&mut b, &[1, 0, 2], "weight_by_row");
+            let shape = b.ints(&[0, -1], "weight_shape");
+            b.node("Reshape", &[&weight, &shape], "weight_matrix")
+        }
+        false => transposed(&mut b, &[1, 0], "weight_matrix"),
+    };
+    let mut y = b.node("MatMul", &["x", &weight], "all_heads");
+    if variant.optional_inputs {
+        y = b.node("Add", &[&y, "bias"], "all_heads_biased");
+    }
+    masked(&mut b, &y, "output");
+    b.finish()
+}

@@ -1,0 +1,9 @@
+//! What operators refuse: attributes, shapes, types, lengths; and what they infer from shapes that are partly known.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+mod aggregated_attention;
+mod head_linear;
+mod routed_attention;
+mod routed_mlp;
+mod top_k_router;

@@ -1,0 +1,210 @@
+//! Models that `optimize` rewrites give what tract alone gives, for every size of their symbols.
+
+use crate::support::{numbers, tensor};
+use moh_operators::tolerance::TRACT_LAYER_F32;
+use tract_onnx::prelude::*;
+use tract_onnx::tract_core::ops::cnn::{Conv, KernelFormat, PaddingSpec, PoolSpec};
+use tract_onnx::tract_core::ops::einsum::EinSum;
+use tract_onnx::tract_core::ops::math::{add, mul};
+use tract_onnx::tract_core::ops::nn::{DataFormat, Softmax, SoftmaxKind};
+use tract_onnx::tract_hir::internal::*;
+
+/// A model with the input "x", of which the first axis is a symbol.
+fn model(shape: &[usize], build: impl Fn(&mut TypedModel, OutletId) -> OutletId) -> TypedModel {
+    let mut model = TypedModel::default();
+    let batch = model.symbols.sym("batch").to_dim();
+    let dims: TVec<TDim> = std::iter::once(batch).chain(shape.iter().map(|n| n.to_dim())).collect();
+    let x = model.add_source("x", f32::fact(dims)).unwrap();
+    let output = build(&mut model, x);
+    model.select_output_outlets(&[output]).unwrap();
+    model
+}
+
+fn constant(model: &mut TypedModel, name: &str, shape: &[usize]) -> OutletId {
+    let count = shape.iter().product();
+    model.add_const(name, tensor(shape, &numbers(count, count as u32))).unwrap()
+}
+
+/// Runs both ways on numbers in -1..1; gives the operators of ours that ran.
+fn check(shape: &[usize], model: &TypedModel) -> Vec<String> {
+    check_up_to(1.0, shape, model)
+}
+
+/// As `check`, with numbers in `-largest..largest`.
+fn check_up_to(largest: f32, shape: &[usize], model: &TypedModel) -> Vec<String> {
+    let ours = moh_tract::optimize(model.clone()).unwrap();
+    let names = ours.nodes().iter().map(|node| node.op.name().into_owned());
+    let names = names.filter(|name| ["Linear", "DepthwiseConv"].contains(&name.as_str())).collect();
+    let options = RunOptions { executor: Some(moh_tract::executor(2).unwrap()), ..RunOptions::default() };
+    let ours = ours.into_runnable_with_options(&options).unwrap();
+    let tracts = model.clone().into_optimized().unwrap().into_runnable().unwrap();
+    for batch in [1usize, 3, 1, 70] {
+        let shape: Vec<usize> = std::iter::once(batch).chain(shape.iter().copied()).collect();
+        let x: Vec<f32> = numbers(shape.iter().product(), 9).iter().map(|x| largest * x).collect();
+        let x = tensor(&shape, &x).into_tvalue();
+        let [found, expected] = [&ours, &tracts].map(|plan| plan.run(tvec!(x.clone())).unwrap().remove(0));
+        assert_eq!(found.shape(), expected.shape());
+        let [found, expected] = [&found, &expected].map(|t| t.try_as_plain_ram().unwrap().as_slice::<f32>().unwrap());
+        for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
+            assert!(
+                (found - expected).abs() <= TRACT_LAYER_F32,
+                "batch {batch}, element {i}: {expected}, found {found}"
+            );
+        }
+    }
+    names
+}
+
+fn product(axes: &str, weight: &[usize], bias: Option<&[usize]>, x: &[usize]) -> TypedModel {
+    model(x, |model, x| {
+        let weight = constant(model, "weight", weight);
+        let op = EinSum::new(axes.parse().unwrap(), f32::datum_type());
+        let mut output = model.wire_node("product", op, &[x, weight]).unwrap()[0];
+        if let Some(bias) = bias {
+            let bias = constant(model, "bias", bias);
+            output = model.wire_node("sum", add(), &[output, bias]).unwrap()[0];
+        }
+        output
+    })
+}
+
+#[test]
+fn products_with_constants_run_on_our_kernels() {
+    for (axes, weight, bias, x) in [
+        ("amk,kn->amn", [37, 600], None, vec![5, 37]),
+        ("amk,kn->amn", [600, 37], Some([1, 1, 37]), vec![5, 600]),
+        ("amk,nk->amn", [19, 64], Some([1, 1, 19]), vec![1, 64]),
+    ] {
+        let model = product(axes, &weight, bias.as_ref().map(|bias| &bias[..]), &x);
+        assert_eq!(check(&x, &model), ["Linear"], "{axes} {weight:?}");
+    }
+    let model = product("mk,nk->mn", &[8, 16], None, &[16]);
+    assert_eq!(check(&[16], &model), ["Linear"]);
+}
+
+#[test]
+fn other_products_stay() {
+    // Along an axis that is not the last one; and what is added is no row.
+    let model = product("akm,kn->amn", &[6, 7], None, &[6, 5]);
+    assert!(check(&[6, 5], &model).is_empty());
+    let model = product("amk,kn->amn", &[6, 5], Some(&[1, 5, 1]), &[5, 6]);
+    assert_eq!(check(&[5, 6], &model), ["Linear"]);
+}
+
+#[test]
+fn a_product_that_is_an_output_too_stays_one() {
+    let mut model = product("amk,kn->amn", &[6, 5], Some(&[1, 1, 5]), &[4, 6]);
+    let product = model.node_by_name("product").unwrap().id;
+    let sum = model.node_by_name("sum").unwrap().id;
+    model.select_output_outlets(&[product.into(), sum.into()]).unwrap();
+    assert_eq!(check(&[4, 6], &model), ["Linear"]);
+}
+
+#[test]
+fn depthwise_convolutions_run_on_our_kernels() {
+    for (format, x) in [(DataFormat::NHWC, [9, 7, 20]), (DataFormat::NCHW, [20, 9, 7])] {
+        let model = model(&x, |model, x| {
+            let kernel = constant(model, "kernel", &[20, 1, 3, 3]);
+            let bias = constant(model, "bias", &[20]);
+            let pool_spec = PoolSpec {
+                data_format: format,
+                kernel_shape: tvec![3, 3],
+                padding: PaddingSpec::Explicit(tvec![1, 0], tvec![1, 2]),
+                dilations: None,
+                strides: Some(tvec![1, 2]),
+                input_channels: 20,
+                output_channels: 20,
+            };
+            let conv = Conv { pool_spec, kernel_fmt: KernelFormat::OIHW, group: 20, q_params: None };
+            model.wire_node("conv", conv, &[x, kernel, bias]).unwrap()[0]
+        });
+        let expected: &[&str] = if format == DataFormat::NHWC { &["DepthwiseConv"] } else { &[] };
+        assert_eq!(check(&x, &model), expected);
+    }
+}
+
+#[test]
+fn sums_and_products_are_spread() {
+    for other in [vec![1, 1, 1], vec![1, 1, 6], vec![1, 5, 1], vec![1, 5, 6]] {
+        for flipped in [false, true] {
+            let model = model(&[5, 6], |model, x| {
+                let other = constant(model, "other", &other);
+                let pair = if flipped { [other, x] } else { [x, other] };
+                let sum = model.wire_node("sum", add(), &pair).unwrap()[0];
+                let product = model.wire_node("product", mul(), &[x, sum]).unwrap()[0];
+                model.wire_node("square", mul(), &[product, sum]).unwrap()[0]
+            });
+            check(&[5, 6], &model);
+        }
+    }
+    // Both sides are spread, and neither is constant.
+    let model = model(&[1, 4, 1], |model, x| {
+        let row = model.wire_node("row", AxisOp::Move(2, 3), &[x]).unwrap()[0];
+        let other = constant(model, "other", &[1, 3, 1, 1]);
+        let column = model.wire_node("column", mul(), &[x, other]).unwrap()[0];
+        model.wire_node("outer", add(), &[row, column]).unwrap()[0]
+    });
+    check(&[1, 4, 1], &model);
+}
+
+fn softmax(axis: usize, shape: &[usize]) -> TypedModel {
+    model(shape, |model, x| {
+        let op = Softmax { axes: tvec!(axis), quant_output_dt: None, kind: SoftmaxKind::Softmax };
+        model.wire_node("softmax", op, &[x]).unwrap()[0]
+    })
+}
+
+#[test]
+fn short_rows_have_a_softmax_of_their_own() {
+    for length in [1usize, 3, 64, 65] {
+        check(&[2, length], &softmax(2, &[2, length]));
+    }
+}
+
+/// exp(200) is no float32.
+#[test]
+fn softmax_of_large_numbers() {
+    for length in [2usize, 3, 64] {
+        check_up_to(200.0, &[2, length], &softmax(2, &[2, length]));
+        check_up_to(1e30, &[2, length], &softmax(2, &[2, length]));
+    }
+}
+
+#[test]
+fn softmax_along_another_axis_is_tracts() {
+    for axis in [1, 2] {
+        check(&[5, 3, 4], &softmax(axis, &[5, 3, 4]));
+    }
+}
+
+/// Packed, the two are different: what is packed for one must not serve the other.
+#[test]
+fn one_constant_in_both_layouts() {
+    let model = model(&[4, 8], |model, x| {
+        let weight = constant(model, "weight", &[8, 8]);
+        let product = |model: &mut TypedModel, name: &str, axes: &str| {
+            let op = EinSum::new(axes.parse().unwrap(), f32::datum_type());
+            model.wire_node(name, op, &[x, weight]).unwrap()[0]
+        };
+        let in_out = product(model, "in_out", "amk,kn->amn");
+        let out_in = product(model, "out_in", "amk,nk->amn");
+        model.wire_node("sum", add(), &[in_out, out_in]).unwrap()[0]
+    });
+    assert_eq!(check(&[4, 8], &model), ["Linear", "Linear"]);
+}
+
+/// tract takes a move and its opposite away, if what is between lets it: a product with the last axis must not.
+#[test]
+fn a_product_between_moves_of_its_axis() {
+    for (there, back) in [((1, 2), (1, 2)), ((2, 1), (2, 1)), ((1, 3), (3, 1)), ((2, 3), (3, 2)), ((1, 2), (2, 1))] {
+        let shape = [6, 6, 6];
+        let model = model(&shape, |model, x| {
+            let weight = constant(model, "weight", &[6, 6]);
+            let op = EinSum::new("abmk,kn->abmn".parse().unwrap(), f32::datum_type());
+            let moved = model.wire_node("there", AxisOp::Move(there.0, there.1), &[x]).unwrap()[0];
+            let product = model.wire_node("product", op, &[moved, weight]).unwrap()[0];
+            model.wire_node("back", AxisOp::Move(back.0, back.1), &[product]).unwrap()[0]
+        });
+        assert_eq!(check(&shape, &model), ["Linear"], "{there:?} {back:?}");
+    }
+}

@@ -1,0 +1,43 @@
+//! What to do about an error, in the options of this command line: the libraries know nothing of them.
+
+use moh_export::{Error, Versioned};
+use moh_models::Error as ModelError;
+
+/// The advice that goes with an error, if there is any.
+pub(crate) fn hint(error: &anyhow::Error) -> Option<String> {
+    match error.downcast_ref::<Error>() {
+        Some(Error::Model(error)) => of_model(error),
+        Some(error) => of_export(error),
+        None => of_model(error.downcast_ref()?),
+    }
+}
+
+fn of_export(error: &Error) -> Option<String> {
+    Some(match error {
+        Error::Exists { .. } | Error::SideFile { .. } => "--force replaces it".to_owned(),
+        Error::Range { .. } => "export with --dtype f32".to_owned(),
+        Error::Part { .. } => "leave out --part".to_owned(),
+        Error::Dimension { name, .. } => format!("leave out --{name}"),
+        Error::AttentionType => "choose --attention-type bf16 or --attention portable".to_owned(),
+        Error::Version { what: Versioned::Opset, .. } => "choose it with --opset".to_owned(),
+        Error::Version { what: Versioned::Ir, .. } => "choose it with --ir-version".to_owned(),
+        _ => return None,
+    })
+}
+
+fn of_model(error: &ModelError) -> Option<String> {
+    Some(match error {
+        ModelError::AmbiguousWeights { .. } => "choose one with --weights-key".to_owned(),
+        ModelError::NoStateDict { keys, .. } | ModelError::WeightsKey { keys, .. } if !keys.is_empty() => {
+            "choose one of them with --weights-key".to_owned()
+        }
+        ModelError::NoConfig { .. } => {
+            "give the configuration with --config, or see with --preset how the weights differ from a preset's"
+                .to_owned()
+        }
+        ModelError::AmbiguousPreset { .. } => "give --preset, or --config".to_owned(),
+        ModelError::Family { .. } | ModelError::AmbiguousFamily { .. } => "choose it with --family".to_owned(),
+        ModelError::Config { key, .. } if key == "part" => "choose it with --part".to_owned(),
+        _ => return None,
+    })
+}

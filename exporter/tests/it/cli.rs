@@ -1,0 +1,269 @@
+//! moh-export as a user calls it.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+use moh_export::proto::{ModelProto, ValueInfoProto, type_proto};
+use prost::Message;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn source(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name)
+}
+
+fn copy(name: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for entry in fs::read_dir(source(name)).unwrap() {
+        let path = entry.unwrap().path();
+        fs::copy(&path, folder.path().join(path.file_name().unwrap())).unwrap();
+    }
+    folder
+}
+
+fn export(folder: &Path, arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_moh-export")).current_dir(folder).args(arguments).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+#[test]
+fn in_the_checkpoints_folder() {
+    let folder = copy("examples/checkpoints/shakespeare-moh-llama");
+    let before = fs::read(folder.path().join("config.json")).unwrap();
+    let done = export(folder.path(), &["model.safetensors", "-o", "model.onnx"]);
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    let said = text(&done.stdout);
+    let facts =
+        ["moh-llama", "layers        4", "heads         8 (x4)", "shared      4 (x4)", "top-k       2 (x4)", "75.0 %"];
+    for part in facts.into_iter().chain(["parameters", "MACs/token", "model.onnx_data", "max error"]) {
+        assert!(said.contains(part), "{part:?} is not in:\n{said}");
+    }
+    assert!(folder.path().join("model.onnx").is_file() && folder.path().join("model.onnx_data").is_file());
+    assert_eq!(fs::read(folder.path().join("config.json")).unwrap(), before);
+
+    let again = export(folder.path(), &["model.safetensors", "-o", "model.onnx"]);
+    assert!(!again.status.success() && text(&again.stderr).contains("--force"));
+    let forced = export(folder.path(), &["model.safetensors", "-o", "model.onnx", "--force", "-q", "--no-verify"]);
+    assert!(
+        forced.status.success() && forced.stdout.is_empty() && forced.stderr.is_empty(),
+        "{}",
+        text(&forced.stderr)
+    );
+}
+
+#[test]
+fn side_files_go_along() {
+    let folder = copy("examples/checkpoints/shakespeare-moh-llama");
+    let done = export(folder.path(), &[".", "-o", "out/model.onnx", "--no-verify"]);
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    for name in ["config.json", "tokenizer.json", "tokenizer_config.json"] {
+        let (from, to) = (folder.path().join(name), folder.path().join("out").join(name));
+        assert_eq!(fs::read(from).unwrap(), fs::read(to).unwrap());
+    }
+    assert!(!folder.path().join("out/heldout.safetensors").exists());
+    fs::write(folder.path().join("out/tokenizer.json"), "mine").unwrap();
+    fs::remove_file(folder.path().join("out/model.onnx")).unwrap();
+    fs::remove_file(folder.path().join("out/model.onnx_data")).unwrap();
+    let done = export(folder.path(), &[".", "-o", "out/model.onnx", "--no-verify"]);
+    assert!(!done.status.success() && text(&done.stderr).contains("tokenizer.json"), "{}", text(&done.stderr));
+    assert_eq!(fs::read_to_string(folder.path().join("out/tokenizer.json")).unwrap(), "mine");
+    assert!(!folder.path().join("out/model.onnx").exists());
+}
+
+/// What a file says of itself: element types of the model's input and of a weight, versions, and how attention is written.
+#[derive(Debug, PartialEq)]
+struct Written {
+    input: i32,
+    weight: i32,
+    opset: i64,
+    ir_version: i64,
+    routed_nodes: bool,
+    functions: bool,
+    gates: usize,
+}
+
+impl Written {
+    fn read(path: &Path) -> Written {
+        let model = ModelProto::decode(fs::read(path).unwrap().as_slice()).unwrap();
+        let graph = model.graph.as_ref().unwrap();
+        let named = |values: &[ValueInfoProto], name: &str| {
+            let value = values.iter().find(|value| value.name() == name).unwrap();
+            match &value.r#type.as_ref().unwrap().value {
+                Some(type_proto::Value::TensorType(tensor)) => tensor.elem_type(),
+                other => panic!("{name} is {other:?}"),
+            }
+        };
+        let weight = graph.initializer.iter().find(|init| init.name() == "blocks.0.mlp.fc1.weight.T").unwrap();
+        let length = weight.external_data.iter().find(|entry| entry.key() == "length").unwrap().value();
+        let element = if weight.data_type() == F32 { 4 } else { 2 };
+        assert_eq!(length, (96 * 384 * element).to_string());
+        Written {
+            input: named(&graph.input, "hidden_states"),
+            weight: weight.data_type(),
+            opset: model.opset_import.iter().find(|set| set.domain().is_empty()).unwrap().version(),
+            ir_version: model.ir_version(),
+            routed_nodes: graph.node.iter().any(|node| node.domain() == "ai.moh"),
+            functions: !model.functions.is_empty(),
+            gates: graph.output.iter().filter(|output| output.name().starts_with("gates.")).count(),
+        }
+    }
+}
+
+/// ONNX's numbers of element types.
+const F32: i32 = 1;
+const F16: i32 = 10;
+const BF16: i32 = 16;
+
+#[test]
+fn every_option() {
+    let folder = copy("tests/golden/dit-tiny-75");
+    let plain = || Written {
+        input: F32,
+        weight: F32,
+        opset: 21,
+        ir_version: 10,
+        routed_nodes: true,
+        functions: true,
+        gates: 0,
+    };
+    let variants: &[(&[&str], Written)] = &[
+        (&[], plain()),
+        (&["--dtype", "f16"], Written { input: F16, weight: F16, ..plain() }),
+        (&["--dtype", "bf16"], Written { input: BF16, weight: BF16, ..plain() }),
+        (&["--attention", "portable"], Written { routed_nodes: false, functions: false, ..plain() }),
+        (&["--opset", "20", "--ir-version", "9"], Written { opset: 20, ir_version: 9, ..plain() }),
+        (&["--opset", "23", "--ir-version", "12"], Written { opset: 23, ir_version: 12, ..plain() }),
+        (&["--output-gates", "--verify"], Written { gates: 4, ..plain() }),
+    ];
+    for (i, (options, expected)) in variants.iter().enumerate() {
+        let output = format!("out{i}/model.onnx");
+        let arguments: Vec<&str> =
+            ["model.safetensors", "-o", &output].into_iter().chain(options.iter().copied()).collect();
+        let done = export(folder.path(), &arguments);
+        assert!(done.status.success(), "{options:?}: {}", text(&done.stderr));
+        let said = text(&done.stdout);
+        assert!(said.contains("moh-dit"));
+        assert_eq!(said.contains("max error"), expected.weight != BF16, "{options:?}: {said}");
+        assert_eq!(&Written::read(&folder.path().join(&output)), expected, "{options:?}");
+        let left: Vec<_> =
+            fs::read_dir(folder.path().join(format!("out{i}"))).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert_eq!(left.len(), 3, "{left:?}");
+    }
+    let help = export(folder.path(), &["--help"]);
+    for option in [
+        "--family",
+        "--config",
+        "--part",
+        "--dtype",
+        "--attention",
+        "--opset",
+        "--ir-version",
+        "--output-gates",
+        "--verify",
+        "--no-verify",
+        "--force",
+        "--quiet",
+    ] {
+        assert!(text(&help.stdout).contains(option), "{option}");
+    }
+}
+
+#[test]
+fn dense_families_and_configs() {
+    let folder = copy("tests/golden/llama-moh-tiny");
+    let done = export(folder.path(), &[".", "-o", "dense/model.onnx", "--family", "llama"]);
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    assert!(text(&done.stdout).contains("active heads  100.0 %"));
+    let config = fs::read_to_string(folder.path().join("config.json")).unwrap();
+    fs::create_dir(folder.path().join("other")).unwrap();
+    fs::write(folder.path().join("other/c.json"), config.replacen('{', "{\"moh_routed_fraction\": 0.5,", 1)).unwrap();
+    let done = export(folder.path(), &["model.safetensors", "-o", "all/model.onnx", "--config", "other/c.json"]);
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    assert!(text(&done.stdout).contains("top-k       4 (x3)"), "{}", text(&done.stdout));
+    assert!(fs::read_to_string(folder.path().join("all/config.json")).unwrap().contains("moh_routed_fraction"));
+}
+
+#[test]
+fn parts_of_an_encoder_decoder() {
+    let folder = copy("tests/golden/moa-dec-tiny");
+    let done = export(folder.path(), &[".", "-o", "out/decoder.onnx", "--part", "decoder"]);
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    assert!(text(&done.stdout).contains("same heads in all 120 rows"), "{}", text(&done.stdout));
+    let done = export(folder.path(), &[".", "-o", "out/encoder.onnx", "--part", "encoder"]);
+    assert!(!done.status.success() && text(&done.stderr).contains("encoder.layers.0."), "{}", text(&done.stderr));
+    assert!(!folder.path().join("out/encoder.onnx").exists());
+
+    for part in ["encoder", "decoder"] {
+        let done =
+            export(folder.path(), &["inspect", "--preset", "moa-big", "--part", part, "--tokens", "1", "--past", "9"]);
+        let said = text(&done.stdout);
+        assert!(done.status.success() && said.contains(&format!("{part}.layers.5.self_attn")), "{said}");
+        // A step finds the source in its cache.
+        assert_eq!(
+            said.contains("encoder_sequence = 0, encoder_past+encoder_sequence = 512"),
+            part == "decoder",
+            "{said}"
+        );
+    }
+
+    let folder = copy("tests/golden/llama-moh-tiny");
+    let done = export(folder.path(), &["inspect", ".", "--part", "encoder"]);
+    assert!(!done.status.success() && text(&done.stderr).contains("moh-llama"), "{}", text(&done.stderr));
+    let done = export(folder.path(), &[".", "-o", "out/model.onnx", "--part", "decoder"]);
+    let said = text(&done.stderr);
+    assert!(!done.status.success() && said.contains("--part") && said.contains("moh-llama"), "{said}");
+}
+
+#[test]
+fn sizes_that_are_the_same_in_every_call() {
+    let folder = copy("examples/checkpoints/shakespeare-moh-llama");
+    let done = export(folder.path(), &[".", "-o", "out/model.onnx", "--batch", "1", "--sequence", "5"]);
+    assert!(done.status.success() && text(&done.stdout).contains("max error"), "{}", text(&done.stderr));
+    let model = fs::read(folder.path().join("out/model.onnx")).unwrap();
+    let names = |name: &[u8]| model.windows(name.len()).any(|part| part == name);
+    assert!(names(b"past+5") && !names(b"past+sequence") && !names(b"batch"));
+
+    let other = export(folder.path(), &[".", "-o", "b/model.onnx", "--batch", "0"]);
+    assert!(!other.status.success() && text(&other.stderr).contains("--batch"), "{}", text(&other.stderr));
+    let image = copy("examples/checkpoints/digits-moh-dit");
+    let other = export(image.path(), &[".", "-o", "model.onnx", "--sequence", "5"]);
+    assert!(text(&other.stderr).contains("moh-dit has no such dimension; it has batch"), "{}", text(&other.stderr));
+}
+
+#[test]
+fn attention_in_bf16() {
+    let folder = copy("examples/checkpoints/shakespeare-moh-llama");
+    let arguments = [".", "-o", "out/model.onnx", "--attention-type", "bf16"];
+    let refused = export(folder.path(), &[&arguments[..], &["--attention", "portable"]].concat());
+    assert!(text(&refused.stderr).contains("--attention portable"), "{}", text(&refused.stderr));
+    let done = export(folder.path(), &arguments);
+    // Where there is no onnxruntime, tract verifies; it has no bfloat16, and says so.
+    let said = text(&done.stdout) + &text(&done.stderr);
+    let verified = done.status.success() && said.contains("max error");
+    assert!(verified || said.contains("which tract does not have"), "{said}");
+}
+
+#[test]
+fn a_whole_model_of_random_weights_is_exported_part_by_part() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = r#"{"family": "moa", "encoder_layers": 1, "decoder_layers": 1, "encoder_embed_dim": 16,
+        "decoder_embed_dim": 16, "ffn_embed_dim": 32, "num_expert": 4, "attention_heads": 2, "head_dim": 8,
+        "share_all_embeddings": true, "vocab_size": 20}"#;
+    fs::write(folder.path().join("moa.json"), config).unwrap();
+    let succeeds = |arguments: &[&str]| {
+        let done = export(folder.path(), arguments);
+        assert!(done.status.success(), "{arguments:?}: {}", text(&done.stderr));
+    };
+    succeeds(&["random", "moa.json", "-o", "whole"]);
+    for part in ["encoder", "decoder"] {
+        succeeds(&["whole", "--part", part, "-o", &format!("out/{part}.onnx")]);
+    }
+    succeeds(&["random", "moa.json", "--part", "encoder", "-o", "encoder"]);
+    let done = export(folder.path(), &["encoder", "--part", "decoder", "-o", "none/model.onnx"]);
+    assert!(!done.status.success() && text(&done.stderr).contains("decoder.layers.0"), "{}", text(&done.stderr));
+    let done = export(folder.path(), &["random", "moh-dit-s-75", "--part", "encoder", "-o", "dit"]);
+    assert!(!done.status.success() && !folder.path().join("dit").exists(), "{}", text(&done.stderr));
+}

@@ -1,0 +1,9 @@
+//! `moh_export::export` as a library: what it writes, what it refuses, and what it leaves behind.
+
+mod commit;
+mod dtype;
+mod existing;
+mod refusal;
+mod support;
+mod versions;
+mod weights;

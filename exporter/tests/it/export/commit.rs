@@ -1,0 +1,77 @@
+//! Files take their names one after the other: when one of them cannot, there is no model beside data that is not its own.
+
+use super::support::{Case, unverified};
+use moh_export::staging::Staging;
+use moh_export::{ElementType, Error, Options};
+use std::fs;
+use std::path::Path;
+
+fn forced() -> Options {
+    Options { force: true, ..unverified() }
+}
+
+fn assert_io(result: Result<impl std::fmt::Debug, Error>, expected: &Path) {
+    match result {
+        Err(Error::Io { path, .. }) => assert_eq!(path, expected),
+        other => panic!("expected an error on {}, found {other:?}", expected.display()),
+    }
+}
+
+#[test]
+fn data_that_cannot_take_its_name() {
+    for old_model in [false, true] {
+        let case = Case::new("llama-moh-tiny");
+        case.block("model.onnx_data");
+        if old_model {
+            case.place("model.onnx", "old");
+        }
+        assert_io(case.export(&forced()), &case.data());
+        assert!(!case.output().exists(), "a model without its data; old model: {old_model}");
+        assert_eq!(case.left(), ["model.onnx_data"]);
+        assert_eq!(fs::read_to_string(case.data().join("kept")).unwrap(), "precious");
+    }
+}
+
+#[test]
+fn a_side_file_that_cannot_take_its_name() {
+    for old_model in [false, true] {
+        let case = Case::new("llama-moh-tiny");
+        case.block("config.json");
+        if old_model {
+            case.place("model.onnx", "old");
+            case.place("model.onnx_data", "old");
+        }
+        assert_io(case.export(&forced()), &case.folder().join("config.json"));
+        // The data has been replaced by now, so that the old model must be gone.
+        assert!(!case.output().exists(), "a model that is not complete; old model: {old_model}");
+        assert!(case.left().iter().all(|name| !name.starts_with('.')), "{:?}", case.left());
+    }
+}
+
+#[test]
+fn a_model_that_cannot_be_replaced() {
+    let case = Case::new("llama-moh-tiny");
+    case.place("model.onnx_data", "old");
+    case.block("model.onnx");
+    let staging = Staging::new(&case.output()).unwrap();
+    for name in ["model.onnx", "model.onnx_data"] {
+        fs::write(staging.path(name), "new").unwrap();
+    }
+    assert_io(staging.commit(&[]), &case.output());
+    assert_eq!(case.left(), ["model.onnx", "model.onnx_data"]);
+    assert_eq!(fs::read_to_string(case.data()).unwrap(), "old");
+}
+
+#[test]
+fn a_new_model_replaces_an_old_one() {
+    let (fresh, case) = (Case::new("llama-moh-tiny"), Case::new("llama-moh-tiny"));
+    let f16 = Options { dtype: Some(ElementType::F16), ..forced() };
+    case.export(&unverified()).unwrap();
+    case.export(&f16).unwrap();
+    fresh.export(&f16).unwrap();
+    assert_eq!(case.left(), ["config.json", "model.onnx", "model.onnx_data"]);
+    for name in case.left() {
+        let contents = |case: &Case| fs::read(case.folder().join(&name)).unwrap();
+        assert!(contents(&case) == contents(&fresh), "{name}");
+    }
+}

@@ -1,0 +1,9 @@
+//! moh-export as users call it. A module a topic, in one program.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+mod cli;
+mod export;
+mod help;
+mod malformed;
+mod published;

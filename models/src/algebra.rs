@@ -1,0 +1,38 @@
+//! Tensor algebra that candle does not bring along.
+
+use crate::error::Result;
+use candle_core::{D, Tensor};
+
+/// exp(x) / sum(exp(x)) over the last axis.
+pub(crate) fn softmax(x: &Tensor) -> Result<Tensor> {
+    let exp = x.broadcast_sub(&x.max_keepdim(D::Minus1)?)?.exp()?;
+    Ok(exp.broadcast_div(&exp.sum_keepdim(D::Minus1)?)?)
+}
+
+/// 1 / (1 + exp(-x)).
+pub(crate) fn sigmoid(x: &Tensor) -> Result<Tensor> {
+    Ok((x.neg()?.exp()? + 1.0)?.recip()?)
+}
+
+/// x * sigmoid(x).
+pub(crate) fn silu(x: &Tensor) -> Result<Tensor> {
+    Ok(x.broadcast_mul(&sigmoid(x)?)?)
+}
+
+/// `a` where `condition`, else `b`, with broadcasting.
+pub(crate) fn select(condition: &Tensor, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    let shape = condition.shape().broadcast_shape_binary_op(a.shape(), "select")?;
+    let shape = shape.broadcast_shape_binary_op(b.shape(), "select")?;
+    let [condition, a, b] = [condition, a, b].map(|x| x.broadcast_as(&shape));
+    Ok(condition?.where_cond(&a?, &b?)?)
+}
+
+/// `x` (batch, q_len, heads * dim) with zeros in the blocks whose gates, (batch, q_len, heads), are 0.
+pub(crate) fn mask_heads(x: &Tensor, gates: &Tensor) -> Result<Tensor> {
+    let heads = gates.dim(D::Minus1)?;
+    let (batch, q_len, width) = x.dims3()?;
+    let blocks = x.reshape((batch, q_len, heads, width / heads))?;
+    let off = gates.eq(&gates.zeros_like()?)?.unsqueeze(D::Minus1)?;
+    let zero = Tensor::zeros(&[1], x.dtype(), x.device())?;
+    Ok(select(&off, &zero, &blocks)?.reshape((batch, q_len, width))?)
+}

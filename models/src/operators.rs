@@ -1,0 +1,88 @@
+//! The `ai.moh` operators as models use them: computed in candle, and counted. One file and one line an operator.
+//!
+//! candle computes them densely in tensor algebra, sharing nothing with the kernels and their reference: it is the other
+//! opinion.
+
+use crate::checkpoint::Weight;
+use crate::error::{Error, Result};
+use crate::macs::Macs;
+use crate::shape::Shape;
+use candle_core::Tensor;
+use moh_operators::{Definition, List};
+
+/// An operator that models use.
+pub trait ModelOperator: Definition {
+    /// The output in float32.
+    ///
+    /// # Errors
+    /// What candle fails with.
+    fn compute(attributes: &Self::Attributes, inputs: &Self::Inputs<List<'_, &Tensor>>) -> Result<Computed>;
+
+    /// Multiply-accumulates of a call.
+    fn macs(attributes: &Self::Attributes, inputs: &Self::Inputs<List<'_, &Shape>>) -> Macs;
+}
+
+/// What an operator's computation gives.
+pub struct Computed {
+    /// The output.
+    pub output: Tensor,
+    /// Of a selection: for every token the distance from the last head kept to the first one dropped, relative to the former.
+    pub margins: Option<Tensor>,
+}
+
+impl From<Tensor> for Computed {
+    fn from(output: Tensor) -> Computed {
+        Computed { output, margins: None }
+    }
+}
+
+/// An operator's input in a model.
+#[derive(Debug)]
+pub enum Argument<'a, V> {
+    /// A computed value.
+    Value(&'a V),
+    /// A tensor of the checkpoint, in the type that the operator declares: its type parameter, or float32.
+    Weight(&'a Weight),
+}
+
+// Not derived: that would ask for values that can be copied.
+impl<V> Clone for Argument<'_, V> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<V> Copy for Argument<'_, V> {}
+
+/// The inputs of a call as operator `O` declares them, from those in their order.
+pub(crate) fn inputs<'a, O: Definition, V>(list: &'a [Option<&'a V>]) -> Result<O::Inputs<List<'a, &'a V>>> {
+    let Some(absent) = list.iter().copied().flatten().next() else {
+        return Err(Error::Internal("an operator without inputs"));
+    };
+    let Ok(inputs) = O::inputs(&List { inputs: list, absent });
+    Ok(inputs)
+}
+
+macro_rules! operators {
+    ($($module:ident::$operator:ident),+ $(,)?) => {
+        $(mod $module;)+
+
+        /// The names of the operators that models may use.
+        pub const NAMES: &[&str] = &[$(<moh_operators::$operator as Definition>::NAME),+];
+
+        // Every one of them is computed and counted.
+        const _: fn() = || {
+            fn is_used<O: ModelOperator>() {}
+            $(is_used::<moh_operators::$operator>();)+
+        };
+    };
+}
+
+operators! {
+    aggregated_attention::RoutedAggregatedAttention,
+    routed_attention::RoutedAttention,
+    routed_combine::RoutedCombine,
+    routed_mlp::RoutedMlp,
+    routed_projection::RoutedProjection,
+    top_k_router::TopKRouter,
+}

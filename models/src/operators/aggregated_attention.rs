@@ -1,0 +1,73 @@
+//! RoutedAggregatedAttention: every head's attention to windows and pooled tokens, and then the gates.
+
+use super::{Computed, ModelOperator};
+use crate::algebra::{mask_heads, softmax};
+use crate::error::Result;
+use crate::macs::Macs;
+use crate::shape::Shape;
+use candle_core::{D, DType, Device, Tensor};
+use moh_operators::List;
+use moh_operators::aggregated_attention::{Attributes, Inputs, RoutedAggregatedAttention};
+
+impl ModelOperator for RoutedAggregatedAttention {
+    fn compute(attributes: &Attributes, inputs: &Inputs<List<'_, &Tensor>>) -> Result<Computed> {
+        let (batch, tokens, width) = inputs.query.dims3()?;
+        let (heads, cells) = (attributes.num_heads, attributes.window * attributes.window);
+        let dim = width / heads;
+        let per_head = |x: &Tensor| x.reshape((batch, x.dim(1)?, heads, dim))?.transpose(1, 2)?.contiguous();
+        let unit = |x: &Tensor| x.broadcast_div(&x.sqr()?.sum_keepdim(D::Minus1)?.sqrt()?.maximum(1e-12)?);
+        let qn = unit(&per_head(inputs.query)?)?;
+        let embedding = inputs.query_embedding.unsqueeze(1)?;
+        let scale = inputs.query_scale.t()?.unsqueeze(D::Minus1)?;
+        let qs = qn.broadcast_add(&embedding)?.broadcast_mul(&scale)?;
+
+        // Window cells as rows of a padded token list: row `tokens` is zero, and -inf in the scores.
+        let (cell, outside) = window_cells(attributes);
+        let cell = Tensor::from_vec(cell, (tokens * cells,), &Device::Cpu)?;
+        let outside = Tensor::from_vec(outside, (tokens, cells), &Device::Cpu)?;
+        let windows = |x: &Tensor| -> Result<Tensor> {
+            let zero = Tensor::zeros((batch, heads, 1, dim), DType::F32, &Device::Cpu)?;
+            let rows = Tensor::cat(&[x, &zero], 2)?.index_select(&cell, 2)?;
+            Ok(rows.reshape((batch, heads, tokens, cells, dim))?)
+        };
+        let local_keys = windows(&unit(&per_head(inputs.key)?)?)?;
+        let local = local_keys.broadcast_mul(&qs.unsqueeze(3)?)?.sum(D::Minus1)?;
+        let local = local.broadcast_add(&inputs.local_bias.unsqueeze(1)?)?.broadcast_add(&outside)?;
+        let pooled = qs.matmul(&unit(&per_head(inputs.pooled_key)?)?.t()?)?;
+        let pooled = pooled.broadcast_add(inputs.pooled_bias)?;
+        let weights = softmax(&Tensor::cat(&[&local, &pooled], 3)?)?;
+        let learnt = qn.broadcast_matmul(inputs.learnable_tokens)?;
+        let learnt = learnt.broadcast_add(&inputs.learnable_bias.unsqueeze(1)?)?;
+        let local = (weights.narrow(3, 0, cells)? + learnt)?;
+        let values = windows(&per_head(inputs.value)?)?;
+        let local = values.broadcast_mul(&local.unsqueeze(D::Minus1)?)?.sum(3)?;
+        let pooled = weights.narrow(3, cells, pooled.dim(3)?)?.matmul(&per_head(inputs.pooled_value)?)?;
+        let heads_out = (local + pooled)?.broadcast_mul(&inputs.head_gates.transpose(1, 2)?.unsqueeze(D::Minus1)?)?;
+        Ok(mask_heads(&heads_out.transpose(1, 2)?.reshape((batch, tokens, width))?, inputs.head_gates)?.into())
+    }
+
+    fn macs(attributes: &Attributes, inputs: &Inputs<List<'_, &Shape>>) -> Macs {
+        let (cells, pooled) = (attributes.window.pow(2), inputs.pooled_key.dims()[1]);
+        // Scores and values of the window and of the pooled tokens, and the learnable tokens.
+        let per_channel = 3 * cells + 2 * pooled;
+        Macs::of_heads(inputs.query.elements() * per_channel, attributes.num_heads, inputs.head_gates)
+    }
+}
+
+/// For every token and window cell the cell's token (the number of tokens where it lies outside), and 0 or -inf.
+fn window_cells(attributes: &Attributes) -> (Vec<u32>, Vec<f32>) {
+    let Attributes { height, width, window, .. } = *attributes;
+    let (mut cells, mut outside) = (Vec::new(), Vec::new());
+    let reach = window / 2;
+    for y in 0..height {
+        for x in 0..width {
+            for i in 0..window * window {
+                let (cy, cx) = ((y + i / window).wrapping_sub(reach), (x + i % window).wrapping_sub(reach));
+                let inside = cy < height && cx < width;
+                cells.push(if inside { cy * width + cx } else { height * width } as u32);
+                outside.push(if inside { 0.0 } else { f32::NEG_INFINITY });
+            }
+        }
+    }
+    (cells, outside)
+}

@@ -1,0 +1,34 @@
+//! RoutedCombine: zeros in the blocks of the heads that are off, and then a linear layer.
+
+use super::{Computed, ModelOperator};
+use crate::algebra::mask_heads;
+use crate::error::Result;
+use crate::macs::Macs;
+use crate::shape::Shape;
+use candle_core::Tensor;
+use moh_operators::List;
+use moh_operators::routed_combine::{Attributes, Inputs, RoutedCombine, WeightLayout};
+
+impl ModelOperator for RoutedCombine {
+    fn compute(attributes: &Attributes, inputs: &Inputs<List<'_, &Tensor>>) -> Result<Computed> {
+        let Inputs { x, weight, head_gates, bias } = *inputs;
+        let matrix = match attributes.weight_layout {
+            WeightLayout::PerHead => weight.flatten_to(1)?,
+            WeightLayout::OutIn => weight.t()?,
+        };
+        let y = mask_heads(x, head_gates)?.broadcast_matmul(&matrix)?;
+        Ok(match bias {
+            Some(bias) => y.broadcast_add(bias)?.into(),
+            None => y.into(),
+        })
+    }
+
+    fn macs(attributes: &Attributes, inputs: &Inputs<List<'_, &Shape>>) -> Macs {
+        let width = match *inputs.weight.dims() {
+            [_, _, width] => width,
+            [width, ..] => width,
+            [] => 0,
+        };
+        Macs::of_heads(inputs.x.elements() * width, attributes.num_heads, inputs.head_gates)
+    }
+}

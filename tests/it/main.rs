@@ -1,0 +1,15 @@
+//! Tests of the whole: exports, runtimes and tasks together. A module a topic, in one program.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+mod docs;
+mod examples;
+mod graph_snapshots;
+mod mixed_bodies;
+mod operators;
+mod operators_aggregated;
+mod operators_router;
+mod parity;
+mod parity_moa;
+mod parity_vit;
+mod tasks;
