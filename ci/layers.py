@@ -15,7 +15,7 @@ from pathlib import Path
 
 # Crate: the crates it may use. "?" = only as an optional dependency, behind a feature.
 RULE = {
-    "moh-models": [],
+    "moh-models": ["moh-operators"],
     "moh-operators": [],
     "moh-cpu": ["moh-operators"],
     "moh-cuda": ["moh-operators"],

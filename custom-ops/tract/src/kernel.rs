@@ -23,6 +23,5 @@ pub(crate) fn run(
             _ => DataMut::F32(elements.as_slice_mut()?),
         })
     })?;
-    drop(view);
     output.with_context(|| format!("{}: no output was made", attributes.operator().name))
 }

@@ -1,3 +1,5 @@
+#![allow(clippy::expect_used, clippy::panic)]
+
 use super::*;
 use crate::graph::{Attribute, Dim, Value};
 use moh_operators::{Definition, RoutedAttention, RoutedCombine, RoutedMlp, RoutedProjection, TopKRouter};
