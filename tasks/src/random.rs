@@ -37,6 +37,21 @@ impl Random {
 mod tests {
     use super::*;
 
+    /// The first numbers of seed 1234567, as every implementation gives them.
+    #[test]
+    fn the_stream_is_that_of_splitmix64() {
+        let mut random = Random(1_234_567);
+        let found: Vec<u64> = (0..5).map(|_| random.bits()).collect();
+        let expected = [
+            6_457_827_717_110_365_317,
+            3_203_168_211_198_807_973,
+            9_817_491_932_198_370_423,
+            4_593_380_528_125_082_431,
+            16_408_922_859_458_223_821,
+        ];
+        assert_eq!(found, expected);
+    }
+
     #[test]
     fn streams_are_reproducible_and_differ() {
         let draw = |seed, stream| (0..4).scan(Random::new(seed, stream), |r, _| Some(r.bits())).collect::<Vec<u64>>();

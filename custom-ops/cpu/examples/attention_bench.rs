@@ -7,7 +7,7 @@
 //! the shortest of all repetitions. The decoding rows give the bytes of keys and values read instead: one query, cache
 //! layout, where memory is the limit.
 
-use half::{bf16, f16};
+use moh_conformance::{Buffer, Random};
 use moh_cpu::peak::gflops;
 use moh_cpu::{Input, Kernel, Threads};
 use moh_operators::{Attributes, DType, Data, DataMut, Definition, RoutedAttention, Tensor, routed_attention};
@@ -112,40 +112,6 @@ struct Case {
     share: f64,
 }
 
-enum Buffer {
-    F32(Vec<f32>),
-    F16(Vec<f16>),
-    BF16(Vec<bf16>),
-}
-
-impl Buffer {
-    fn new(dtype: DType, len: usize, seed: u64) -> Buffer {
-        let mut random = Random(seed);
-        let numbers = (0..len).map(|_| (random.unit() * 2.0 - 1.0) as f32);
-        match dtype {
-            DType::F32 => Buffer::F32(numbers.collect()),
-            DType::F16 => Buffer::F16(numbers.map(f16::from_f32).collect()),
-            DType::BF16 => Buffer::BF16(numbers.map(bf16::from_f32).collect()),
-        }
-    }
-
-    fn data(&self) -> Data<'_> {
-        match self {
-            Buffer::F32(x) => Data::F32(x),
-            Buffer::F16(x) => Data::F16(x),
-            Buffer::BF16(x) => Data::BF16(x),
-        }
-    }
-
-    fn data_mut(&mut self) -> DataMut<'_> {
-        match self {
-            Buffer::F32(x) => DataMut::F32(x),
-            Buffer::F16(x) => DataMut::F16(x),
-            Buffer::BF16(x) => DataMut::BF16(x),
-        }
-    }
-}
-
 impl Case {
     /// Every token uses the same number of heads, drawn anew for each.
     fn gates(&self, options: &Options) -> Vec<f32> {
@@ -176,9 +142,12 @@ impl Case {
             false => vec![1, self.kv_len, kv_heads * self.dim],
         };
         let kv_elements = kv_shape.iter().product();
-        let query = Buffer::new(options.dtype, q_shape.iter().product(), 2);
-        let key = Buffer::new(options.dtype, kv_elements, 3);
-        let value = Buffer::new(options.dtype, kv_elements, 4);
+        let mut random = Random(2);
+        let mut numbers = |len: usize| {
+            let numbers: Vec<f32> = (0..len).map(|_| random.signed()).collect();
+            Buffer::new(options.dtype, &numbers)
+        };
+        let (query, key, value) = (numbers(q_shape.iter().product()), numbers(kv_elements), numbers(kv_elements));
         let gates = self.gates(options);
         let inputs = [
             Some(Tensor { shape: &q_shape, data: query.data() }),
@@ -187,7 +156,7 @@ impl Case {
             Some(Tensor { shape: &gates_shape, data: Data::F32(&gates) }),
         ]
         .map(|tensor| tensor.map(Input::from));
-        let mut output = Buffer::new(options.dtype, q_shape.iter().product(), 5);
+        let mut output = Buffer::unwritten(options.dtype, q_shape.iter().product());
         let host = Threads::new(options.threads);
         let (start, mut best) = (Instant::now(), Duration::MAX);
         while best == Duration::MAX || start.elapsed() < options.time {
@@ -203,16 +172,4 @@ impl Case {
 
 fn used_kv_heads(gates: &[f32], kv_heads: usize) -> usize {
     gates.chunks_exact(gates.len() / kv_heads).filter(|gates| gates.iter().any(|&gate| gate != 0.0)).count()
-}
-
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn unit(&mut self) -> f64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
-    }
 }

@@ -6,6 +6,7 @@
 //! (`weights`), and back to rows (`output`).
 
 mod output;
+mod rows;
 mod scores;
 mod tile;
 mod unit;

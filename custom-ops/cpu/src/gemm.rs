@@ -137,7 +137,7 @@ impl<'h> Gemm<'h> {
 
     /// Adds `products`, which lie in one block of the inner length, of the rows with a panel of `weight` to the rows' outputs
     /// from `column` on; or writes them there, if they are the `first`. The result is the number of multiply-accumulate
-    /// operations. `next` are the panel and the inner indices that are wanted next.
+    /// operations. `next` are the panel and the inner indices to prefetch.
     ///
     /// # Safety
     /// The rows' inputs are valid for reading the products' elements, their outputs for writing and (if not `first`) reading

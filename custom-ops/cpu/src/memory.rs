@@ -5,7 +5,7 @@ use crate::isa::MAX_LANES;
 use moh_operators::Error;
 use std::ops::Range;
 
-/// The distance between rows of `dim` floats that are read and written in whole vectors.
+/// The stride of rows of `dim` floats that are read and written in whole vectors.
 pub(crate) fn pitch(dim: usize) -> usize {
     dim.saturating_add(MAX_LANES - 1) / MAX_LANES * MAX_LANES
 }

@@ -73,7 +73,7 @@ fn params(call: &Call<'_, RoutedAttention>) -> Result<AttentionParams, Error> {
         };
         [batch as i64, head as i64, token as i64]
     };
-    // Kernels take the distance of tokens in 32 bits.
+    // Kernels take the stride of tokens in 32 bits.
     int(strides(p.head_dim)[2].max(strides(p.value_dim)[2]) as usize)?;
     let none: RawPtr = 0;
     Ok(AttentionParams {

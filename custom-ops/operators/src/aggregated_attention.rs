@@ -4,7 +4,7 @@ mod body;
 mod reference;
 
 use crate::attributes::attributes;
-use crate::body::{Body, Variant};
+use crate::operator::{Body, Variant};
 use crate::error::Error;
 use crate::inputs::{ElementType, List, Operand, Reader, inputs};
 use crate::operator::{Definition, Part};

@@ -2,8 +2,8 @@
 //! them.
 
 use crate::attributes::{attributes, choices, name_of};
-use crate::body::{BodyValue, Builder, Variant};
 use crate::error::Error;
+use crate::operator::{BodyValue, Builder, Variant};
 use crate::shape::{Agreed, OutputDim, PartialShape, per_head, show};
 
 choices! {

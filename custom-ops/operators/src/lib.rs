@@ -4,7 +4,6 @@
 //! onnxruntime, `moh-tract`), the exporter and the tools iterate [`OPERATORS`] and know none by name.
 
 mod attributes;
-mod body;
 mod error;
 mod head_linear;
 mod inputs;
@@ -14,12 +13,11 @@ pub mod shape;
 mod tensor;
 pub mod tolerance;
 
-pub use attributes::{AttributeDef, AttributeKind, AttributeSet, AttributeType, Attributes, Source, Value};
-pub use body::{Body, BodyNode, BodyValue, Variant};
+pub use attributes::{AttributeDef, AttributeKind, AttributeSet, AttributeType, Source, Value};
 pub use error::Error;
 pub use head_linear::WeightLayout;
 pub use inputs::{ElementType, List, Operand, Reader};
-pub use operator::{Definition, Operator, Part, problem_of};
+pub use operator::{Attributes, Body, BodyNode, BodyValue, Definition, Operator, Part, Variant, problem_of};
 pub use page::markdown;
 pub use tensor::{DType, Data, DataMut, Element, Tensor};
 

@@ -1,11 +1,18 @@
 //! What an operator is: [`Definition`], which each operator implements, and [`Operator`], the same for code that works with
 //! any operator.
 
-use crate::attributes::{AttributeDef, AttributeSet, Attributes, Source};
-use crate::body::{Body, Variant};
+mod attributes;
+mod body;
+mod validate;
+
+pub use attributes::Attributes;
+pub(crate) use body::Builder;
+pub use body::{Body, BodyNode, BodyValue, Variant};
+
+use crate::attributes::{AttributeDef, AttributeSet, Source};
 use crate::error::Error;
 use crate::inputs::{ElementType, List, Operand, Reader};
-use crate::shape::{self, Dims, OutputDim, PartialShape};
+use crate::shape::{Dims, OutputDim, PartialShape, check_length};
 use crate::tensor::{DType, Data, Tensor};
 
 /// What an operator does in a model: a profile adds up the operators of a part.
@@ -209,7 +216,7 @@ impl Operator {
     /// # Errors
     /// [`Error`] naming the input, what was expected and what was found.
     pub fn infer(&self, attributes: &Attributes, shapes: &[Option<PartialShape<'_>>]) -> Result<Vec<OutputDim>, Error> {
-        shape::check_count(self, shapes)?;
+        validate::check_count(self, shapes)?;
         (self.infer)(attributes, shapes)
     }
 
@@ -218,7 +225,7 @@ impl Operator {
     /// # Errors
     /// As [`Operator::infer`].
     pub fn output_shape(&self, attributes: &Attributes, shapes: &[Option<&[usize]>]) -> Result<Dims, Error> {
-        shape::output_shape(self, attributes, shapes)
+        validate::output_shape(self, attributes, shapes)
     }
 
     /// Validates a call: number, shapes and element types of its inputs; gives T and the output's shape.
@@ -230,7 +237,7 @@ impl Operator {
         attributes: &Attributes,
         inputs: &[Option<(&[usize], DType)>],
     ) -> Result<(DType, Dims), Error> {
-        shape::validate(self, attributes, inputs)
+        validate::validate(self, attributes, inputs)
     }
 
     /// Which body a node needs.
@@ -265,7 +272,7 @@ impl Operator {
         self.validate(attributes, &described)?;
         for (operand, tensor) in self.inputs.iter().zip(inputs) {
             let Some(tensor) = tensor else { continue };
-            shape::check_length(self.name, operand.name, tensor.shape, tensor.data.len())?;
+            check_length(self.name, operand.name, tensor.shape, tensor.data.len())?;
         }
         (self.reference)(attributes, inputs)
     }

@@ -3,7 +3,7 @@
 mod body;
 mod reference;
 
-use crate::body::{Body, Variant};
+use crate::operator::{Body, Variant};
 use crate::error::Error;
 use crate::head_linear::{self, Direction, Shapes};
 use crate::inputs::{ElementType, List, Operand, Reader, inputs};

@@ -10,7 +10,7 @@ use tract_onnx::tract_hir::internal::*;
 /// What was packed already: of which tensor, as which input of which operator.
 pub(crate) type Made = HashMap<(*const Tensor, usize, String), Arc<Packed>>;
 
-/// A tensor that an operator holds, in the shape that its kernel wants.
+/// A tensor that an operator holds, in the shape that its kernel reads.
 #[derive(Debug, Clone)]
 pub(crate) struct Constant {
     shape: TVec<usize>,

@@ -1,6 +1,6 @@
 //! The rows of the output.
 
-use super::tile::{MAX_ROWS, Rows};
+use super::rows::{MAX_ROWS, Rows};
 use super::workspace::Workspace;
 use crate::isa::{Isa, Job, MAX_LANES};
 use moh_operators::aggregated_attention::Problem;

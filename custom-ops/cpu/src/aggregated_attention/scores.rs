@@ -1,6 +1,6 @@
 //! Queries, and their scores against the window and the pooled tokens.
 
-use super::tile::{MAX_ROWS, Rows};
+use super::rows::{MAX_ROWS, Rows};
 use super::unit::{copy, reciprocals};
 use super::workspace::Workspace;
 use crate::isa::{Isa, Job, MAX_LANES};

@@ -1,6 +1,6 @@
 //! From scores to weights, and to what the pooled tokens give.
 
-use super::tile::{MAX_ROWS, Rows};
+use super::rows::{MAX_ROWS, Rows};
 use super::workspace::Workspace;
 use crate::isa::{Isa, Job};
 use crate::product::product;

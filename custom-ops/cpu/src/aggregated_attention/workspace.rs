@@ -23,7 +23,7 @@ pub(super) struct Layout {
     pub(super) pitch: usize,
     /// Distance of the band's rows, in keys: each begins with the border that is also the end of the row before it.
     pub(super) line: usize,
-    /// Rows of a tile, and distance of what has them in lanes.
+    /// Rows of a tile, and the stride of buffers with a row in each lane.
     pub(super) width: usize,
     /// The band's keys, normalised; 0 in the border and outside the grid.
     pub(super) keys: usize,

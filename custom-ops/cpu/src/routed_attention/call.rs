@@ -90,19 +90,19 @@ impl<I, T: Element> Call<'_, I, T> {
         self.problem.visible_keys(self.split(row).0)
     }
 
-    /// Keys from `token` on, and their distance.
+    /// Keys from `token` on, and their stride.
     pub(super) fn keys(&self, head: Head, token: usize) -> (*const T, usize) {
         let (p, dim) = (self.problem, self.problem.head_dim);
         (self.key[p.kv_offset(head.batch, head.kv_head, token, dim)..].as_ptr(), p.kv_stride(dim))
     }
 
-    /// Values from `token` on, and their distance.
+    /// Values from `token` on, and their stride.
     pub(super) fn values(&self, head: Head, token: usize) -> (*const T, usize) {
         let (p, dim) = (self.problem, self.problem.value_dim);
         (self.value[p.kv_offset(head.batch, head.kv_head, token, dim)..].as_ptr(), p.kv_stride(dim))
     }
 
-    /// A row's bias, from key `key` on: the elements and their distance, 0 or 1.
+    /// A row's bias, from key `key` on: the elements and their stride, 0 or 1.
     pub(super) fn bias(&self, head: Head, row: u32, key: usize) -> Option<(&[T], usize)> {
         let p = self.problem;
         let ([batch, of_head, query, of_key], bias) = (p.bias_strides?, self.bias?);

@@ -1,11 +1,11 @@
 //! Many rows, on a matrix unit of bfloat16: tiles of 32 query rows against blocks of keys.
 //!
 //! As in [`super::tiles`], query rows lie in the lanes: scores are keys times queries, outputs are transposed values times
-//! weights. The unit wants pairs along the inner index in one lane. Numbers of other types are the sums of several of bfloat16, their terms;
+//! weights. The unit reads pairs along the inner index from one lane. Numbers of other types are split into several bf16 terms;
 //! weights have as many, rounded, and their sums are those of the weights in f32.
 
 use super::call::{Call, Head};
-use super::matrix_pack::{PackKeys, PackQueries, PackValues, terms};
+use super::matrix_pack::{KEYS, PackKeys, PackQueries, PackValues, WIDTH, terms};
 use super::matrix_softmax::Softmax;
 use crate::gather::Scatter;
 use super::rows::RowMemory;
@@ -20,10 +20,6 @@ use moh_operators::routed_attention::Problem;
 use moh_operators::{DType, Element};
 use std::f32::consts::LOG2_E;
 
-/// Query rows of a tile.
-pub(super) const WIDTH: usize = 2 * TILE;
-/// Keys of a block.
-pub(super) const KEYS: usize = 128;
 /// Query rows of a KV head from which on several terms pay: to split keys and values for fewer takes longer than the products save
 /// (with 32 of 512 and 2048 keys, f32 took 0.95 to 1.8 times as long as vectors of f32, with 64 of them 0.78 to 1.08, with 128 0.65 to 0.92).
 pub(super) const ROWS_TO_SPLIT_KEYS_FOR: usize = 64;

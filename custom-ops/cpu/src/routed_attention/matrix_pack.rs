@@ -1,11 +1,14 @@
 //! From the caller's tensors to blocks for a matrix unit: pairs along the inner index in one lane, of as many terms of bfloat16 as a
 //! number needs to be their sum.
 
-use super::matrix::{KEYS, WIDTH};
 use crate::isa::unit::TILE;
 use crate::isa::{Isa, Job, MAX_LANES};
 use moh_operators::{DType, Element};
 
+/// Query rows of a tile.
+pub(super) const WIDTH: usize = 2 * TILE;
+/// Keys of a block.
+pub(super) const KEYS: usize = 128;
 /// Elements of a vector of pairs.
 const PAIRS: usize = 2 * MAX_LANES;
 

@@ -1,7 +1,6 @@
 //! The running softmax between the two products of a matrix unit.
 
-use super::matrix::{KEYS, WIDTH};
-use super::matrix_pack::split;
+use super::matrix_pack::{KEYS, WIDTH, split};
 use crate::isa::{Isa, Job, MAX_LANES};
 
 /// Turns a tile's scores into weights: pairs of two keys each, as many terms of bfloat16.

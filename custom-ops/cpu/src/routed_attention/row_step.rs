@@ -24,9 +24,9 @@ pub(super) struct RowStep<T> {
     /// (rows, query_pitch), 0 beyond head_dim.
     pub(super) queries: *const f32,
     pub(super) query_pitch: usize,
-    /// First key, and the distance to the next.
+    /// First key, and the stride of keys.
     pub(super) key: (*const T, usize),
-    /// First value, and the distance to the next.
+    /// First value, and the stride of values.
     pub(super) value: (*const T, usize),
     /// (rows, KEYS): scratch, holding the bias (0 without one).
     pub(super) scores: *mut f32,

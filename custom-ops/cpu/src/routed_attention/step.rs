@@ -17,9 +17,9 @@ pub(super) struct Step {
     pub(super) value_dim: usize,
     /// (head_dim, width)
     pub(super) queries: *const f32,
-    /// First key, and the distance to the next.
+    /// First key, and the stride of keys.
     pub(super) key: (*const f32, usize),
-    /// First value, and the distance to the next.
+    /// First value, and the stride of values.
     pub(super) value: (*const f32, usize),
     /// (keys, width): scratch, or the bias where `biased`.
     pub(super) scores: *mut f32,

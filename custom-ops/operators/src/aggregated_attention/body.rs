@@ -2,7 +2,7 @@
 
 use super::{Attributes, RoutedAggregatedAttention};
 use crate::attributes::name_of;
-use crate::body::{Body, BodyValue, Builder, Variant};
+use crate::operator::{Body, BodyValue, Builder, Variant};
 
 /// Shapes in the comments: B, N tokens, H heads, D, W = window * window, M pooled.
 pub(super) fn body(variant: Variant) -> Body {

@@ -2,7 +2,7 @@
 
 use super::{Attributes, RoutedAttention};
 use crate::attributes::name_of;
-use crate::body::{Body, BodyValue, Builder, Variant};
+use crate::operator::{Body, BodyValue, Builder, Variant};
 
 /// Shapes in the comments: B, H heads, G = kv_num_heads, R = H/G, Tq, S, D, Dv.
 pub(super) fn body(variant: Variant) -> Body {

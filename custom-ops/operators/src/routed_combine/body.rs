@@ -1,7 +1,7 @@
 //! RoutedCombine's body: the blocks of the heads that are off are replaced by zero.
 
 use super::RoutedCombine;
-use crate::body::{Body, BodyValue, Builder, Variant};
+use crate::operator::{Body, BodyValue, Builder, Variant};
 use crate::head_linear::{masked, transposed};
 
 pub(super) fn body(variant: Variant) -> Body {

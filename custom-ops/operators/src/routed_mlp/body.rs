@@ -1,7 +1,7 @@
 //! RoutedMLP's body: every expert is computed, and what the ones that are off give is replaced by zero.
 
 use super::{Activation, RoutedMlp};
-use crate::body::{Body, BodyValue, Builder, Variant};
+use crate::operator::{Body, BodyValue, Builder, Variant};
 
 /// Shapes in the comments: B, T tokens, E experts, C, F hidden, Co.
 pub(super) fn body(variant: Variant) -> Body {

@@ -1,7 +1,7 @@
 //! RoutedProjection's body: every head is computed, and the ones that are off are replaced by zero.
 
 use super::RoutedProjection;
-use crate::body::{Body, Builder, Variant};
+use crate::operator::{Body, Builder, Variant};
 use crate::head_linear::{masked, transposed};
 
 pub(super) fn body(variant: Variant) -> Body {

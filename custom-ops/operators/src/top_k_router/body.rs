@@ -2,7 +2,7 @@
 
 use super::{Attributes, Kind, TopKRouter};
 use crate::attributes::name_of;
-use crate::body::{Body, BodyValue, Builder, Variant};
+use crate::operator::{Body, BodyValue, Builder, Variant};
 
 const LAST: [(&str, BodyValue); 1] = [("axis", BodyValue::Int(-1))];
 

@@ -1,6 +1,6 @@
 //! The operators' bodies in standard ONNX operators: what a runtime without our library runs.
 
-use crate::operator::{Definition, Operator};
+use super::{Definition, Operator};
 
 /// What a body must be written for, because it can ask for it neither in its inputs nor in its attributes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
