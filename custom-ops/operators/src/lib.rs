@@ -19,7 +19,7 @@ pub use body::{Body, BodyNode, BodyValue, Variant};
 pub use error::Error;
 pub use head_linear::WeightLayout;
 pub use inputs::{ElementType, List, Operand, Reader};
-pub use operator::{Definition, Operator, Part, problem_of};
+pub use operator::{Definition, Example, Operator, Part, problem_of};
 pub use page::markdown;
 pub use tensor::{DType, Data, DataMut, Element, Tensor};
 
