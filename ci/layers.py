@@ -5,10 +5,12 @@ usage: ci/layers.py [--quiet]
 
 The rule is RULE below: the crates of this workspace that each crate may name in [dependencies] or [build-dependencies].
 [dev-dependencies] are free. The last column of ARCHITECTURE.md's table must say the same. LIGHT lists the crates that must not
-link certain libraries, directly or through others. Needs cargo; exits with 1 where a rule is broken.
+link certain libraries, directly or through others. RUNTIMES lists folders whose sources name no operator, so that a new operator
+needs no change there. Needs cargo; exits with 1 where a rule is broken.
 """
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +36,13 @@ TASK_LIBRARIES = {"tokenizers", "png", "zune-jpeg"}
 LIGHT = {"moh-export": TASK_LIBRARIES, "moh-ops": TASK_LIBRARIES}
 # What another project's crate brings along whether we want it or not.
 NOT_OURS = {("candle-core", "tokenizers")}
+
+# Sources that iterate the operators and know none by name; files of tests (tests.rs) apart.
+RUNTIMES = ["custom-ops/ort/src", "custom-ops/tract/src", "runtime-ort/src"]
+# File: operators that it may name. A product with a constant matrix, of any model, is a RoutedProjection of one head in tract.
+KNOWN = {"custom-ops/tract/src/linear.rs": {"RoutedProjection"}}
+# Where the rows of operators are: `module::Operator,` inside `operators! { .. }`.
+OPERATORS = "custom-ops/operators/src/lib.rs"
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "ARCHITECTURE.md"
@@ -146,6 +155,28 @@ def check_page():
             yield f"{name}: ARCHITECTURE.md says that it may use {named(rows[name])}; ci/layers.py says {named(expected)}"
 
 
+def check_operators():
+    """Breaches of RUNTIMES."""
+    rows = re.search(r"^operators! \{$(.*?)^\}$", (ROOT / OPERATORS).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    spellings = {}
+    for module, operator in re.findall(r"(\w+)::(\w+),", rows.group(1) if rows else ""):
+        # As a type or a name in ONNX, and as a module: RoutedMlp is RoutedMLP in ONNX.
+        spellings |= {module: operator, operator.lower(): operator}
+    if not spellings:
+        yield f"{OPERATORS}: found no rows in `operators! {{ .. }}`, from which ci/layers.py reads the operators' names"
+    for folder in RUNTIMES:
+        if not (ROOT / folder).is_dir():
+            yield f"{folder}: ci/layers.py has a rule for it, but there is no such folder"
+        for source in sorted((ROOT / folder).rglob("*.rs")):
+            name = source.relative_to(ROOT).as_posix()
+            if source.name == "tests.rs":
+                continue
+            for number, line in enumerate(source.read_text(encoding="utf-8").splitlines(), 1):
+                found = {spellings.get(word.lower()) for word in re.findall(r"\w+", line)} - {None}
+                for operator in sorted(found - KNOWN.get(name, set())):
+                    yield f"{name}:{number}: found the operator {operator}; expected no operator by name, only moh_operators::OPERATORS"
+
+
 def lines(folder, members):
     """Lines in a crate's Rust files, without those of crates in folders below."""
     others = {Path(package["manifest_path"]).parent for package in members.values()} - {folder}
@@ -188,7 +219,7 @@ def main():
     graph = {node["id"]: node for node in data["resolve"]["nodes"]}
     if "--quiet" not in sys.argv[1:]:
         table(members, graph, names)
-    broken = [*check_direct(members), *check_light(members, graph, names), *check_page()]
+    broken = [*check_direct(members), *check_light(members, graph, names), *check_page(), *check_operators()]
     for breach in broken:
         print(f"layers: {breach}", file=sys.stderr)
     return 1 if broken else 0

@@ -1,10 +1,5 @@
 //! The model families, and which one a checkpoint belongs to. A family is one file, and one line in `families!`.
 
-pub mod dit;
-pub mod llama;
-pub mod moa;
-pub mod vit;
-
 use crate::checkpoint::{Checkpoint, Config, Problem};
 use crate::count::{Count, Macs, Shape};
 use crate::error::Error;
@@ -126,17 +121,20 @@ pub trait Family: Sized {
     fn forward<O: Ops>(&self, ops: &mut O, inputs: &Inputs<O::Value>) -> Result<Vec<O::Value>>;
 }
 
+/// Declares the families: a module and a type each, and the names that users may give.
 macro_rules! families {
-    ($($variant:ident($model:ty): $($name:literal)|+ ,)+) => {
+    ($($module:ident::$model:ident: $($name:literal)|+ ,)+) => {
+        $(pub mod $module;)+
+
         /// Every family's names.
         pub const NAMES: &[&str] = &[$($($name),+),+];
 
-        enum AnyFamily { $($variant($model)),+ }
+        enum AnyFamily { $($model($module::$model)),+ }
 
         impl AnyFamily {
             fn load(name: &str, checkpoint: &Checkpoint) -> Result<AnyFamily> {
                 match name {
-                    $($($name)|+ => Ok(AnyFamily::$variant(<$model>::load(name, checkpoint)?)),)+
+                    $($($name)|+ => Ok(AnyFamily::$model($module::$model::load(name, checkpoint)?)),)+
                     _ => Err(unknown(checkpoint, name)),
                 }
             }
@@ -144,17 +142,17 @@ macro_rules! families {
 
         macro_rules! each {
             ($any:expr, $inner:ident => $body:expr) => {
-                match $any { $(AnyFamily::$variant($inner) => $body),+ }
+                match $any { $(AnyFamily::$model($inner) => $body),+ }
             };
         }
     };
 }
 
 families! {
-    Dit(dit::Dit): "moh-dit" | "dit",
-    Llama(llama::Llama): "moh-llama" | "moh-llm" | "llama",
-    Moa(moa::Moa): "moa",
-    Vit(vit::Vit): "moh-vit" | "vit",
+    dit::Dit: "moh-dit" | "dit",
+    llama::Llama: "moh-llama" | "moh-llm" | "llama",
+    moa::Moa: "moa",
+    vit::Vit: "moh-vit" | "vit",
 }
 
 fn unknown(checkpoint: &Checkpoint, name: &str) -> Error {

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::macs::Macs;
 use crate::shape::Shape;
 use candle_core::Tensor;
-use moh_operators::{Definition, List};
+use moh_operators::{Attributes, Definition, List};
 
 /// An operator that models use.
 pub trait ModelOperator: Definition {
@@ -70,7 +70,23 @@ macro_rules! operators {
         /// The names of the operators that models may use.
         pub const NAMES: &[&str] = &[$(<moh_operators::$operator as Definition>::NAME),+];
 
-        // Every one of them is computed and counted.
+        /// What an operator that is known only at run time makes of these inputs, in their order.
+        ///
+        /// # Errors
+        /// An operator that models do not use; what candle fails with.
+        pub fn compute(attributes: &Attributes, list: &[Option<&Tensor>]) -> Result<Computed> {
+            $(
+                if let Ok(attributes) = attributes.get::<moh_operators::$operator>() {
+                    return moh_operators::$operator::compute(
+                        attributes,
+                        &inputs::<moh_operators::$operator, _>(list)?,
+                    );
+                }
+            )+
+            Err(Error::Internal("an operator that models do not use"))
+        }
+
+        // Every one of them is counted too.
         const _: fn() = || {
             fn is_used<O: ModelOperator>() {}
             $(is_used::<moh_operators::$operator>();)+

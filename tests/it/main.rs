@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 mod docs;
+mod every_operator;
 mod examples;
 mod graph_snapshots;
 mod mixed_bodies;

@@ -146,7 +146,7 @@ impl Mixture {
     }
 }
 
-fn attribute(value: &AttributeValue) -> Attribute {
+pub(crate) fn attribute(value: &AttributeValue) -> Attribute {
     match value {
         AttributeValue::Int(v) => Attribute::Int(*v),
         AttributeValue::Float(v) => Attribute::Float(*v),

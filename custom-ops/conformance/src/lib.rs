@@ -9,6 +9,7 @@
 pub mod aggregated_attention;
 mod call;
 mod data;
+mod examples;
 pub mod head_linear;
 pub mod routed_attention;
 pub mod routed_mlp;
@@ -16,3 +17,4 @@ pub mod top_k_router;
 
 pub use call::Call;
 pub use data::{Buffer, Random};
+pub use examples::examples;

@@ -7,7 +7,7 @@ use crate::attributes::attributes;
 use crate::operator::{Body, Variant};
 use crate::error::Error;
 use crate::inputs::{ElementType, List, Operand, Reader, inputs};
-use crate::operator::{Definition, Part};
+use crate::operator::{Definition, Example, Part};
 use crate::shape::{Agreed, OutputDim, PartialShape, per_head, show};
 use crate::tensor::Tensor;
 
@@ -226,5 +226,14 @@ impl Definition for RoutedAggregatedAttention {
 
     fn reference(problem: &Problem, inputs: &Inputs<List<'_, Tensor<'_>>>) -> Vec<f64> {
         reference::reference(problem, inputs)
+    }
+
+    fn examples() -> Vec<Example<Attributes>> {
+        let attributes = Attributes { num_heads: 2, height: 3, width: 4, window: 3 };
+        let (tokens, pooled): (&[usize], &[usize]) = (&[2, 12, 8], &[2, 6, 8]);
+        let shapes: [&[usize]; 12] = [
+            tokens, tokens, tokens, pooled, pooled, &[2, 12, 2], &[2, 4], &[12, 2], &[2, 9], &[2, 12, 6], &[2, 4, 9], &[2, 9],
+        ];
+        vec![Example::new(attributes, &shapes)]
     }
 }

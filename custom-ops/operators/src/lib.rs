@@ -17,7 +17,7 @@ pub use attributes::{AttributeDef, AttributeKind, AttributeSet, AttributeType, S
 pub use error::Error;
 pub use head_linear::WeightLayout;
 pub use inputs::{ElementType, List, Operand, Reader};
-pub use operator::{Attributes, Body, BodyNode, BodyValue, Definition, Operator, Part, Variant, problem_of};
+pub use operator::{Attributes, Body, BodyNode, BodyValue, Definition, Example, Operator, Part, Variant, problem_of};
 pub use page::markdown;
 pub use tensor::{DType, Data, DataMut, Element, Tensor};
 

@@ -28,6 +28,22 @@ pub enum Part {
     Mlp,
 }
 
+/// A call that the tests of every backend make, with random numbers.
+#[derive(Debug, Clone)]
+pub struct Example<A> {
+    /// The attributes.
+    pub attributes: A,
+    /// The inputs' shapes, in their order; the optional ones at the end may be left out.
+    pub shapes: Vec<Vec<usize>>,
+}
+
+impl<A> Example<A> {
+    /// An example with these shapes.
+    pub fn new(attributes: A, shapes: &[&[usize]]) -> Example<A> {
+        Example { attributes, shapes: shapes.iter().map(|shape| shape.to_vec()).collect() }
+    }
+}
+
 /// One operator of [`DOMAIN`](crate::DOMAIN): everything that is true of it whatever computes it.
 pub trait Definition: Sized + 'static {
     /// ONNX operator name.
@@ -101,6 +117,10 @@ pub trait Definition: Sized + 'static {
     /// The output in f64, word by word from the operator's documentation.
     fn reference(problem: &Self::Problem, inputs: &Self::Inputs<List<'_, Tensor<'_>>>) -> Vec<f64>;
 
+    /// Small calls that between them use every attribute and layout, one of them with all inputs. Tests make them in every backend and
+    /// runtime because the operator is registered.
+    fn examples() -> Vec<Example<Self::Attributes>>;
+
     /// The operator for code that works with any.
     const OPERATOR: &'static Operator = &Operator {
         name: Self::NAME,
@@ -129,6 +149,12 @@ pub trait Definition: Sized + 'static {
             let absent = Tensor { shape: &[], data: Data::F32(&[]) };
             let Ok(inputs) = Self::inputs(&List { inputs: tensors, absent });
             Ok(Self::reference(&problem, &inputs))
+        },
+        examples: || {
+            let example = |Example { attributes, shapes }| {
+                Ok(Example { attributes: Attributes::new::<Self>(attributes)?, shapes })
+            };
+            Self::examples().into_iter().map(example).collect()
         },
     };
 }
@@ -177,6 +203,7 @@ pub struct Operator {
     zeros: fn(&Attributes, &Shapes<'_>, usize) -> Option<Vec<usize>>,
     body: fn(Variant) -> Body,
     reference: fn(&Attributes, &Tensors<'_>) -> Result<Vec<f64>, Error>,
+    examples: fn() -> Result<Vec<Example<Attributes>>, Error>,
 }
 
 impl std::fmt::Debug for Operator {
@@ -275,5 +302,13 @@ impl Operator {
             check_length(self.name, operand.name, tensor.shape, tensor.data.len())?;
         }
         (self.reference)(attributes, inputs)
+    }
+
+    /// Small calls for tests: see [`Definition::examples`].
+    ///
+    /// # Errors
+    /// [`Error::Attribute`] where the operator refuses its own example.
+    pub fn examples(&self) -> Result<Vec<Example<Attributes>>, Error> {
+        (self.examples)()
     }
 }

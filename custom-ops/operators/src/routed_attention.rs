@@ -7,7 +7,7 @@ use crate::attributes::attributes;
 use crate::operator::{Body, Variant};
 use crate::error::Error;
 use crate::inputs::{ElementType, List, Operand, Reader, inputs};
-use crate::operator::{Definition, Part};
+use crate::operator::{Definition, Example, Part};
 use crate::shape::{Agreed, OutputDim, PartialShape, per_head, show};
 use crate::tensor::Tensor;
 
@@ -267,6 +267,18 @@ impl Definition for RoutedAttention {
 
     fn reference(problem: &Problem, inputs: &Inputs<List<'_, Tensor<'_>>>) -> Vec<f64> {
         reference::reference(problem, inputs)
+    }
+
+    fn examples() -> Vec<Example<Attributes>> {
+        let attributes = |kv_num_heads, is_causal| Attributes { num_heads: 4, kv_num_heads, scale: 0.5, is_causal };
+        vec![
+            Example::new(
+                attributes(4, false),
+                &[&[2, 3, 16], &[2, 5, 16], &[2, 5, 24], &[2, 3, 4], &[1, 4, 3, 5]],
+            ),
+            Example::new(attributes(4, false), &[&[2, 3, 16], &[2, 5, 16], &[2, 5, 16], &[2, 3, 4]]),
+            Example::new(attributes(2, true), &[&[1, 3, 16], &[1, 2, 7, 4], &[1, 2, 7, 4], &[1, 3, 4]]),
+        ]
     }
 }
 

@@ -7,7 +7,7 @@ use crate::attributes::{attributes, choices};
 use crate::operator::{Body, Variant};
 use crate::error::Error;
 use crate::inputs::{ElementType, List, Operand, Reader, inputs};
-use crate::operator::{Definition, Part};
+use crate::operator::{Definition, Example, Part};
 use crate::shape::{Agreed, OutputDim, PartialShape, show};
 use crate::tensor::Tensor;
 
@@ -180,6 +180,16 @@ impl Definition for RoutedMlp {
 
     fn reference(problem: &Problem, inputs: &Inputs<List<'_, Tensor<'_>>>) -> Vec<f64> {
         reference::reference(problem, inputs)
+    }
+
+    fn examples() -> Vec<Example<Attributes>> {
+        let example = |activation: Activation, biases: &[&[usize]]| {
+            let columns = 5 * activation.columns();
+            let shapes: [&[usize]; 4] = [&[2, 3, 6], &[3, 6, columns], &[3, 5, 7], &[2, 3, 3]];
+            Example::new(Attributes { num_experts: 3, activation }, &[&shapes, biases].concat())
+        };
+        let every = Activation::ALL.iter().map(|&activation| example(activation, &[]));
+        every.chain([example(Activation::SwiGlu, &[&[3, 10], &[3, 7]])]).collect()
     }
 }
 

@@ -7,7 +7,7 @@ use crate::operator::{Body, Variant};
 use crate::error::Error;
 use crate::head_linear::{self, Direction, Shapes};
 use crate::inputs::{ElementType, List, Operand, Reader, inputs};
-use crate::operator::{Definition, Part};
+use crate::operator::{Definition, Example, Part};
 use crate::shape::{OutputDim, PartialShape};
 use crate::tensor::Tensor;
 
@@ -79,6 +79,14 @@ impl Definition for RoutedProjection {
 
     fn reference(problem: &Problem, inputs: &Inputs<List<'_, Tensor<'_>>>) -> Vec<f64> {
         reference::reference(problem, inputs)
+    }
+
+    fn examples() -> Vec<Example<Attributes>> {
+        let attributes = |weight_layout| Attributes { num_heads: 3, weight_layout };
+        vec![
+            Example::new(attributes(WeightLayout::OutIn), &[&[2, 5, 7], &[12, 7], &[2, 5, 3], &[12]]),
+            Example::new(attributes(WeightLayout::PerHead), &[&[1, 4, 7], &[3, 7, 4], &[1, 4, 3]]),
+        ]
     }
 }
 

@@ -7,7 +7,7 @@ use crate::attributes::{attributes, choices};
 use crate::operator::{Body, Variant};
 use crate::error::Error;
 use crate::inputs::{ElementType, List, Operand, Reader, inputs};
-use crate::operator::{Definition, Part};
+use crate::operator::{Definition, Example, Part};
 use crate::shape::{OutputDim, PartialShape, per_head, show};
 use crate::tensor::Tensor;
 use std::ops::Range;
@@ -226,5 +226,18 @@ impl Definition for TopKRouter {
 
     fn reference(problem: &Problem, inputs: &Inputs<List<'_, Tensor<'_>>>) -> Vec<f64> {
         reference::reference(problem, inputs)
+    }
+
+    fn examples() -> Vec<Example<Attributes>> {
+        let example = |kind, top_k, shared: &[i64], width| {
+            let attributes = Attributes { kind, num_heads: 6, top_k, shared_heads: shared.to_vec() };
+            Example::new(attributes, &[&[2, 5, width]])
+        };
+        vec![
+            example(Kind::TwoStage, 2, &[0, 1], 8),
+            example(Kind::Probabilities, 3, &[], 6),
+            example(Kind::Renormalized, 3, &[], 6),
+            example(Kind::QueryNorms, 2, &[1], 24),
+        ]
     }
 }

@@ -1,25 +1,17 @@
 //! What every kernel refuses beside what its operator does: an output that does not fit, and inputs that are not validated.
 
 use crate::support::{self, kernels_of};
-use moh_conformance::{Buffer, Call, aggregated_attention, head_linear, routed_attention, routed_mlp, top_k_router};
+use moh_conformance::{Buffer, Call, examples};
 use moh_cpu::{Input, Threads};
-use moh_operators::{DType, Error, OPERATORS};
+use moh_operators::{DType, Error, OPERATORS, Operator};
 
-/// A call of every operator.
+/// A call of every operator, with all inputs.
 fn calls() -> Vec<Call> {
-    let router = top_k_router::plain();
-    let calls = vec![
-        routed_attention::Case { bias: Some(([true; 4], routed_attention::Mask::Finite)), ..Default::default() }
-            .draw()
-            .call(),
-        head_linear::Case { bias: true, ..head_linear::PROJECTION }.call(),
-        head_linear::Case { bias: true, ..head_linear::COMBINE }.call(),
-        routed_mlp::CASE.call(),
-        aggregated_attention::PLAIN.call(),
-        router.call_with(&router.numbers()),
-    ];
-    assert_eq!(calls.len(), OPERATORS.len());
-    calls
+    let complete = |operator: &&'static Operator| {
+        let mut calls = examples(operator, DType::F32).into_iter();
+        calls.find(|call| call.inputs.len() == operator.inputs.len()).unwrap()
+    };
+    OPERATORS.iter().map(complete).collect()
 }
 
 #[test]

@@ -4,6 +4,7 @@
 
 mod aggregated_attention;
 mod errors;
+mod every_operator;
 mod head_linear;
 mod layers;
 mod packed;

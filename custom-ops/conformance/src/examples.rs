@@ -1,0 +1,24 @@
+//! The calls that operators themselves give as examples, on random numbers: a new operator has them because it is registered.
+
+use crate::{Call, Random};
+use moh_operators::{DType, ElementType, Operator};
+
+/// Calls of `operator` in that type. About a third of the numbers in float32 inputs, which are gates in most operators, are 0.
+pub fn examples(operator: &'static Operator, dtype: DType) -> Vec<Call> {
+    let examples = operator.examples().unwrap_or_else(|error| panic!("{error}"));
+    let call = |(seed, example): (usize, moh_operators::Example<_>)| {
+        let (mut random, mut call) = (Random(seed as u64), Call::new(example.attributes, dtype));
+        for (operand, shape) in operator.inputs.iter().zip(&example.shapes) {
+            let len = shape.iter().product();
+            match operand.ty {
+                ElementType::T => call.input(shape, &(0..len).map(|_| random.signed()).collect::<Vec<_>>()),
+                ElementType::Float32 => {
+                    let gate = |_| if random.bits() % 3 == 0 { 0.0 } else { random.signed() };
+                    call.gates(shape, &(0..len).map(gate).collect::<Vec<_>>());
+                }
+            }
+        }
+        call
+    };
+    examples.into_iter().enumerate().map(call).collect()
+}

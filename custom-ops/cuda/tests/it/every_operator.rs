@@ -1,0 +1,18 @@
+//! Every operator that has CUDA kernels, on its own examples, on a GPU or on the emulator of one.
+
+use crate::device::on_device;
+use moh_conformance::examples;
+use moh_operators::DType;
+
+#[test]
+fn kernels_follow_the_reference() {
+    on_device(|device| {
+        for operator in moh_cuda::operators() {
+            for call in DType::ALL.into_iter().flat_map(|dtype| examples(operator, dtype)) {
+                println!("{:?}", call.attributes);
+                let expected = call.expected();
+                device.check(&call, |i| expected[i] == 0.0);
+            }
+        }
+    });
+}
