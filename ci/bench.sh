@@ -2,9 +2,13 @@
 # Measures this machine, and writes the tables of docs/performance.md between its two marks.
 #
 # usage: ci/bench.sh [--write] [operators|models|growth ...] [--threads 1,2] [--seconds 2] [--only TEXT]
+#        ci/bench.sh --against REV [--threads 1,2] [--seconds 3] [--only TEXT] [--large]
 #
 # Without arguments: everything, an hour or so, and the document is written. With some, the tables are printed alone, unless the first
 # is --write. Nothing else should run meanwhile. Needs what ci/test.sh needs, and 20 GB of memory for the largest models.
+#
+# --against prints how long the working tree takes compared with the commit REV, both in turns on the same models; --large adds models of
+# several GB. REV is built in target/against, the first time with all dependencies, which takes many minutes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -13,12 +17,14 @@ mkdir -p target/bench
 tables=target/bench/tables.md
 
 cargo build --release --locked --workspace
-cargo build --release --locked --example bench
+cargo build --release --locked --example bench --example bench_worker
 ORT_DYLIB_PATH=$(ci/fetch-onnxruntime.sh "$PWD/target/onnxruntime")
 MOH_OPS_LIBRARY=$PWD/target/release/libmoh_ops.so
 export ORT_DYLIB_PATH MOH_OPS_LIBRARY
 
-if [[ ${1:-} == --write ]]; then
+if [[ ${1:-} == --against ]]; then
+    exec ci/bench_against.py "$@"
+elif [[ ${1:-} == --write ]]; then
     shift
 elif [[ $# -gt 0 ]]; then
     exec target/release/examples/bench "$@"

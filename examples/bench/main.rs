@@ -1,13 +1,15 @@
 //! The benchmarks of `docs/performance.md`: what routing saves, against the best dense operators, in one run.
 //!
 //! `cargo run --release --example bench -- [operators|models|growth ...] [--threads 1,2] [--seconds 2] [--only TEXT]
-//! [--json FILE]`; `ci/bench.sh` builds everything and writes the document.
+//! [--json FILE]`; `ci/bench.sh` builds everything and writes the document. `--cases FOLDER [--large]` runs nothing, but writes the models
+//! of `ci/bench.sh --against`.
 //!
 //! Contenders alternate within a row, so that a disturbance of the machine meets all of them. A cell is the shortest time and,
 //! in brackets, the median; ratios are those of the shortest times.
 
 #![allow(missing_docs)]
 
+mod cases;
 mod graphs;
 mod growth;
 mod machine;
@@ -17,12 +19,13 @@ mod operators;
 
 use anyhow::{Context, Result, bail};
 use measure::Settings;
+use std::path::PathBuf;
 use std::time::Duration;
 
 fn main() -> Result<()> {
     let mut sections = Vec::new();
     let mut settings = Settings { threads: vec![1, 2], time: Duration::from_secs(2), only: None };
-    let mut json = None;
+    let (mut json, mut cases, mut large) = (None, None, false);
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().with_context(|| format!("{argument} needs a value"));
@@ -35,10 +38,16 @@ fn main() -> Result<()> {
             "--seconds" => settings.time = Duration::try_from_secs_f64(value()?.parse().context("--seconds")?)?,
             "--only" => settings.only = Some(value()?),
             "--json" => json = Some(value()?),
+            "--cases" => cases = Some(PathBuf::from(value()?)),
+            "--large" => large = true,
             other => bail!(
-                "unknown argument {other}: expected operators, models, growth, --threads, --seconds, --only, --json"
+                "unknown argument {other}: expected operators, models, growth, --threads, --seconds, --only, --json, \
+                 --cases, --large"
             ),
         }
+    }
+    if let Some(folder) = cases {
+        return cases::write(&folder, large, &settings);
     }
     if sections.is_empty() {
         sections = ["operators", "models", "growth"].map(str::to_owned).to_vec();

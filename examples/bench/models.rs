@@ -16,12 +16,12 @@ use serde_json::{Value as Json, json};
 use std::path::{Path, PathBuf};
 
 /// A model and the sizes of its run.
-struct Case {
+pub(crate) struct Case {
     name: &'static str,
     preset: &'static str,
     /// Keys of the configuration that differ from the preset's.
     changes: &'static [(&'static str, &'static str)],
-    sizes: &'static [(&'static str, usize)],
+    pub(crate) sizes: &'static [(&'static str, usize)],
     /// Whether the attention has a dense graph to compare with: where keys are no cache.
     dense: bool,
     /// Whether it takes so long that only one thread, and only the dense graph, are tried.
@@ -105,7 +105,8 @@ pub(crate) fn run(settings: &Settings, tables: &mut Vec<Json>) -> Result<()> {
 
 fn rows(case: &Case, settings: &Settings, table: &mut Table<'_>) -> Result<()> {
     let folder = tempfile::tempdir()?;
-    let (model, path) = write(case, folder.path())?;
+    let path = folder.path().join("model.onnx");
+    let model = write(case, &path)?;
     let gflop = 2.0 * model.macs(case.sizes)?.routed as f64 / 1e9;
     let inputs = inputs(&model, case.sizes)?;
     let dense = case.dense.then(|| with_dense_attention(&path)).transpose()?;
@@ -147,20 +148,24 @@ fn rows(case: &Case, settings: &Settings, table: &mut Table<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Makes up weights, and exports them.
-fn write(case: &Case, folder: &Path) -> Result<(Model, PathBuf)> {
+/// The case of that name.
+pub(crate) fn case(name: &str) -> Result<&'static Case> {
+    CASES.iter().find(|case| case.name == name).with_context(|| format!("no case is called {name}"))
+}
+
+/// Makes up weights, and exports them to `path`.
+pub(crate) fn write(case: &Case, path: &Path) -> Result<Model> {
     let mut text: serde_json::Map<String, Json> = serde_json::from_str(Preset::named(case.preset)?.config)?;
     for (key, value) in case.changes {
         text.insert((*key).to_owned(), serde_json::from_str(value)?);
     }
     let config = Config::new("config.json", text.clone());
     let (model, tensors) = Model::plan(&config, None)?;
-    let checkpoint = folder.join("checkpoint");
+    let checkpoint = path.with_extension("checkpoint");
     random::write(&checkpoint, &json!(text).to_string(), &tensors, ElementType::F32, 0, false)?;
-    let path = folder.join("model.onnx");
-    export(&checkpoint, &path, &Options { verify: Some(false), ..Options::default() })?;
+    export(&checkpoint, path, &Options { verify: Some(false), ..Options::default() })?;
     std::fs::remove_dir_all(checkpoint)?;
-    Ok((model, path))
+    Ok(model)
 }
 
 /// Tokens in a row, all attended to; normal numbers for what is no token.
