@@ -17,7 +17,7 @@ mkdir -p target/bench
 tables=target/bench/tables.md
 
 cargo build --release --locked --workspace
-cargo build --release --locked --example bench --example bench_worker
+cargo build --release --locked --example bench
 ORT_DYLIB_PATH=$(ci/fetch-onnxruntime.sh "$PWD/target/onnxruntime")
 MOH_OPS_LIBRARY=$PWD/target/release/libmoh_ops.so
 export ORT_DYLIB_PATH MOH_OPS_LIBRARY

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 FOLDER = Path("target/against")
-# Of one row. Each start begins with a call that is not counted.
+# Of one row.
 STARTS = 3
 LEAST_RUNS = 15
 # A turn is so many calls, or as many as take this time: after the other's turn, caches are cold.
@@ -49,7 +49,7 @@ class Worker:
         release = side.build / "release"
         sizes = [f"{symbol}={size}" for symbol, size in case["sizes"].items()]
         model = FOLDER / "models" / case["model"]
-        command = [release / "examples/bench_worker", model, way, threads, case["share"], *sizes]
+        command = [release / "bench_worker", model, way, threads, case["share"], *sizes]
         self.process = subprocess.Popen(
             [str(part) for part in command],
             env={**os.environ, "MOH_OPS_LIBRARY": str(release / "libmoh_ops.so")},
@@ -75,6 +75,11 @@ class Worker:
             pass
         return [float(word) for word in self.wait().split()]
 
+    def warm_up(self):
+        """Seconds that a call will take: the first one allocates, and takes several times as long."""
+        [first] = self.run(1)
+        return first if first > LONG_SECONDS else min(self.run(CALLS))
+
     def end(self):
         self.process.kill()
         self.process.wait()
@@ -92,7 +97,7 @@ def measure(sides, case, way, threads, seconds):
             for side in sides if start % 2 else sides[::-1]:
                 workers.append(Worker(side, case, way, threads))
                 workers[-1].wait()
-            longest = max(worker.run(1)[0] for worker in workers)
+            longest = max(worker.warm_up() for worker in workers)
             calls = 1 if longest > LONG_SECONDS else min(100, max(CALLS, math.ceil(TURN_SECONDS / longest)))
             end = time.monotonic() + seconds / STARTS
             while time.monotonic() < end or len(times[sides[0]]) < LEAST_RUNS * start / STARTS:
@@ -155,12 +160,13 @@ def build(revision):
         if archive.wait() != 0:
             raise Failed(f"git archive {revision} failed")
         stamp.write_text(revision)
-    worker, copy = Path("examples/bench_worker.rs"), source / "examples/bench_worker.rs"
+    worker = Path("src/bin/bench_worker.rs")
+    copy = source / worker
+    copy.parent.mkdir(parents=True, exist_ok=True)
     if not copy.exists() or copy.read_bytes() != worker.read_bytes():
         shutil.copyfile(worker, copy)
-    for what in (["--workspace"], ["--example", "bench_worker"]):
-        command = ["cargo", "build", "--release", "--locked", *what]
-        subprocess.run(command, cwd=source, env={**os.environ, "CARGO_TARGET_DIR": str(built)}, check=True)
+    command = ["cargo", "build", "--release", "--locked", "--workspace"]
+    subprocess.run(command, cwd=source, env={**os.environ, "CARGO_TARGET_DIR": str(built)}, check=True)
     return built
 
 
