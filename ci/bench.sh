@@ -16,10 +16,10 @@ document=docs/performance.md
 mkdir -p target/bench
 tables=target/bench/tables.md
 
-cargo build --release --locked --workspace
-cargo build --release --locked --example bench
+cargo build --profile dist --locked --workspace
+cargo build --profile dist --locked --example bench
 ORT_DYLIB_PATH=$(ci/fetch-onnxruntime.sh "$PWD/target/onnxruntime")
-MOH_OPS_LIBRARY=$PWD/target/release/libmoh_ops.so
+MOH_OPS_LIBRARY=$PWD/target/dist/libmoh_ops.so
 export ORT_DYLIB_PATH MOH_OPS_LIBRARY
 
 if [[ ${1:-} == --against ]]; then
@@ -27,11 +27,11 @@ if [[ ${1:-} == --against ]]; then
 elif [[ ${1:-} == --write ]]; then
     shift
 elif [[ $# -gt 0 ]]; then
-    exec target/release/examples/bench "$@"
+    exec target/dist/examples/bench "$@"
 fi
 {
     printf 'Measured on %s, onnxruntime %s.\n\n' "$(date -u +%Y-%m-%d)" "${ORT_DYLIB_PATH##*.so.}"
-    target/release/examples/bench --json target/bench/tables.json "$@"
+    target/dist/examples/bench --json target/bench/tables.json "$@"
 } | tee "$tables"
 
 awk -v tables="$tables" '

@@ -37,8 +37,8 @@ class Failed(Exception):
 class Side:
     """A revision and where it was built."""
 
-    def __init__(self, label, build):
-        self.label, self.build = label, Path(build).absolute()
+    def __init__(self, label, sources, build):
+        self.label, self.programs = label, Path(build).absolute() / profile(sources)
 
 
 class Worker:
@@ -46,13 +46,12 @@ class Worker:
 
     def __init__(self, side, case, way, threads):
         self.side = side
-        release = side.build / "release"
         sizes = [f"{symbol}={size}" for symbol, size in case["sizes"].items()]
         model = FOLDER / "models" / case["model"]
-        command = [release / "bench_worker", model, way, threads, case["share"], *sizes]
+        command = [side.programs / "bench_worker", model, way, threads, case["share"], *sizes]
         self.process = subprocess.Popen(
             [str(part) for part in command],
-            env={**os.environ, "MOH_OPS_LIBRARY": str(release / "libmoh_ops.so")},
+            env={**os.environ, "MOH_OPS_LIBRARY": str(side.programs / "libmoh_ops.so")},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -146,8 +145,13 @@ def git(*arguments):
     return subprocess.run(["git", *arguments], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
+def profile(sources):
+    """The profile that is shipped: dist, or release before there was one."""
+    return "dist" if "[profile.dist]" in (Path(sources) / "Cargo.toml").read_text() else "release"
+
+
 def build(revision):
-    """Builds the worker and the library with the sources of `revision`; gives the folder."""
+    """Builds the worker and the library with the sources of `revision`; gives the folders of sources and target."""
     source, built = FOLDER / "source", (FOLDER / "build").absolute()
     stamp = FOLDER / "revision"
     if not stamp.exists() or stamp.read_text() != revision:
@@ -165,9 +169,9 @@ def build(revision):
     copy.parent.mkdir(parents=True, exist_ok=True)
     if not copy.exists() or copy.read_bytes() != worker.read_bytes():
         shutil.copyfile(worker, copy)
-    command = ["cargo", "build", "--release", "--locked", "--workspace"]
+    command = ["cargo", "build", "--profile", profile(source), "--locked", "--workspace"]
     subprocess.run(command, cwd=source, env={**os.environ, "CARGO_TARGET_DIR": str(built)}, check=True)
-    return built
+    return source, built
 
 
 def main():
@@ -182,13 +186,13 @@ def main():
 
     revision = git("rev-parse", "--verify", f"{arguments.against}^{{commit}}")
     dirty = "+" if git("status", "--porcelain") else ""
-    old = Side(git("describe", "--always", "--tags", revision), build(revision))
-    new = Side(git("describe", "--always", "--tags") + dirty, "target")
+    old = Side(git("describe", "--always", "--tags", revision), *build(revision))
+    new = Side(git("describe", "--always", "--tags") + dirty, ".", "target")
 
     models = FOLDER / "models"
     shutil.rmtree(models, ignore_errors=True)
     models.mkdir()
-    writer = [new.build / "release/examples/bench", "--cases", models, "--threads", arguments.threads]
+    writer = [new.programs / "examples/bench", "--cases", models, "--threads", arguments.threads]
     writer += ["--only", arguments.only] if arguments.only else []
     writer += ["--large"] if arguments.large else []
     subprocess.run([str(part) for part in writer], check=True)
