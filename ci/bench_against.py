@@ -154,7 +154,7 @@ def build(revision):
     """Builds the worker and the library with the sources of `revision`; gives the folders of sources and target."""
     source, built = FOLDER / "source", (FOLDER / "build").absolute()
     stamp = FOLDER / "revision"
-    if not stamp.exists() or stamp.read_text() != revision:
+    if not stamp.exists() or stamp.read_text().strip() != revision:
         stamp.unlink(missing_ok=True)
         shutil.rmtree(source, ignore_errors=True)
         source.mkdir(parents=True)
