@@ -5,8 +5,8 @@ use super::scores::{Load, Scores};
 use super::weights::Weights;
 use super::workspace::Workspace;
 use super::{Call, Head};
-use crate::isa::{Isa, MAX_LANES, MAX_TILE};
 use crate::gather::Gather;
+use crate::isa::{Isa, MAX_LANES, MAX_TILE};
 use moh_operators::Element;
 use std::f32::consts::LOG2_E;
 
