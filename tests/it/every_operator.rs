@@ -59,9 +59,9 @@ fn graph(call: &Call) -> Graph {
 /// The output, and whether a node of that operator ran: known where there is a profile.
 fn run(path: &Path, options: &Options, call: &Call) -> Result<(Vec<f32>, Option<bool>), moh_runtime::Error> {
     let mut model = Model::load(path, options)?;
-    let given = inputs(call).into_iter().map(|(name, shape, numbers)| {
-        (name.to_owned(), Tensor::new(shape.to_vec(), numbers.to_vec()).unwrap().into())
-    });
+    let given = inputs(call)
+        .into_iter()
+        .map(|(name, shape, numbers)| (name.to_owned(), Tensor::new(shape.to_vec(), numbers.to_vec()).unwrap().into()));
     let found = floats(&model.run(given)?[0].to_tensor()?);
     if options.profile.is_none() {
         return Ok((found, None));
@@ -98,7 +98,12 @@ fn every_runtime_follows_the_reference() {
         let (name, expected) = (call.operator().name, call.expected());
         let largest = expected.iter().fold(0.0f64, |max, x| max.max(x.abs()));
         let allowed = tolerance::operator_output(DType::F32) * (largest / 4.0).max(1.0);
-        table.add("candle", name, error(&format!("candle, {:?}", call.attributes), &in_candle(&call), &expected), allowed);
+        table.add(
+            "candle",
+            name,
+            error(&format!("candle, {:?}", call.attributes), &in_candle(&call), &expected),
+            allowed,
+        );
         for style in [AttentionStyle::Routed, AttentionStyle::Portable] {
             let mut graph = graph(&call);
             moh_export::passes::run(&mut graph, &passes(style, Gates::Hidden)).unwrap();

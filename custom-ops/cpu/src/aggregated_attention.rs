@@ -75,7 +75,8 @@ impl CpuOperator for RoutedAggregatedAttention {
     fn run<I: Isa, T: Element>(call: kernel::Call<'_, Self, I, T>) -> Result<Work, Error> {
         let kernel::Call { isa, problem, inputs, output, host, .. } = call;
         let Inputs { query, key, value, pooled_key, pooled_value, head_gates: gates, .. } = inputs;
-        let Inputs { query_embedding, query_scale, local_bias, pooled_bias, learnable_tokens, learnable_bias, .. } = inputs;
+        let Inputs { query_embedding, query_scale, local_bias, pooled_bias, learnable_tokens, learnable_bias, .. } =
+            inputs;
         let output = Shared(output.as_mut_ptr());
         let call = Call {
             isa,

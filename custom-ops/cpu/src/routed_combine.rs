@@ -1,7 +1,7 @@
 //! RoutedCombine: heads are parts of the inner length, and add up.
 
-use crate::head_linear::{self, Call, HeadLinear, Item, Tensors, Workspace};
 use crate::gemm::{Matrix, Panels, Product, Store};
+use crate::head_linear::{self, Call, HeadLinear, Item, Tensors, Workspace};
 use crate::isa::Isa;
 use crate::kernel::{self, CpuOperator, Work};
 use crate::packed::Packed;

@@ -13,9 +13,9 @@ use crate::memory::{Memory, Sections, pitch};
 use crate::packed::Packed;
 use crate::selection::Selection;
 use crate::workers::{Shared, share, span};
+use activation::Activate;
 use moh_operators::routed_mlp::{Attributes, Inputs, Problem};
 use moh_operators::{Definition, Element, Error, RoutedMlp};
-use activation::Activate;
 use std::ops::Range;
 
 /// The tensors. Lengths are those that the validator requires of `problem`.

@@ -1,7 +1,7 @@
 //! RoutedProjection: heads are blocks of columns of the output.
 
-use crate::head_linear::{self, Call, HeadLinear, Item, Tensors, Workspace};
 use crate::gemm::{Matrix, Panels, Product, Store};
+use crate::head_linear::{self, Call, HeadLinear, Item, Tensors, Workspace};
 use crate::isa::Isa;
 use crate::kernel::{self, CpuOperator, Work};
 use crate::packed::Packed;

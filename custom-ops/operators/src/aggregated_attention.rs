@@ -4,9 +4,9 @@ mod body;
 mod reference;
 
 use crate::attributes::attributes;
-use crate::operator::{Body, Variant};
 use crate::error::Error;
 use crate::inputs::{ElementType, List, Operand, Reader, inputs};
+use crate::operator::{Body, Variant};
 use crate::operator::{Definition, Example, Part};
 use crate::shape::{Agreed, OutputDim, PartialShape, per_head, show};
 use crate::tensor::Tensor;
@@ -156,7 +156,7 @@ impl Definition for RoutedAggregatedAttention {
         let heads = grid.num_heads;
         let (mut batch, mut pooled, mut head_dim) = (Agreed::default(), Agreed::default(), Agreed::default());
         for (i, (operand, found)) in Self::INPUTS.iter().zip(shapes.list()).enumerate() {
-                let found = found.unwrap_or_default();
+            let found = found.unwrap_or_default();
             let known = (batch, pooled, head_dim);
             let is = |dim: Option<usize>, expected: usize| dim.is_none_or(|dim| dim == expected);
             let fits = match (i, found) {
@@ -175,7 +175,8 @@ impl Definition for RoutedAggregatedAttention {
                 _ => false,
             };
             if !fits {
-                let (batch, pooled, head_dim) = (known.0.show("batch"), known.1.show("pooled"), known.2.show("head_dim"));
+                let (batch, pooled, head_dim) =
+                    (known.0.show("batch"), known.1.show("pooled"), known.2.show("head_dim"));
                 let tokens = format!("height * width = {}", grid.tokens);
                 let cells = format!("window * window = {}", grid.cells);
                 let expected = match i {
@@ -232,7 +233,18 @@ impl Definition for RoutedAggregatedAttention {
         let attributes = Attributes { num_heads: 2, height: 3, width: 4, window: 3 };
         let (tokens, pooled): (&[usize], &[usize]) = (&[2, 12, 8], &[2, 6, 8]);
         let shapes: [&[usize]; 12] = [
-            tokens, tokens, tokens, pooled, pooled, &[2, 12, 2], &[2, 4], &[12, 2], &[2, 9], &[2, 12, 6], &[2, 4, 9], &[2, 9],
+            tokens,
+            tokens,
+            tokens,
+            pooled,
+            pooled,
+            &[2, 12, 2],
+            &[2, 4],
+            &[12, 2],
+            &[2, 9],
+            &[2, 12, 6],
+            &[2, 4, 9],
+            &[2, 9],
         ];
         vec![Example::new(attributes, &shapes)]
     }

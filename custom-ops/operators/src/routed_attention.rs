@@ -4,9 +4,9 @@ mod body;
 mod reference;
 
 use crate::attributes::attributes;
-use crate::operator::{Body, Variant};
 use crate::error::Error;
 use crate::inputs::{ElementType, List, Operand, Reader, inputs};
+use crate::operator::{Body, Variant};
 use crate::operator::{Definition, Example, Part};
 use crate::shape::{Agreed, OutputDim, PartialShape, per_head, show};
 use crate::tensor::Tensor;
@@ -161,7 +161,9 @@ impl Definition for RoutedAttention {
             let fits = found.len() == key.len()
                 && match *found {
                     [b, s, width] => {
-                        batch.accept(b) && kv_len.accept(s) && per_head(width, kv_num_heads).is_some_and(|d| dim.accept(d))
+                        batch.accept(b)
+                            && kv_len.accept(s)
+                            && per_head(width, kv_num_heads).is_some_and(|d| dim.accept(d))
                     }
                     [b, h, s, d] => {
                         batch.accept(b)
@@ -272,10 +274,7 @@ impl Definition for RoutedAttention {
     fn examples() -> Vec<Example<Attributes>> {
         let attributes = |kv_num_heads, is_causal| Attributes { num_heads: 4, kv_num_heads, scale: 0.5, is_causal };
         vec![
-            Example::new(
-                attributes(4, false),
-                &[&[2, 3, 16], &[2, 5, 16], &[2, 5, 24], &[2, 3, 4], &[1, 4, 3, 5]],
-            ),
+            Example::new(attributes(4, false), &[&[2, 3, 16], &[2, 5, 16], &[2, 5, 24], &[2, 3, 4], &[1, 4, 3, 5]]),
             Example::new(attributes(4, false), &[&[2, 3, 16], &[2, 5, 16], &[2, 5, 16], &[2, 3, 4]]),
             Example::new(attributes(2, true), &[&[1, 3, 16], &[1, 2, 7, 4], &[1, 2, 7, 4], &[1, 3, 4]]),
         ]

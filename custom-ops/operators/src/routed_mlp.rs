@@ -4,9 +4,9 @@ mod body;
 mod reference;
 
 use crate::attributes::{attributes, choices};
-use crate::operator::{Body, Variant};
 use crate::error::Error;
 use crate::inputs::{ElementType, List, Operand, Reader, inputs};
+use crate::operator::{Body, Variant};
 use crate::operator::{Definition, Example, Part};
 use crate::shape::{Agreed, OutputDim, PartialShape, show};
 use crate::tensor::Tensor;
@@ -132,11 +132,16 @@ impl Definition for RoutedMlp {
         if !fits {
             return bad("fc1_weight", format!("({experts}, {}, {columns} * hidden)", width.show("width")), fc1);
         }
-        if !(fc2.len() == 3 && all_experts(fc2[0]) && hidden.accept(fc2[1]) && fc2[2] != Some(0) && out.accept(fc2[2])) {
+        if !(fc2.len() == 3 && all_experts(fc2[0]) && hidden.accept(fc2[1]) && fc2[2] != Some(0) && out.accept(fc2[2]))
+        {
             return bad("fc2_weight", format!("({experts}, {}, out_width)", hidden.show("hidden")), fc2);
         }
         if !(gates.len() == 3 && batch.accept(gates[0]) && q_len.accept(gates[1]) && all_experts(gates[2])) {
-            return bad("expert_gates", format!("({}, {}, {experts})", batch.show("batch"), q_len.show("q_len")), gates);
+            return bad(
+                "expert_gates",
+                format!("({}, {}, {experts})", batch.show("batch"), q_len.show("q_len")),
+                gates,
+            );
         }
         match (fc1_bias, fc2_bias) {
             (None, None) => {}

@@ -3,10 +3,10 @@
 mod body;
 mod reference;
 
-use crate::operator::{Body, Variant};
 use crate::error::Error;
 use crate::head_linear::{self, Direction, Shapes};
 use crate::inputs::{ElementType, List, Operand, Reader, inputs};
+use crate::operator::{Body, Variant};
 use crate::operator::{Definition, Example, Part};
 use crate::shape::{OutputDim, PartialShape};
 use crate::tensor::Tensor;

@@ -4,9 +4,9 @@ mod body;
 mod reference;
 
 use crate::attributes::{attributes, choices};
-use crate::operator::{Body, Variant};
 use crate::error::Error;
 use crate::inputs::{ElementType, List, Operand, Reader, inputs};
+use crate::operator::{Body, Variant};
 use crate::operator::{Definition, Example, Part};
 use crate::shape::{OutputDim, PartialShape, per_head, show};
 use crate::tensor::Tensor;

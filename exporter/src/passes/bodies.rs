@@ -42,7 +42,9 @@ impl Pass for WriteBodies {
                 continue;
             };
             match served.get(call.operator().name) {
-                Some(&body) if body.common(call.variant()?) == Some(body) && complete(graph, &mut node, &call, body) => {
+                Some(&body)
+                    if body.common(call.variant()?) == Some(body) && complete(graph, &mut node, &call, body) =>
+                {
                     graph.nodes.push(node);
                 }
                 _ => inline::expand(&node, &call, &mut graph.nodes)?,

@@ -6,8 +6,8 @@ use crate::error::Result;
 use crate::macs::Macs;
 use crate::shape::Shape;
 use candle_core::{D, DType, Device, Tensor};
-use moh_operators::routed_attention::{Attributes, Inputs, RoutedAttention};
 use moh_operators::List;
+use moh_operators::routed_attention::{Attributes, Inputs, RoutedAttention};
 
 impl ModelOperator for RoutedAttention {
     fn compute(attributes: &Attributes, inputs: &Inputs<List<'_, &Tensor>>) -> Result<Computed> {

@@ -68,12 +68,7 @@ fn two_stage(logits: &Tensor, heads: &HeadSet, margins: &mut Option<Tensor>) -> 
     place(heads, Some(shared), routed)
 }
 
-fn experts(
-    logits: &Tensor,
-    counts: HeadCounts,
-    renormalize: bool,
-    margins: &mut Option<Tensor>,
-) -> Result<Tensor> {
+fn experts(logits: &Tensor, counts: HeadCounts, renormalize: bool, margins: &mut Option<Tensor>) -> Result<Tensor> {
     let mut gates = softmax(logits)?;
     if counts.top_k < counts.num_heads {
         gates = (&gates * top_k_mask(&gates, counts.top_k, margins)?)?;

@@ -3,8 +3,8 @@
 use super::rows::{MAX_ROWS, Rows};
 use super::workspace::Workspace;
 use crate::isa::{Isa, Job, MAX_LANES};
-use moh_operators::aggregated_attention::Problem;
 use moh_operators::Element;
+use moh_operators::aggregated_attention::Problem;
 use std::ops::Range;
 
 /// Turns the pooled tokens' part from columns to rows, times the rows' factors, and adds the window's values times their

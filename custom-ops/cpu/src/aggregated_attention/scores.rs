@@ -5,8 +5,8 @@ use super::unit::{copy, reciprocals};
 use super::workspace::Workspace;
 use crate::isa::{Isa, Job, MAX_LANES};
 use crate::product::product;
-use moh_operators::aggregated_attention::Problem;
 use moh_operators::Element;
+use moh_operators::aggregated_attention::Problem;
 
 /// Normalises the queries: into the workspace's columns as they are, into its rows shifted and scaled for the scores.
 ///

@@ -6,8 +6,8 @@ use super::scores::{Load, Scores};
 use super::weights::Weights;
 use super::workspace::Workspace;
 use super::{Call, Head};
-use crate::isa::Isa;
 use crate::gather::Gather;
+use crate::isa::Isa;
 use moh_operators::Element;
 use std::f32::consts::LOG2_E;
 

@@ -2,13 +2,13 @@
 
 use super::unit::Unit;
 use super::{Call, Head};
+use crate::gather::Widen;
+use crate::host::Host;
 use crate::isa::Isa;
 use crate::memory::{Memory, Sections};
-use crate::gather::Widen;
-use moh_operators::Error;
-use crate::host::Host;
-use moh_operators::aggregated_attention::Problem;
 use moh_operators::Element;
+use moh_operators::Error;
+use moh_operators::aggregated_attention::Problem;
 use std::f32::consts::LOG2_E;
 
 /// Distance of rows of `dim` floats: whole vectors.

@@ -1,7 +1,7 @@
 //! A validated call: where its rows lie.
 
-use moh_operators::routed_attention::Problem;
 use moh_operators::Element;
+use moh_operators::routed_attention::Problem;
 
 /// The tensors. Lengths are those that the validator requires of `problem`.
 #[derive(Clone, Copy)]

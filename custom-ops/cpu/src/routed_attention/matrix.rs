@@ -7,15 +7,15 @@
 use super::call::{Call, Head};
 use super::matrix_pack::{KEYS, PackKeys, PackQueries, PackValues, WIDTH, terms};
 use super::matrix_softmax::Softmax;
-use crate::gather::Scatter;
 use super::rows::RowMemory;
 use super::tiles::{Tiling, fill_bias, repair};
+use crate::gather::Scatter;
+use crate::host::Host;
 use crate::isa::Isa;
 use crate::isa::unit::{TILE, TileProduct};
 use crate::isa::{MatrixUnit, Multiplier};
 use crate::memory::{Memory, Sections};
 use moh_operators::Error;
-use crate::host::Host;
 use moh_operators::routed_attention::Problem;
 use moh_operators::{DType, Element};
 use std::f32::consts::LOG2_E;

@@ -2,8 +2,8 @@
 
 use super::row_step::ROWS;
 use moh_operators::Error;
-use moh_operators::{Definition, RoutedAttention};
 use moh_operators::routed_attention::Problem;
+use moh_operators::{Definition, RoutedAttention};
 use std::ops::Range;
 
 /// The selected (token, head) pairs, grouped by (batch, KV head), as `token * group_size + head within the group`.

@@ -1,14 +1,14 @@
 //! A few rows: keys and values are read in place, once.
 
 use super::call::{Call, Head};
-use crate::gather::Widen;
 use super::row_step::{KEYS, ROWS, RowStep};
+use crate::gather::Widen;
+use crate::host::Host;
 use crate::isa::Isa;
 use crate::memory::{Memory, Sections, pitch};
-use moh_operators::Error;
-use crate::host::Host;
-use moh_operators::routed_attention::Problem;
 use moh_operators::Element;
+use moh_operators::Error;
+use moh_operators::routed_attention::Problem;
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
 

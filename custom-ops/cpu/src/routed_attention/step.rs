@@ -3,8 +3,8 @@
 //! Query rows lie in vector lanes: the tile's queries, scores and outputs are stored transposed, so that row maxima and
 //! sums need no work across lanes, and keys and values are read by broadcasting, in place, whatever their layout.
 
-use crate::product::product;
 use crate::isa::{Isa, Job, MAX_TILE};
+use crate::product::product;
 
 /// The work, and where it lies. All matrices are of f32; `width` floats separate the rows of those that are transposed.
 #[derive(Clone, Copy)]

@@ -1,13 +1,13 @@
 //! Many rows: tiles of query rows against blocks of keys.
 
 use super::call::{Call, Head};
-use crate::gather::{Fill, Gather, Scatter, Widen};
 use super::rows::RowMemory;
 use super::step::Step;
+use crate::gather::{Fill, Gather, Scatter, Widen};
+use crate::host::Host;
 use crate::isa::{Isa, MAX_LANES, MAX_TILE};
 use crate::memory::{Memory, Sections, pitch};
 use moh_operators::Error;
-use crate::host::Host;
 use moh_operators::routed_attention::Problem;
 use moh_operators::{DType, Element};
 use std::f32::consts::LOG2_E;

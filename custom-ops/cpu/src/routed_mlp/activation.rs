@@ -1,8 +1,8 @@
 //! Between an expert's two matrices.
 
 use crate::isa::{Isa, Job};
-use moh_operators::routed_mlp::Activation;
 use moh_operators::Element;
+use moh_operators::routed_mlp::Activation;
 use std::f32::consts::LOG2_E;
 
 /// Applies the activation to rows of `columns` sums, plus the bias.

@@ -1,10 +1,10 @@
 //! `decode.cu`: few query rows a KV head.
 
 use super::{Attention, mma};
-use crate::params::AttentionParams;
-use crate::plan::int;
 use crate::kernel::Kernel;
 use crate::modules;
+use crate::params::AttentionParams;
+use crate::plan::int;
 use moh_operators::Error;
 use std::ffi::CString;
 

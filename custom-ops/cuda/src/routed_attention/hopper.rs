@@ -1,11 +1,11 @@
 //! `attention_sm90.cu`: f16 and bf16 on Hopper's tensor cores, over a plan.
 
 use super::Attention;
-use crate::params::{AttentionSm90Params, TensorMap};
-use crate::tensor_map::Boxed;
 use crate::driver::RawPtr;
 use crate::kernel::Kernel;
 use crate::modules;
+use crate::params::{AttentionSm90Params, TensorMap};
+use crate::tensor_map::Boxed;
 use moh_operators::Error;
 use std::ffi::CString;
 

@@ -1,10 +1,10 @@
 //! `attention_sm80.cu`: f16 and bf16 on tensor cores, over a plan.
 
 use super::Attention;
-use crate::params::AttentionParams;
-use crate::plan::{Keys, Plan, Request, plan};
 use crate::kernel::Kernel;
 use crate::modules;
+use crate::params::AttentionParams;
+use crate::plan::{Keys, Plan, Request, plan};
 use moh_operators::Error;
 use std::ffi::CString;
 

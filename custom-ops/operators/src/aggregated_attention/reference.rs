@@ -27,8 +27,9 @@ pub(super) fn reference(p: &Problem, inputs: &Inputs<List<'_, Tensor<'_>>>) -> V
         let local = window
             .iter()
             .map(|&(cell, token)| dot(&qs, &unit(row(key, tokens, token))) + local_bias.data.at(h * cells + cell));
-        let pooled = (0..p.pooled)
-            .map(|m| dot(&qs, &unit(row(pooled_key, p.pooled, m))) + pooled_bias.data.at((h * tokens + n) * p.pooled + m));
+        let pooled = (0..p.pooled).map(|m| {
+            dot(&qs, &unit(row(pooled_key, p.pooled, m))) + pooled_bias.data.at((h * tokens + n) * p.pooled + m)
+        });
         let scores: Vec<f64> = local.chain(pooled).collect();
         let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();

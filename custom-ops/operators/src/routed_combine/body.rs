@@ -1,8 +1,8 @@
 //! RoutedCombine's body: the blocks of the heads that are off are replaced by zero.
 
 use super::RoutedCombine;
-use crate::operator::{Body, BodyValue, Builder, Variant};
 use crate::head_linear::{masked, transposed};
+use crate::operator::{Body, BodyValue, Builder, Variant};
 
 pub(super) fn body(variant: Variant) -> Body {
     let mut b = Builder::new::<RoutedCombine>(variant);

@@ -1,8 +1,8 @@
 //! RoutedProjection's body: every head is computed, and the ones that are off are replaced by zero.
 
 use super::RoutedProjection;
-use crate::operator::{Body, Builder, Variant};
 use crate::head_linear::{masked, transposed};
+use crate::operator::{Body, Builder, Variant};
 
 pub(super) fn body(variant: Variant) -> Body {
     let mut b = Builder::new::<RoutedProjection>(variant);

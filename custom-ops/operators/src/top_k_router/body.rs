@@ -85,7 +85,12 @@ fn is_shared(b: &mut Builder) -> String {
     let heads = b.int_attribute(name_of!(Attributes.num_heads), "num_heads_int");
     let (zero, one) = (b.int(0, "zero_int"), b.int(1, "one_int"));
     let index = b.node("Range", &[&zero, &heads, &one], "head_index");
-    let shared = b.with("Constant", &[], "shared_heads_list", &[("value_ints", BodyValue::Attribute(name_of!(Attributes.shared_heads)))]);
+    let shared = b.with(
+        "Constant",
+        &[],
+        "shared_heads_list",
+        &[("value_ints", BodyValue::Attribute(name_of!(Attributes.shared_heads)))],
+    );
     // No head is -1: there is always a column to reduce.
     let none = b.ints(&[-1], "no_head");
     let shared = b.concat(&[&none, &shared], "shared_heads_row");

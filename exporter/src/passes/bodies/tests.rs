@@ -144,7 +144,8 @@ fn nodes_whose_zeros_are_not_known_become_standard_operators() {
 }
 
 fn router(calls: &[Call<'_>]) -> Graph {
-    let mut graph = graph::<TopKRouter>(&[("scores", &[0, 0, 4]), ("balanced", &[0, 0, 5]), ("query", &[0, 0, 8])], calls);
+    let mut graph =
+        graph::<TopKRouter>(&[("scores", &[0, 0, 4]), ("balanced", &[0, 0, 5]), ("query", &[0, 0, 8])], calls);
     for (node, (_, attributes)) in graph.nodes.iter_mut().zip(calls) {
         let shared = if matches!(attributes[0].1, 1 | 2) { vec![] } else { vec![0] };
         node.attributes.push(("shared_heads", Attribute::Ints(shared)));
