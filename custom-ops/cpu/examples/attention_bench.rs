@@ -10,7 +10,7 @@
 use moh_conformance::{Buffer, Random};
 use moh_cpu::peak::gflops;
 use moh_cpu::{Input, Kernel, Threads};
-use moh_operators::{Attributes, DType, Data, DataMut, Definition, RoutedAttention, Tensor, routed_attention};
+use moh_operators::{Attributes, DType, Data, Definition, RoutedAttention, Tensor, routed_attention};
 use std::collections::HashMap;
 use std::error::Error;
 use std::time::{Duration, Instant};
