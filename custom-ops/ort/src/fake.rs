@@ -138,6 +138,8 @@ pub(crate) struct Call {
     pub(crate) blocks: AtomicIsize,
     /// Whether the threads fail after their work.
     pub(crate) broken_threads: bool,
+    /// Whether no output can be made.
+    pub(crate) no_output: bool,
     /// Whether the provider runs on the default stream.
     pub(crate) default_stream: bool,
 }
@@ -150,6 +152,7 @@ impl Call {
             output: None,
             blocks: AtomicIsize::new(0),
             broken_threads: false,
+            no_output: false,
             default_stream: false,
         }
     }

@@ -319,6 +319,20 @@ fn a_call_computes_the_operator() {
 }
 
 #[test]
+fn what_the_host_says_of_the_output_reaches_it_again() {
+    let example = Example::new();
+    let kernel = Made::new(DType::F32, &example.sized(DType::F32)).unwrap();
+    let mut call = example.call(DType::F32, 0);
+    call.no_output = true;
+    let (code, message) = kernel.run(&mut call).unwrap_err();
+    assert!(code == OrtErrorCode::ORT_FAIL && message.contains("no output"), "{code:?} {message}");
+    call.no_output = false;
+    assert!(kernel.run(&mut call).is_ok());
+    drop(kernel);
+    assert_eq!(live(), 0);
+}
+
+#[test]
 fn no_tokens_make_no_output() {
     let mut example = Example::new();
     for shape in &mut example.shapes {

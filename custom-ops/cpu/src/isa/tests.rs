@@ -226,3 +226,12 @@ impl Job for Halves {
 fn halves() {
     everywhere(Halves);
 }
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn units_name_the_vectors_beside_them() {
+    assert_eq!(super::vectors_beside("avx512bf16"), Some("avx512"));
+    #[cfg(target_os = "linux")]
+    assert_eq!(super::vectors_beside("amx"), Some("avx512"));
+    assert_eq!(super::vectors_beside("avx512"), None);
+}

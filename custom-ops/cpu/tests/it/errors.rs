@@ -5,6 +5,19 @@ use moh_conformance::{Buffer, Call, examples};
 use moh_cpu::{Input, Threads};
 use moh_operators::{DType, Error, OPERATORS, Operator};
 
+/// What a host's own functions and the operators fail with.
+#[derive(Debug, PartialEq)]
+enum Failure {
+    Host(&'static str),
+    Operator(Error),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure::Operator(error)
+    }
+}
+
 /// A call of every operator, with all inputs.
 fn calls() -> Vec<Call> {
     let complete = |operator: &&'static Operator| {
@@ -34,6 +47,33 @@ fn the_output_must_fit() {
                 Err(Error::Type { input, found, .. }) => {
                     assert_eq!((input, found), (call.operator().output.name, wrong));
                 }
+                other => panic!("{kernel:?}: {other:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn an_output_that_the_host_makes_must_fit() {
+    for call in calls() {
+        let (output, len) = (call.operator().output.name, call.expected().len());
+        let inputs: Vec<_> = call.tensors().into_iter().map(|tensor| tensor.map(Input::from)).collect();
+        for kernel in kernels_of(call.operator()) {
+            let run = |made: Result<&mut Buffer, Failure>| {
+                kernel.run_into(&call.attributes, &inputs, &Threads::new(1), |dtype, shape| {
+                    assert_eq!((dtype, shape.iter().product()), (call.output_dtype(), len), "{kernel:?}");
+                    made.map(Buffer::data_mut)
+                })
+            };
+            assert!(run(Ok(&mut Buffer::unwritten(call.output_dtype(), len))).is_ok(), "{kernel:?}");
+            // The host's own error comes back as it is.
+            assert_eq!(run(Err(Failure::Host("no output"))), Err(Failure::Host("no output")), "{kernel:?}");
+            match run(Ok(&mut Buffer::unwritten(call.output_dtype(), len - 1))) {
+                Err(Failure::Operator(Error::Length { tensor, .. })) => assert_eq!(tensor, output),
+                other => panic!("{kernel:?}: {other:?}"),
+            }
+            match run(Ok(&mut Buffer::unwritten(DType::BF16, len))) {
+                Err(Failure::Operator(Error::Type { input, .. })) => assert_eq!(input, output),
                 other => panic!("{kernel:?}: {other:?}"),
             }
         }
@@ -81,7 +121,10 @@ fn attributes_of_another_operator_are_refused() {
     for (i, call) in calls.iter().enumerate() {
         let other = &calls[(i + 1) % calls.len()];
         for kernel in kernels_of(other.operator()) {
-            assert!(support::run(call, kernel, call.expected().len(), &Threads::new(1)).is_err(), "{kernel:?}");
+            let (expected, found) = (other.operator().name, call.operator().name);
+            let error = support::run(call, kernel, call.expected().len(), &Threads::new(1)).unwrap_err();
+            // By name, although some operators' attributes are of one type.
+            assert_eq!(error, Error::Operator { expected, found }, "{kernel:?}");
         }
     }
 }

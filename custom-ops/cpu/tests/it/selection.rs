@@ -2,8 +2,9 @@
 
 use crate::support::kernels_of;
 use moh_conformance::routed_attention::Case;
+use moh_conformance::{Buffer, top_k_router};
 use moh_cpu::{ISA_VARIABLE, Input, Kernel, Threads};
-use moh_operators::{DataMut, Definition, Operator, RoutedAttention};
+use moh_operators::{DataMut, Definition, Operator, RoutedAttention, TopKRouter};
 
 const OPERATOR: &Operator = RoutedAttention::OPERATOR;
 
@@ -32,17 +33,44 @@ fn child() {
     }
 }
 
+/// Runs an operator that has no use for a matrix unit; as above, a child.
+#[test]
+#[ignore = "a child process of `a_unit_without_kernels_means_the_vectors_beside_it`"]
+fn router() {
+    let case = top_k_router::plain();
+    let call = case.call_with(&case.numbers());
+    let inputs: Vec<_> = call.tensors().into_iter().map(|tensor| tensor.map(Input::from)).collect();
+    let mut output = Buffer::unwritten(call.output_dtype(), call.expected().len());
+    match moh_cpu::run(&call.attributes, &inputs, output.data_mut(), &Threads::new(1)) {
+        Ok(_) => println!("done=1"),
+        Err(error) => println!("error={error}"),
+    }
+}
+
+/// What `test` prints as a child process in which the environment names `isa`.
+fn with_isa(test: &str, isa: &str) -> String {
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", test, "--nocapture"])
+        .env(ISA_VARIABLE, isa)
+        .output()
+        .unwrap();
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// An instruction set that some operator has a kernel for serves all of them.
+#[test]
+fn a_unit_without_kernels_means_the_vectors_beside_it() {
+    for kernel in kernels_of(OPERATOR) {
+        let text = with_isa("selection::router", kernel.isa);
+        assert!(text.contains("done=1"), "{}: {text}", kernel.isa);
+    }
+    let text = with_isa("selection::router", "abacus");
+    assert!(text.contains(&format!("error={}: expected a kernel", TopKRouter::NAME)), "{text}");
+}
+
 #[test]
 fn the_environment_chooses_the_kernel() {
-    let child = |isa: &str| {
-        let program = std::env::current_exe().unwrap();
-        let output = std::process::Command::new(program)
-            .args(["--ignored", "--exact", "selection::child", "--nocapture"])
-            .env(ISA_VARIABLE, isa)
-            .output()
-            .unwrap();
-        String::from_utf8(output.stdout).unwrap()
-    };
+    let child = |isa: &str| with_isa("selection::child", isa);
     fn macs(text: &str) -> Option<&str> {
         text.lines().find_map(|line| line.split_once("macs=")).map(|(_, macs)| macs)
     }

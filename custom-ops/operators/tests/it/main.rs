@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 mod aggregated_attention;
+mod any;
 mod head_linear;
 mod routed_attention;
 mod routed_mlp;

@@ -154,6 +154,18 @@ fn sizes_beyond_memory_are_refused_before_anything_is_read() {
     assert!(matches!(result, Err(Error::Shape { .. })), "{result:?}");
 }
 
+/// Keys that no output shows: their number would be 0 in 64 bits.
+#[test]
+fn inputs_beyond_memory_are_refused_where_the_output_is_small() {
+    let shapes = [vec![1, 1, 20], vec![1, 1 << 63, 10], vec![1, 1 << 63, 12], vec![1, 1, 4]];
+    let numbers = [0.5; 20];
+    let data = [&numbers[..], &[], &[], &numbers[..4]];
+    let inputs: Vec<_> =
+        shapes.iter().zip(data).map(|(shape, data)| Some(Tensor { shape, data: Data::F32(data) })).collect();
+    let result = RoutedAttention::OPERATOR.reference(&attributes(&[]).unwrap(), &inputs);
+    assert!(matches!(result, Err(Error::Shape { input: "key", .. })), "{result:?}");
+}
+
 #[test]
 fn types_must_agree() {
     let (wide, narrow) = (vec![0.5f32; 64], vec![f16::ONE; 64]);
