@@ -14,7 +14,7 @@ fn operators_page_follows_the_schema() {
     assert_eq!(
         std::fs::read_to_string(&path).unwrap(),
         page,
-        "UPDATE_DOCS=1 cargo test --test it docs writes the page"
+        "UPDATE_DOCS=1 cargo test -p moh --test it docs writes the page"
     );
 }
 
