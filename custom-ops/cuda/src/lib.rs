@@ -1,7 +1,7 @@
 //! CUDA kernels of the `ai.moh` operators. Empty without feature `kernels`; needs no CUDA library to link or load.
 //!
-//! Kernels are in `kernels/*.cu`; each file becomes a [`modules::Module`], loaded at its first use in a context. Everything
-//! here is asynchronous: [`run`] puts its launches on the host's [`Stream`] and returns.
+//! Kernels are in `kernels/*.cu`; each file becomes a `modules::Module`, loaded at its first use in a context. Everything
+//! here is asynchronous: `run` puts its launches on the host's `Stream` and returns.
 
 #![cfg(feature = "kernels")]
 
