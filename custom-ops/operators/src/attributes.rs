@@ -147,7 +147,7 @@ pub(crate) fn choice(value: &Value, n: usize) -> Result<usize, [String; 2]> {
 /// Where attributes are read from: the value of an attribute, if it is there.
 pub type Source<'s> = dyn FnMut(&'static AttributeDef) -> Option<Value> + 's;
 
-/// An operator's attributes as a struct; declared by [`attributes!`](crate::attributes).
+/// An operator's attributes as a struct; declared by `attributes!`.
 pub trait AttributeSet: Any + Send + Sync + std::fmt::Debug {
     /// Name, type and meaning of each.
     const DEFS: &'static [AttributeDef];
@@ -164,7 +164,7 @@ pub trait AttributeSet: Any + Send + Sync + std::fmt::Debug {
     fn values(&self) -> Vec<Value>;
 }
 
-/// Reads one attribute, for [`attributes!`](crate::attributes).
+/// Reads one attribute, for `attributes!`.
 pub(crate) fn read_one<A: AttributeType>(
     operator: &'static str,
     def: &'static AttributeDef,
