@@ -24,7 +24,7 @@ impl Call {
             Attribute::Int(v) => Some(Value::Int(*v)),
             Attribute::Float(v) => Some(Value::Float(*v)),
             Attribute::Ints(v) => Some(Value::Ints(v.clone())),
-            Attribute::String(_) | Attribute::Scalar(..) => None,
+            Attribute::String(_) | Attribute::Scalar(..) | Attribute::Constant(_) => None,
         })?;
         let values: Vec<_> = node.inputs.iter().map(|name| graph.value(name)).collect();
         let ty = values.first().and_then(Option::as_ref).map_or(ElementType::F32, |value| value.ty);

@@ -1,7 +1,7 @@
 //! The graph as an ONNX `ModelProto`.
 
 use crate::error::Error;
-use crate::graph::{Attribute, Dim, Graph, Initializer, Node, Value};
+use crate::graph::{Attribute, Dim, ElementType, Graph, Initializer, Node, Value};
 use crate::proto::{self, attribute_proto::AttributeType};
 use crate::weights::{INLINE_BYTES, Plan, write_initializer};
 use moh_operators::{AttributeKind, Body, BodyNode, BodyValue, DOMAIN, VERSION};
@@ -35,6 +35,7 @@ pub fn encode(graph: &Graph, plan: &Plan, data_name: &str) -> Result<Vec<u8>, Er
             initializer: initializers.collect::<Result<_, Error>>()?,
             input: graph.inputs.iter().map(value_info).collect(),
             output: graph.outputs.iter().map(value_info).collect(),
+            value_info: inner_values(graph),
             ..Default::default()
         }),
         metadata_props: graph.metadata.iter().map(|(key, value)| entry(key, value)).collect(),
@@ -77,6 +78,14 @@ fn external(init: &Initializer, data_name: &str, offset: u64) -> proto::TensorPr
         ],
         ..tensor(init)
     }
+}
+
+/// What is known of the values between inputs and outputs. Runtimes infer most of it, but lose the batch at a Reshape to -1;
+/// onnxruntime then plans no two buffers in one place, and compares every value with all those before: seconds for a large model.
+fn inner_values(graph: &Graph) -> Vec<proto::ValueInfoProto> {
+    let is_output = |name: &String| graph.outputs.iter().any(|output| output.name == *name);
+    let names = graph.nodes.iter().flat_map(|node| &node.outputs).filter(|name| !is_output(name));
+    names.filter_map(|name| graph.values.get(name)).map(value_info).collect()
 }
 
 fn value_info(value: &Value) -> proto::ValueInfoProto {
@@ -139,16 +148,16 @@ fn attribute(name: &str, value: &Attribute) -> proto::AttributeProto {
         Attribute::String(v) => {
             proto::AttributeProto { s: Some(v.as_bytes().to_vec()), ..typed(name, AttributeType::String) }
         }
-        Attribute::Scalar(ty, v) => {
-            let t = proto::TensorProto {
-                data_type: Some(ty.onnx()),
-                dims: vec![1],
-                raw_data: Some(ty.bytes_of(*v)),
-                ..Default::default()
-            };
-            proto::AttributeProto { t: Some(t), ..typed(name, AttributeType::Tensor) }
-        }
+        Attribute::Scalar(ty, v) => number(name, *ty, vec![1], *v),
+        Attribute::Constant(v) => number(name, ElementType::F32, Vec::new(), *v),
     }
+}
+
+/// A tensor of one element.
+fn number(name: &str, ty: ElementType, dims: Vec<i64>, v: f32) -> proto::AttributeProto {
+    let raw_data = Some(ty.bytes_of(v));
+    let t = proto::TensorProto { data_type: Some(ty.onnx()), dims, raw_data, ..Default::default() };
+    proto::AttributeProto { t: Some(t), ..typed(name, AttributeType::Tensor) }
 }
 
 fn function(body: &Body, version: i64) -> proto::FunctionProto {
@@ -169,7 +178,7 @@ fn body_node(body: &Body, part: &BodyNode) -> proto::NodeProto {
     let kind = |name: &str| body.operator.attributes.iter().find(|def| def.name == name).map(|def| def.kind);
     let attribute = |(name, value): &(&'static str, BodyValue)| match value {
         BodyValue::Int(v) => int(name, *v),
-        BodyValue::Float(v) => float(name, *v),
+        BodyValue::Scalar(v) => number(name, ElementType::F32, Vec::new(), *v),
         BodyValue::Ints(v) => ints(name, v),
         BodyValue::Attribute(formal) => {
             let ty = match kind(formal) {

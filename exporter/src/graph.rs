@@ -101,8 +101,10 @@ pub enum Attribute {
     Float(f32),
     Ints(Vec<i64>),
     String(&'static str),
-    /// A one-element tensor.
+    /// A tensor of one dimension and one element.
     Scalar(ElementType, f32),
+    /// A float32 tensor without dimensions.
+    Constant(f32),
 }
 
 /// A node.
@@ -208,6 +210,7 @@ impl Graph {
             Attribute::Ints(v) => format!("{name}={v:?}"),
             Attribute::String(v) => format!("{name}={v}"),
             Attribute::Scalar(ty, v) => format!("{name}={ty} {v}"),
+            Attribute::Constant(v) => format!("{name}={} {v}", ElementType::F32),
         };
         let mut text = format!("graph {} (opset {}, ir {})\n", self.name, self.opset, self.ir_version);
         for (key, value) in &self.metadata {

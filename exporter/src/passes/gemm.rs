@@ -71,8 +71,9 @@ impl Layer {
     fn write(&self, graph: &mut Graph, name: &str) {
         let (columns, matrix) = as_stored(graph, &self.weight);
         let (module, ty) = (name.strip_suffix("/MatMul").unwrap_or(name), self.x.ty);
+        let rows = rows(&self.x.dims);
         let value = |graph: &mut Graph, name: String, last: usize| {
-            let dims = vec![Dim::Unknown, Dim::Fixed(last)];
+            let dims = vec![rows.clone(), Dim::Fixed(last)];
             graph.values.insert(name.clone(), Value { name: name.clone(), ty, dims });
             name
         };
@@ -86,6 +87,18 @@ impl Layer {
         let dims: Vec<i64> = self.y.dims.iter().map(|dim| size(dim).map_or(-1, |n| n as i64)).collect();
         let shape = ints(graph, &dims);
         graph.nodes.push(node("Reshape", &self.y.name, vec![y, shape], vec![]));
+    }
+}
+
+/// The product of all dimensions but the last.
+fn rows(dims: &[Dim]) -> Dim {
+    let rows = &dims[..dims.len().saturating_sub(1)];
+    let fixed: usize = rows.iter().filter_map(size).product();
+    let mut others = rows.iter().filter(|dim| size(dim).is_none());
+    match (others.next(), others.next()) {
+        (None, _) => Dim::Fixed(fixed),
+        (Some(Dim::Named(name)), None) if !name.contains('+') => Dim::Named(format!("{name}*{fixed}")),
+        _ => Dim::Unknown,
     }
 }
 

@@ -5,5 +5,6 @@ mod dtype;
 mod existing;
 mod refusal;
 mod support;
+mod values;
 mod versions;
 mod weights;

@@ -35,8 +35,8 @@ impl Variant {
 pub enum BodyValue {
     /// An integer.
     Int(i64),
-    /// A float.
-    Float(f32),
+    /// A float32 tensor without dimensions. (Some tools read a Constant's `value_float` as float64.)
+    Scalar(f32),
     /// A list of integers.
     Ints(Vec<i64>),
     /// The operator's own attribute of that name.
@@ -120,7 +120,7 @@ impl Builder {
 
     /// A float constant.
     pub(crate) fn float(&mut self, value: f32, output: &str) -> String {
-        self.with("Constant", &[], output, &[("value_float", BodyValue::Float(value))])
+        self.with("Constant", &[], output, &[("value", BodyValue::Scalar(value))])
     }
 
     /// The operator's integer attribute as a scalar.

@@ -53,7 +53,9 @@ fn select(b: &mut Builder, scores: &str, k: &str, over_all: bool, output: &str) 
 /// `values` at the `indices` of the last axis of a tensor as large as `x`, 0 elsewhere.
 fn scatter(b: &mut Builder, x: &str, indices: &str, values: &str, output: &str) -> String {
     let shape = b.node("Shape", &[x], "routed_shape");
-    let zeros = b.node("ConstantOfShape", &[&shape], "off");
+    // (tract takes the elements of a ConstantOfShape without a value for float64.)
+    let zero = b.float(0.0, "zero");
+    let zeros = b.node("Expand", &[&zero, &shape], "off");
     b.with("ScatterElements", &[&zeros, indices, values], output, &LAST)
 }
 

@@ -13,11 +13,15 @@ pub(super) fn expand(node: &Node, call: &Call, nodes: &mut Vec<Node>) -> Result<
         None if name == body.operator.output.name => node.outputs[0].clone(),
         None => format!("{}/{name}", node.name),
     };
-    let value = |value: &BodyValue| match value {
-        BodyValue::Int(v) => Some(Attribute::Int(*v)),
-        BodyValue::Float(v) => Some(Attribute::Float(*v)),
-        BodyValue::Ints(v) => Some(Attribute::Ints(v.clone())),
-        BodyValue::Attribute(name) => node.attributes.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone()),
+    let attribute = |(name, value): &(&'static str, BodyValue)| match value {
+        BodyValue::Int(v) => Some((*name, Attribute::Int(*v))),
+        BodyValue::Scalar(v) => Some((*name, Attribute::Constant(*v))),
+        BodyValue::Ints(v) => Some((*name, Attribute::Ints(v.clone()))),
+        BodyValue::Attribute(formal) => match node.attributes.iter().find(|(n, _)| n == formal)?.1.clone() {
+            // As every other float of a body.
+            Attribute::Float(v) if *name == "value_float" => Some(("value", Attribute::Constant(v))),
+            actual => Some((*name, actual)),
+        },
     };
     nodes.extend(body.nodes.iter().map(|part| Node {
         op_type: part.op_type,
@@ -25,7 +29,7 @@ pub(super) fn expand(node: &Node, call: &Call, nodes: &mut Vec<Node>) -> Result<
         name: format!("{}/{}", node.name, part.output),
         inputs: part.inputs.iter().map(|name| inner(name)).collect(),
         outputs: part.outputs().iter().map(|name| inner(name)).collect(),
-        attributes: part.attributes.iter().filter_map(|(name, v)| value(v).map(|v| (*name, v))).collect(),
+        attributes: part.attributes.iter().filter_map(attribute).collect(),
     }));
     Ok(())
 }
