@@ -73,4 +73,12 @@ if [[ -z ${MOH_ORT_VERSIONS:-} ]] && ! python3 -c 'import sys; sys.exit(sys.vers
 fi
 ci/ort-versions.sh "${models[@]}"
 
+# With --torch it also runs the recipe that needs PyTorch.
+step "recipes"
+if python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+    ci/recipes.sh
+else
+    echo "note: docs/recipes.md needs Python 3.11 or newer, this is $(python3 --version): its recipes are not run" >&2
+fi
+
 printf '\nall tests passed\n'
