@@ -14,8 +14,8 @@ set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 work=$root/target/recipes
-bin=$(cd "${MOH_BIN:-$root/target/release}" && pwd)
-ops=$(realpath "${MOH_OPS_LIBRARY:-$bin/libmoh_ops.so}")
+bin=${MOH_BIN:-$root/target/release}
+ops=${MOH_OPS_LIBRARY:-$bin/libmoh_ops.so}
 python=${PYTHON:-python3}
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 
@@ -27,6 +27,7 @@ case ${1:-} in "" | --torch) ;; *) sed -n '2,/^set/s/^# \{0,1\}//p' "$0" >&2 && 
 for file in "$bin/moh-export" "$bin/moh-run" "$ops"; do
     [ -e "$file" ] || fail "no $file: run 'cargo build --release', or set MOH_BIN and MOH_OPS_LIBRARY"
 done
+bin=$(realpath "$bin") ops=$(realpath "$ops")
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
     fail "needs Python 3.11 or newer, found $("$python" --version): set PYTHON"
 
