@@ -1,12 +1,12 @@
 //! MoH-ViT on every path against the published code's data, and a trained classifier's accuracy.
 //!
-//! The repository holds one case. Another one and the classifier are too large to be shipped: their tests are ignored, and run with
-//! `--ignored` where `MOH_GOLDEN` and `MOH_CHECKPOINTS` name folders that hold them.
+//! The repository holds one case. Another one is too large for it: its test is ignored, and runs with `--ignored` where `MOH_GOLDEN`
+//! names a folder that holds it.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
-use moh::{Table, Tensors, floats, gate_errors, golden, max_abs, read_tensors, ways, with_gates};
-use moh_export::Options;
+use moh::{Table, Tensors, checkpoint, floats, gate_errors, golden, max_abs, read_tensors, ways, with_gates};
+use moh_export::{ElementType, Options};
 use moh_models::sample::Rng;
 use moh_models::{Config, Model};
 use moh_operators::tolerance;
@@ -92,31 +92,53 @@ fn generated_with_routing_in_late_stages() {
 }
 
 /// The largest logit's class.
-fn best(logits: &[f32]) -> i64 {
-    (0..logits.len()).fold(0, |best, i| if logits[i] > logits[best] { i } else { best }) as i64
+fn best(logits: &[f32]) -> usize {
+    (0..logits.len()).fold(0, |best, i| if logits[i] > logits[best] { i } else { best })
+}
+
+/// A digit of 8 x 8 pixels from 0 to 16 as it was in training: from -1 to 1, bilinear to 64 x 64, in three equal channels.
+fn pixels(digit: &[u8]) -> Vec<f32> {
+    let at = |y: usize, x: usize| f32::from(digit[8 * y + x]) / 8.0 - 1.0;
+    // The two old pixels that a new one lies between, and how much of the second it takes.
+    let between = |i: usize| {
+        let place = ((i as f32 + 0.5) / 8.0 - 0.5).clamp(0.0, 7.0);
+        (place as usize, (place as usize + 1).min(7), place.fract())
+    };
+    let row = |y: usize, x: usize| {
+        let (left, right, part) = between(x);
+        at(y, left) * (1.0 - part) + at(y, right) * part
+    };
+    let pixel = |i: usize| {
+        let (above, below, part) = between(i / 64);
+        row(above, i % 64) * (1.0 - part) + row(below, i % 64) * part
+    };
+    (0..64 * 64).map(pixel).collect::<Vec<_>>().repeat(3)
 }
 
 #[test]
-#[ignore = "needs MOH_CHECKPOINTS, a folder with digits-moh-vit, which is too large to be shipped"]
 fn trained_digits() {
-    let folder = elsewhere("MOH_CHECKPOINTS", "digits-moh-vit");
+    let folder = checkpoint("digits-moh-vit");
     let training: serde_json::Value =
         serde_json::from_str(&std::fs::read_to_string(folder.join("training.json")).unwrap()).unwrap();
     let trained = training["val_accuracy"].as_f64().unwrap();
-    let held_out = read_tensors(&folder.join("heldout.safetensors"));
-    let (pixels, labels) = (floats(&held_out["pixel_values"]), held_out["labels"].as_slice::<i64>().unwrap());
-    let image = pixels.len() / labels.len();
+    let file = std::fs::read(folder.join("heldout.safetensors")).unwrap();
+    let held_out = safetensors::SafeTensors::deserialize(&file).unwrap();
+    let (digits, labels) = (held_out.tensor("digits").unwrap().data(), held_out.tensor("labels").unwrap().data());
     let target = tempfile::tempdir().unwrap();
     let mut table = Table::new("digits-moh-vit, all held-out images");
-    for (way, mut runner) in ways(&folder, target.path(), &Options::default()) {
+    // The weights are stored as float16; PyTorch's figure is float32's.
+    for (way, mut runner) in
+        ways(&folder, target.path(), &Options { dtype: Some(ElementType::F32), ..Options::default() })
+    {
         let mut right = 0;
-        for (images, labels) in pixels.chunks(33 * image).zip(labels.chunks(33)) {
-            // One channel is stored; the three are equal.
-            let three: Vec<f32> = images.chunks(image).flat_map(|image| [image, image, image].concat()).collect();
-            let shape = vec![labels.len(), 3, 64, 64];
-            let inputs = Tensors::from([("pixel_values".to_owned(), Tensor::new(shape, three).unwrap())]);
+        for (digits, labels) in digits.chunks(33 * 64).zip(labels.chunks(33)) {
+            let images = digits.chunks(64).flat_map(pixels).collect();
+            let inputs = Tensors::from([(
+                "pixel_values".to_owned(),
+                Tensor::new(vec![labels.len(), 3, 64, 64], images).unwrap(),
+            )]);
             let logits = floats(&runner.run(&inputs)["logits"]);
-            right += logits.chunks(10).zip(labels).filter(|(row, label)| best(row) == **label).count();
+            right += logits.chunks(10).zip(labels).filter(|(row, label)| best(row) == usize::from(**label)).count();
         }
         let accuracy = right as f64 / labels.len() as f64;
         table.add(&way, &format!("accuracy {accuracy:.4}, off by"), (accuracy - trained).abs(), 1e-6);
