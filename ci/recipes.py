@@ -1,6 +1,6 @@
-"""Runs the code blocks of a page, in order. ci/recipes.sh prepares what they need.
+"""Runs the code blocks of pages, in order. ci/recipes.sh prepares what they need.
 
-usage: recipes.py PAGE FOLDER [--torch]
+usage: recipes.py FOLDER PAGE... [--torch]
 
 A recipe is a section (`## Title`). Its ```bash blocks are run. So are its ```python blocks, except those that begin
 with `# NAME.py`: they are saved under that name. Each block is a process of its own in FOLDER. Comments of the page
@@ -8,6 +8,7 @@ change this:
 
     <!-- recipes: needs COMMAND -->   the section is left out where there is no such command; torch: without --torch
     <!-- recipes: fails REASON -->    the next block is expected to fail; if it does not, the comment has to go
+    <!-- recipes: skip REASON -->     the next block is not run
 """
 
 import re
@@ -27,7 +28,7 @@ class Failed(Exception):
 
 def sections(page):
     """Title, what the section needs, and blocks: line, language, text, reason why it is expected to fail."""
-    title, needs, blocks, fails = "What all recipes need", [], [], None
+    title, needs, blocks, fails, skip = f"{page.name}, before its first section", [], [], None, False
     lines = page.read_text().split("\n")
     at = 0
     while at < len(lines):
@@ -35,18 +36,21 @@ def sections(page):
         at += 1
         if line.startswith("## "):
             yield title, needs, blocks
-            title, needs, blocks, fails = line[3:], [], [], None
+            title, needs, blocks, fails, skip = line[3:], [], [], None, False
         elif comment := re.fullmatch(r"<!-- recipes: (\w+) (.+) -->", line):
             if comment[1] == "needs":
                 needs.append(comment[2])
             elif comment[1] == "fails":
                 fails = comment[2]
+            elif comment[1] == "skip":
+                skip = True
             else:
                 raise SystemExit(f"{page}:{at}: unknown comment: {line}")
         elif fence := re.fullmatch(r"```(\w+)", line):
             end = lines.index("```", at)
-            blocks.append((at, fence[1], "\n".join(lines[at:end]) + "\n", fails))
-            at, fails = end + 1, None
+            if not skip:
+                blocks.append((at, fence[1], "\n".join(lines[at:end]) + "\n", fails))
+            at, fails, skip = end + 1, None, False
         elif line.startswith(("```", "<!-- recipes")):
             raise SystemExit(f"{page}:{at}: not understood: {line}")
     yield title, needs, blocks
@@ -77,25 +81,28 @@ def run(folder, line, language, text, fails):
     return ""
 
 
-def main(page, folder, *flags):
+def run_page(page, folder, torch):
+    """Runs one page. Returns how many of its sections failed."""
     failed = 0
-    for title, needs, blocks in sections(Path(page)):
+    for title, needs, blocks in sections(page):
         if not blocks:
             continue
-        missing = [n for n in needs if ("--torch" not in flags if n == "torch" else not shutil.which(n))]
+        missing = [n for n in needs if (not torch if n == "torch" else not shutil.which(n))]
         if missing:
             print(f"skip\t{title}\tneeds {', '.join('--torch' if n == 'torch' else n for n in missing)}", flush=True)
             continue
         started, result, notes = time.monotonic(), "ok", []
         try:
-            notes = [note for note in (run(Path(folder), *block) for block in blocks) if note]
+            notes = [note for note in (run(folder, *block) for block in blocks) if note]
         except (Failed, subprocess.TimeoutExpired) as error:
             failed, result, notes = failed + 1, "FAIL", [str(error)]
         print(result, title, f"{time.monotonic() - started:.0f} s", *notes, sep="\t", flush=True)
-    sys.exit(1 if failed else 0)
+    return failed
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 3:
+    arguments = [argument for argument in sys.argv[1:] if argument != "--torch"]
+    if len(arguments) < 2:
         sys.exit(__doc__)
-    main(*sys.argv[1:])
+    failures = sum(run_page(Path(page), Path(arguments[0]), "--torch" in sys.argv) for page in arguments[1:])
+    sys.exit(1 if failures else 0)
