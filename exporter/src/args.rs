@@ -137,6 +137,11 @@ fn size<const MIN: usize, const MAX: usize>(text: &str) -> Result<usize, String>
     }
 }
 
+/// A version number; which ones there are is for the library to say.
+fn version(text: &str) -> Result<i64, String> {
+    text.parse().map_err(|_| "expected a whole number".to_owned())
+}
+
 /// A largest difference.
 fn tolerance(text: &str) -> Result<f32, String> {
     match text.parse() {
@@ -186,11 +191,11 @@ struct ExportArgs {
     past: Option<usize>,
 
     /// ONNX operator-set version, 20 to 24 (20 with --ir-version 9 loads in onnxruntime 1.17).
-    #[arg(long, default_value_t = DEFAULT_OPSET, value_name = "N")]
+    #[arg(long, default_value_t = DEFAULT_OPSET, value_name = "N", value_parser = version)]
     opset: i64,
 
     /// ONNX IR version [default: the one that came with the operator set].
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = version)]
     ir_version: Option<i64>,
 
     /// Run the written model and compare it with our own implementation (not your PyTorch code), whatever its size.

@@ -48,6 +48,8 @@ pub struct Inspection {
     pub family: String,
     /// Sizes of the named dimensions that were counted at.
     pub sizes: Vec<(String, usize)>,
+    /// Tokens of a sequence or an image.
+    pub tokens: usize,
     /// The attention layers.
     pub layers: Vec<LayerCost>,
     /// Numbers in the whole model.
@@ -135,7 +137,7 @@ pub fn inspect(model: &Model, tensors: &Tensors, lengths: Lengths) -> Result<Ins
     }
     let workload = model.workload();
     let mut sizes = workload.sizes;
-    let tokens = lengths.tokens.or(sizes.iter().find(|(name, _)| *name == "sequence").map(|(_, n)| *n)).unwrap_or(1);
+    let tokens = lengths.tokens.unwrap_or(workload.tokens);
     let source = sizes.iter().find(|(name, _)| *name == "encoder_sequence").map_or(0, |(_, n)| *n);
     for (name, size) in &mut sizes {
         *size = match *name {
@@ -179,6 +181,7 @@ pub fn inspect(model: &Model, tensors: &Tensors, lengths: Lengths) -> Result<Ins
     Ok(Inspection {
         family: model.family().to_owned(),
         sizes: sizes.into_iter().map(|(name, size)| (name.to_owned(), size)).collect(),
+        tokens,
         layers,
         parameters: tensors.iter().map(|(_, shape)| shape.iter().product::<usize>()).sum(),
         macs_dense: whole.dense,
@@ -190,7 +193,10 @@ pub fn inspect(model: &Model, tensors: &Tensors, lengths: Lengths) -> Result<Ins
 
 impl fmt::Display for Inspection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let sizes: Vec<String> = self.sizes.iter().map(|(name, size)| format!("{name} = {size}")).collect();
+        let mut sizes: Vec<String> = self.sizes.iter().map(|(name, size)| format!("{name} = {size}")).collect();
+        if !self.sizes.iter().any(|(name, _)| name == "sequence") {
+            sizes.push(format!("{} tokens", self.tokens));
+        }
         writeln!(f, "{}, counted at {}", self.family, sizes.join(", "))?;
         let width = self.layers.iter().map(|layer| layer.path.len()).max().unwrap_or(0).max("attention layer".len());
         writeln!(

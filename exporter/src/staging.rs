@@ -113,7 +113,9 @@ pub(crate) fn folder_of(output: &Path) -> &Path {
 /// A new staging folder in `parent`, and its lock.
 fn locked_folder(parent: &Path) -> Result<(PathBuf, File), Error> {
     loop {
-        let folder = tempfile::Builder::new().prefix(PREFIX).tempdir_in(parent).map_err(Error::io(parent))?;
+        // What kind of error it is says as much as the whole text, which names a folder that nobody asked for.
+        let folder = tempfile::Builder::new().prefix(PREFIX).tempdir_in(parent);
+        let folder = folder.map_err(|e| Error::io(parent)(e.kind().into()))?;
         let path = folder.path().join(LOCK);
         let lock = match File::create_new(&path) {
             Ok(lock) => lock,

@@ -21,6 +21,9 @@ fn a_diffusion_model_at_another_resolution() {
         (json(&["--preset", "moh-dit-xl-90"]), json(&["--preset", "moh-dit-xl-90", "--tokens", "4096"]));
     let macs = |of: &Value| of["macs_dense"].as_u64().unwrap();
     assert!(macs(&large) > 16 * macs(&small), "{} at 256 tokens, {} at 4096", macs(&small), macs(&large));
+    assert_eq!((&small["tokens"], &large["tokens"]), (&256.into(), &4096.into()));
+    let (_, said) = inspect(&["--preset", "moh-dit-xl-90", "--tokens", "4096"]);
+    assert!(said.starts_with("moh-dit, counted at batch = 1, 4096 tokens\n"), "{said}");
     assert_eq!(json(&["--preset", "moh-dit-xl-90", "--tokens", "256"]), small);
     let share = |of: &Value| of["gain"]["macs_saved_share"].as_f64().unwrap();
     assert!(share(&small) < 0.03 && share(&large) > 1.5 * share(&small), "{} and {}", share(&small), share(&large));

@@ -26,7 +26,10 @@ fn outputs_that_cannot_be() {
     output("new", &["output new: the name of the model to write must end in .onnx"]);
     output("new.ONNX", &["must end in .onnx"]);
     output("", &["--output"]);
-    output("file/model.onnx", &["error: file", "a file is where a folder is needed: choose another folder"]);
+    output(
+        "file/model.onnx",
+        &["error: file: not a directory; a file is where a folder is needed: choose another folder"],
+    );
     output("/proc/model.onnx", &["error: /proc: "]);
     fs::write(root.path().join("there.onnx"), "").unwrap();
     output("there.onnx", &["there.onnx exists already; --force replaces it"]);
@@ -60,6 +63,7 @@ fn numbers_and_names_that_cannot_be() {
         &["--ir-version", "3"],
         &["ONNX IR version 3 is not supported: expected 9 to 13; choose it with --ir-version"],
     );
+    with(&llama, &["--opset", "x"], &["'x' for '--opset <N>': expected a whole number"]);
     with(&llama, &["--batch", "0"], &["'0' for '--batch <N>'", "expected a whole number from 1 to 16777216"]);
     with(&dit, &["--past", "5"], &["this moh-dit has no dimension past; it has batch; leave out --past"]);
     with(&llama, &["--family", "gpt"], &["'gpt' for '--family <NAME>'", "moh-llama", "moh-vit"]);
