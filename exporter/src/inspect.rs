@@ -86,15 +86,15 @@ impl Gain {
         let routing = match share {
             0.0 => "Routing saves nothing: tokens use every head.".to_owned(),
             _ if share < NOTICEABLE => format!(
-                "Routing cannot help much at these lengths: it saves {:.1} % of the MACs, because attention is {in_attention:.0} % of them \
-                 and tokens use {:.0} % of the heads.",
+                "Routing cannot help much at these lengths: it saves {:.1} % of the MACs, because attention is \
+                 {in_attention:.0} % of them and tokens use {:.0} % of the heads.",
                 100.0 * share,
                 100.0 * active
             ),
             _ => format!("Routing saves {:.1} % of the MACs at these lengths.", 100.0 * share),
         };
-        let kernels = "The library may be faster still than the file without it: attention then runs in fused kernels instead of \
-                       function bodies of standard operators.";
+        let kernels = "The library may be faster still than the file without it: attention then runs in fused kernels \
+                       instead of function bodies of standard operators.";
         Gain { macs_saved_share: share, routing, kernels }
     }
 }

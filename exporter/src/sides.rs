@@ -51,8 +51,8 @@ impl Side {
 
 /// The side files of a checkpoint that are not beside `output` already, the configuration in use as config.json among them.
 ///
-/// A file that is there with other contents belongs to another model where the folder holds one: an .onnx file other than `output`, or
-/// weights that could be exported. Else it is `output`'s own, or the user's.
+/// A file that is there with other contents belongs to another model where the folder holds one: an .onnx file other than
+/// `output`, or weights that could be exported. Else it is `output`'s own, or the user's.
 ///
 /// # Errors
 /// [`Error::ForeignSideFile`] where another model's file of that name is there; [`Error::SideFile`] where another file is,

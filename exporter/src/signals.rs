@@ -19,7 +19,8 @@ pub(crate) fn clean_up() {
     });
 }
 
-/// Which signals this program was started to ignore: nohup asks for that, and so do shells for jobs in the background. `None`: not known.
+/// Which signals this program was started to ignore: nohup asks for that, and so do shells for jobs in the background.
+/// `None`: not known.
 fn ignored() -> impl Fn(i32) -> Option<bool> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

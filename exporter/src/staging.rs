@@ -43,8 +43,8 @@ fn prepared() -> MutexGuard<'static, Prepared> {
     PREPARED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Removes what this process's exports have prepared, for a program that a signal is about to end. An export that is moving its files
-/// into place finishes first; others wait for as long as the result lives.
+/// Removes what this process's exports have prepared, for a program that a signal is about to end. An export that is moving its
+/// files into place finishes first; others wait for as long as the result lives.
 #[must_use = "exports go on when it is dropped"]
 pub fn abandon() -> impl Sized {
     let mut prepared = prepared();

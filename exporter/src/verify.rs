@@ -1,8 +1,8 @@
 //! Runs the written model and compares it with candle, and with the outputs of a run of the user's own ([`Reference`]).
 //!
 //! Free-running, f32 must select the same heads and give the same outputs; rows whose routing f32 does not decide are left out
-//! and counted. In f16, and with attention in bf16, a few rows route differently and their outputs are another model's, rightly: there the outputs are
-//! compared with the reference's gates fed in, and differing rows are only counted.
+//! and counted. In f16, and with attention in bf16, a few rows route differently and their outputs are another model's, rightly:
+//! there the outputs are compared with the reference's gates fed in, and differing rows are only counted.
 
 mod reference;
 mod runner;

@@ -115,8 +115,8 @@ pub trait Family: Sized {
     fn outputs(&self) -> Vec<Port>;
     /// The sizes to count multiply-accumulates at.
     fn workload(&self) -> Workload;
-    /// The configuration's key that fixes how many tokens a call has, and its value for `tokens` of them or a few more; `None` where callers
-    /// choose, or the model is made for one number.
+    /// The configuration's key that fixes how many tokens a call has, and its value for `tokens` of them or a few more; `None`
+    /// where callers choose, or the model is made for one number.
     fn resized(&self, _tokens: usize) -> Option<(&'static str, usize)> {
         None
     }
