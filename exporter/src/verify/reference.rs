@@ -70,8 +70,9 @@ pub struct Compared {
     pub runtime: String,
     /// The outputs, in the model's order.
     pub outputs: Vec<OutputError>,
-    /// Whether the model got the heads that our own implementation selects in float32, because rounding selects others.
-    pub given_gates: bool,
+    /// Where rounding selects other heads: the largest error with those, in units of the largest value. The errors of `outputs`
+    /// are then with the heads given that our own implementation selects in float32.
+    pub other_heads_error: Option<f32>,
 }
 
 impl fmt::Display for Compared {
@@ -89,11 +90,9 @@ impl fmt::Display for Compared {
         if let Some(padding) = self.outputs.iter().map(|of| of.padding).max().filter(|n| *n > 0) {
             write!(f, "; {padding} padded positions left out")?;
         }
-        if self.given_gates {
-            write!(
-                f,
-                "; with the heads given that our own implementation selects in float32, as rounding selects others"
-            )?;
+        if let Some(error) = self.other_heads_error {
+            write!(f, "; with the heads given that our own implementation selects in float32: ")?;
+            write!(f, "rounding selects others for some tokens, and is off by {error:.1e} then")?;
         }
         Ok(())
     }
@@ -244,17 +243,18 @@ impl Subject<'_> {
         let (runtime, tolerance) = (written.describe(), self.tolerance());
         let inputs = self.host_inputs(&reference.inputs)?;
         let outputs = written.run(inputs.clone())?;
-        let compared = |outputs, given_gates| {
+        let compared = |outputs, other_heads_error| {
             let (file, runtime) = (reference.file.clone(), runtime.clone());
-            Compared { file, runtime, outputs, given_gates }
+            Compared { file, runtime, outputs, other_heads_error }
         };
         let differs = match reference.compare(&outputs, tolerance, &runtime) {
-            Ok(outputs) => return Ok(compared(outputs, false)),
-            Err(differs) => differs,
+            Ok(outputs) => return Ok(compared(outputs, None)),
+            Err(Error::Differs(differs)) => differs,
+            Err(other) => return Err(other),
         };
         let expected = self.expected(&mut Eager::new().with_taps(), &reference.inputs)?;
         if self.routes_as_reference() && !expected.undecided()? {
-            return Err(differs);
+            return Err(Error::Differs(differs));
         }
         self.check_finite(&outputs)?;
         let mut inputs = inputs;
@@ -262,6 +262,7 @@ impl Subject<'_> {
             inputs.push((name.clone(), host(gates)?));
         }
         let outputs = self.variant(staging, Gates::Input)?.run(inputs)?;
-        Ok(compared(reference.compare(&outputs, tolerance, &runtime)?, true))
+        let error = (differs.found - differs.expected).abs() / differs.largest;
+        Ok(compared(reference.compare(&outputs, tolerance, &runtime)?, Some(error)))
     }
 }
