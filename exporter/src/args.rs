@@ -3,7 +3,7 @@
 use clap::builder::PossibleValuesParser;
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use moh_export::{DEFAULT_OPSET, ElementType, Options, Part, Sizes, passes};
+use moh_export::{DEFAULT_OPSET, ElementType, Options, Part, ReferenceFile, Sizes, passes};
 use moh_models::families;
 use moh_models::presets::{self, Source};
 use moh_models::{Checkpoint, Config};
@@ -77,17 +77,18 @@ pub(crate) struct InspectArgs {
     #[arg(required_unless_present = "preset")]
     pub(crate) checkpoint: Option<PathBuf>,
     /// Model family [default: the config's key `family`].
-    #[arg(long)]
+    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(families::NAMES))]
     pub(crate) family: Option<String>,
     #[command(flatten)]
     pub(crate) source: SourceArgs,
     #[command(flatten)]
     pub(crate) part: PartArgs,
-    /// New tokens of a sequence [default: 512, or as many as the model takes].
-    #[arg(long, value_name = "N")]
+    /// New tokens of a sequence, or tokens of a diffusion model's image [default: 512, or as many as the model takes].
+    #[arg(long, value_name = "N", value_parser = size::<1, MAX_TOKENS>)]
     pub(crate) tokens: Option<usize>,
     /// Cached tokens of a sequence: with --tokens 1 the cost of a decode step.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0,
+        value_parser = size::<0, MAX_TOKENS>)]
     pub(crate) past: usize,
     /// Print JSON.
     #[arg(long)]
@@ -104,7 +105,7 @@ pub(crate) struct RandomArgs {
     #[arg(short, long, value_name = "FOLDER")]
     pub(crate) output: PathBuf,
     /// Model family [default: the config's key `family`].
-    #[arg(long)]
+    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(families::NAMES))]
     pub(crate) family: Option<String>,
     #[command(flatten)]
     pub(crate) part: PartArgs,
@@ -117,10 +118,37 @@ pub(crate) struct RandomArgs {
     /// Replace files that are there.
     #[arg(short, long)]
     pub(crate) force: bool,
+    /// Print what was written as JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// Larger sizes are mistakes.
-const MAX_SIZE: u64 = 1 << 24;
+const MAX_SIZE: usize = 1 << 24;
+
+/// With more tokens, counts of multiply-accumulates would not fit into 64 bits.
+const MAX_TOKENS: usize = 1 << 20;
+
+/// A whole number from `MIN` to `MAX`.
+fn size<const MIN: usize, const MAX: usize>(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(n) if (MIN..=MAX).contains(&n) => Ok(n),
+        _ => Err(format!("expected a whole number from {MIN} to {MAX}")),
+    }
+}
+
+/// A version number; which ones there are is for the library to say.
+fn version(text: &str) -> Result<i64, String> {
+    text.parse().map_err(|_| "expected a whole number".to_owned())
+}
+
+/// A largest difference.
+fn tolerance(text: &str) -> Result<f32, String> {
+    match text.parse() {
+        Ok(x) if x > 0.0 && x < f32::INFINITY => Ok(x),
+        _ => Err("expected a number above 0, such as 1e-3".to_owned()),
+    }
+}
 
 /// Arguments of an export.
 #[derive(Debug, clap::Args)]
@@ -133,7 +161,8 @@ struct ExportArgs {
     #[arg(short, long, value_name = "MODEL.onnx", required = true)]
     output: Option<PathBuf>,
 
-    #[arg(long, help = format!("Model family: {} [default: the config's key `family`]", families::NAMES.join(", ")))]
+    /// Model family [default: the config's key `family`].
+    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(families::NAMES))]
     family: Option<String>,
 
     #[command(flatten)]
@@ -150,40 +179,52 @@ struct ExportArgs {
     passes: passes::Options,
 
     /// The same batch size in every call.
-    #[arg(long, value_name = "N", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=MAX_SIZE))]
+    #[arg(long, value_name = "N", value_parser = size::<1, MAX_SIZE>)]
     batch: Option<usize>,
 
     /// The same number of new tokens in every call.
-    #[arg(long, value_name = "N", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=MAX_SIZE))]
+    #[arg(long, value_name = "N", value_parser = size::<1, MAX_SIZE>)]
     sequence: Option<usize>,
 
     /// The same number of cached tokens in every call.
-    #[arg(long, value_name = "N", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(0..=MAX_SIZE))]
+    #[arg(long, value_name = "N", value_parser = size::<0, MAX_SIZE>)]
     past: Option<usize>,
 
     /// ONNX operator-set version, 20 to 24 (20 with --ir-version 9 loads in onnxruntime 1.17).
-    #[arg(long, default_value_t = DEFAULT_OPSET, value_name = "N")]
+    #[arg(long, default_value_t = DEFAULT_OPSET, value_name = "N", value_parser = version)]
     opset: i64,
 
     /// ONNX IR version [default: the one that came with the operator set].
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = version)]
     ir_version: Option<i64>,
 
-    /// Run the written model and compare it with the checkpoint, whatever its size.
+    /// Run the written model and compare it with our own implementation (not your PyTorch code), whatever its size.
     #[arg(long, overrides_with = "no_verify", action = ArgAction::SetTrue)]
     verify: bool,
 
-    /// Do not run the written model [default above 500 million parameters].
+    /// Leave that comparison out [default above 500 million parameters].
     #[arg(long, action = ArgAction::SetTrue)]
     no_verify: bool,
 
-    /// Replace files that are there.
+    /// Inputs and outputs of your own PyTorch run, under the model's names: run the written model on them and compare.
+    #[arg(long, value_name = "FILE.safetensors")]
+    reference: Option<PathBuf>,
+
+    /// Largest difference from the reference, in units of an output's largest value or of 1 [default: 2e-4 in f32, 2e-2 in f16].
+    #[arg(long, value_name = "X", requires = "reference", value_parser = tolerance)]
+    reference_tolerance: Option<f32>,
+
+    /// Replace the model and its files, but never another model's files.
     #[arg(short, long)]
     force: bool,
 
     /// Print errors only.
     #[arg(short, long)]
     quiet: bool,
+
+    /// Print the report as JSON.
+    #[arg(long, conflicts_with = "quiet")]
+    json: bool,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -241,6 +282,7 @@ pub(crate) struct Export {
     pub(crate) output: PathBuf,
     pub(crate) options: Options,
     pub(crate) quiet: bool,
+    pub(crate) json: bool,
 }
 
 impl Args {
@@ -261,8 +303,9 @@ impl Args {
             opset: args.opset,
             ir_version: args.ir_version,
             verify: if args.verify { Some(true) } else { args.no_verify.then_some(false) },
+            reference: args.reference.map(|path| ReferenceFile { path, tolerance: args.reference_tolerance }),
             force: args.force,
         };
-        Some(Export { checkpoint: args.checkpoint?, output: args.output?, options, quiet: args.quiet })
+        Some(Export { checkpoint: args.checkpoint?, output: args.output?, options, quiet: args.quiet, json: args.json })
     }
 }

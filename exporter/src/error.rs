@@ -1,5 +1,6 @@
 //! Why an export fails.
 
+use crate::verify::Difference;
 use std::path::PathBuf;
 
 /// A failure of an export. Nothing is left behind at the output.
@@ -20,27 +21,46 @@ pub enum Error {
         reason: std::io::Error,
     },
     /// The output is there already.
-    #[error("{} exists", path.display())]
+    #[error("{} exists already", path.display())]
     Exists {
         /// The file.
         path: PathBuf,
     },
-    /// A file that would be copied beside the model is there already, with other contents.
-    #[error("{} exists and differs from {}", path.display(), source_file.display())]
+    /// A file that would be copied beside the model is there already, with other contents. No other model is there.
+    #[error("{} exists already and differs from {}, which would be copied there", path.display(), source_file.display())]
     SideFile {
         /// The file.
         path: PathBuf,
         /// What would be copied.
         source_file: PathBuf,
     },
+    /// The same, where it belongs to another model.
+    #[error(
+        "{} belongs to {} and differs from {}, which this model needs in its place",
+        path.display(), owner.display(), source_file.display()
+    )]
+    ForeignSideFile {
+        /// The file.
+        path: PathBuf,
+        /// What would be copied.
+        source_file: PathBuf,
+        /// A file of the other model in that folder.
+        owner: PathBuf,
+    },
     /// The output's name is not one for a model.
-    #[error("{}: expected the name of a file that ends in .onnx", path.display())]
+    #[error("output {}: the name of the model to write must end in .onnx", path.display())]
     OutputName {
         /// The path.
         path: PathBuf,
     },
+    /// The output is a folder.
+    #[error("output {}: this is a folder; name the model to write, such as {}", path.display(), path.join("model.onnx").display())]
+    OutputFolder {
+        /// The path.
+        path: PathBuf,
+    },
     /// The output would replace a file of the checkpoint.
-    #[error("{} is a file of the checkpoint itself", path.display())]
+    #[error("output {}: this is a file of the checkpoint itself, which is never replaced", path.display())]
     OverwritesInput {
         /// The path.
         path: PathBuf,
@@ -66,7 +86,7 @@ pub enum Error {
         family: String,
     },
     /// A size of a dimension that the model does not have.
-    #[error("dimension {name}: the family {family} has no such dimension; it has {known}")]
+    #[error("this {family} has no dimension {name}; it has {known}")]
     Dimension {
         /// The dimension.
         name: String,
@@ -75,11 +95,23 @@ pub enum Error {
         /// The dimensions that it has.
         known: String,
     },
+    /// A number of tokens that the model cannot have.
+    #[error("a {family} takes {expected} tokens, not {found}: {why}")]
+    Tokens {
+        /// The family.
+        family: String,
+        /// A number that it can have.
+        expected: usize,
+        /// The number asked for.
+        found: usize,
+        /// What decides the number.
+        why: &'static str,
+    },
     /// bfloat16 in standard operators, which no CPU runtime multiplies.
     #[error("attention in bf16 needs our kernels, which a model of standard operators does not use")]
     AttentionType,
     /// An operator-set or IR version that exported models can't have.
-    #[error("{what}: expected {expected}, found {found}")]
+    #[error("{what} {found} is not supported: expected {expected}")]
     Version {
         /// Which of them.
         what: Versioned,
@@ -91,9 +123,20 @@ pub enum Error {
     /// The written model could not be run.
     #[error("verification could not run the exported model")]
     VerifyRun(#[from] moh_runtime::Error),
-    /// The written model computes something else than the checkpoint's own code.
-    #[error("the exported model disagrees with the checkpoint: {0}")]
+    /// The written model computes something else than our own implementation of the checkpoint, in candle.
+    #[error("the exported model disagrees with our own implementation of the checkpoint: {0}")]
     Disagreement(String),
+    /// A file of inputs and outputs that nothing can be compared with.
+    #[error("{}: {problem}", file.display())]
+    Reference {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
+    /// The written model computes something else than the user's own code.
+    #[error("{0}")]
+    Differs(Box<Difference>),
 }
 
 /// What has a version in an exported model.

@@ -2,6 +2,7 @@
 
 use moh_export::{Error, Versioned};
 use moh_models::Error as ModelError;
+use std::io::ErrorKind;
 
 /// The advice that goes with an error, if there is any.
 pub(crate) fn hint(error: &anyhow::Error) -> Option<String> {
@@ -14,7 +15,23 @@ pub(crate) fn hint(error: &anyhow::Error) -> Option<String> {
 
 fn of_export(error: &Error) -> Option<String> {
     Some(match error {
-        Error::Exists { .. } | Error::SideFile { .. } => "--force replaces it".to_owned(),
+        Error::Exists { .. } => "--force replaces it".to_owned(),
+        Error::SideFile { .. } => "choose another folder, or replace it with --force".to_owned(),
+        Error::ForeignSideFile { .. } => {
+            "choose another folder: not even --force replaces files of another model".to_owned()
+        }
+        Error::OverwritesInput { .. } => "choose another output".to_owned(),
+        Error::Io { reason, .. } => return of_system(reason.kind()),
+        Error::Disagreement(_) => {
+            "no model was written; if --dtype f32 does not help, please report this as a bug of moh-export".to_owned()
+        }
+        Error::Differs(_) => {
+            "no model was written; see in docs/configuration.md whether config.json has the settings of your \
+                              PyTorch model, and whether that ran in float32 and after eval(); \
+                              --reference-tolerance allows larger differences"
+                .to_owned()
+        }
+        Error::Tokens { .. } => "choose another --tokens".to_owned(),
         Error::Range { .. } => "export with --dtype f32".to_owned(),
         Error::Part { .. } => "leave out --part".to_owned(),
         Error::Dimension { name, .. } => format!("leave out --{name}"),
@@ -23,6 +40,20 @@ fn of_export(error: &Error) -> Option<String> {
         Error::Version { what: Versioned::Ir, .. } => "choose it with --ir-version".to_owned(),
         _ => return None,
     })
+}
+
+fn of_system(kind: ErrorKind) -> Option<String> {
+    let advice = match kind {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
+            "the disk is full: an export needs as much room as the model's weights take; nothing was left behind"
+        }
+        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => "choose a folder that you may write to",
+        ErrorKind::NotADirectory | ErrorKind::AlreadyExists => {
+            "a file is where a folder is needed: choose another folder"
+        }
+        _ => return None,
+    };
+    Some(advice.to_owned())
 }
 
 fn of_model(error: &ModelError) -> Option<String> {

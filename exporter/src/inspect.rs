@@ -1,9 +1,11 @@
 //! What a checkpoint would cost to run: heads, parameters and multiply-accumulates, layer by layer.
 
+use crate::check_sizes;
+use crate::error::Error;
 use crate::report::{runs, short};
-use moh_models::Model;
 use moh_models::count::Macs;
-use moh_models::families::{PortDim, Tensors};
+use moh_models::families::{PortDim, Sizes, Tensors};
+use moh_models::{Config, Model};
 use serde::Serialize;
 use std::fmt;
 
@@ -46,6 +48,8 @@ pub struct Inspection {
     pub family: String,
     /// Sizes of the named dimensions that were counted at.
     pub sizes: Vec<(String, usize)>,
+    /// Tokens of a sequence or an image.
+    pub tokens: usize,
     /// The attention layers.
     pub layers: Vec<LayerCost>,
     /// Numbers in the whole model.
@@ -56,19 +60,84 @@ pub struct Inspection {
     pub macs_routed: u64,
     /// Bytes of KV cache for each token, in f32; 0 without a cache.
     pub cache_bytes_per_token: usize,
+    /// Whether the model gains.
+    pub gain: Gain,
 }
 
-/// Below this share a model gains nothing that anyone would notice.
+/// What the kernels can make of a model.
+#[derive(Debug, Clone, Serialize)]
+pub struct Gain {
+    /// The share of the whole model's multiply-accumulates that routing saves.
+    pub macs_saved_share: f64,
+    /// What that means.
+    pub routing: String,
+    /// What else the kernels are good for.
+    pub kernels: &'static str,
+}
+
+/// Below this share routing alone makes no difference that anyone would notice.
 const NOTICEABLE: f64 = 0.03;
+
+impl Gain {
+    /// `active`: mean share of the heads that a token uses.
+    fn new(whole: Macs, attention: Macs, active: f64) -> Gain {
+        let share = whole.saved();
+        let in_attention = 100.0 * attention.dense as f64 / whole.dense.max(1) as f64;
+        let routing = match share {
+            0.0 => "Routing saves nothing: tokens use every head.".to_owned(),
+            _ if share < NOTICEABLE => format!(
+                "Routing cannot help much at these lengths: it saves {:.1} % of the MACs, because attention is \
+                 {in_attention:.0} % of them and tokens use {:.0} % of the heads.",
+                100.0 * share,
+                100.0 * active
+            ),
+            _ => format!("Routing saves {:.1} % of the MACs at these lengths.", 100.0 * share),
+        };
+        let kernels = "The library may be faster still than the file without it: attention then runs in fused kernels \
+                       instead of function bodies of standard operators.";
+        Gain { macs_saved_share: share, routing, kernels }
+    }
+}
+
+/// The model with `tokens` tokens, where its configuration, `config`, fixes their number: a diffusion model for images of another size.
+///
+/// # Errors
+/// [`Error::Tokens`] for a number that it can't have.
+pub fn with_tokens(
+    model: Model,
+    tensors: Tensors,
+    config: &Config,
+    tokens: Option<usize>,
+) -> Result<(Model, Tensors), Error> {
+    let fixed = !model.dimensions().contains("sequence");
+    let Some(tokens) = tokens.filter(|&tokens| fixed && tokens != model.workload().tokens) else {
+        return Ok((model, tensors));
+    };
+    let family = model.family().to_owned();
+    let Some((key, value)) = model.resized(tokens) else {
+        let why = "its configuration fixes the size of images; give `inspect` a config.json for another one";
+        return Err(Error::Tokens { family, expected: model.workload().tokens, found: tokens, why });
+    };
+    let mut config = config.clone();
+    config.set(key, value.into());
+    let (model, tensors) = Model::plan(&config, Some(&family))?;
+    match model.workload().tokens {
+        expected if expected == tokens => Ok((model, tensors)),
+        expected => Err(Error::Tokens { family, expected, found: tokens, why: "its images are square" }),
+    }
+}
 
 /// Counts `model`, whose tensors are `tensors`.
 ///
 /// # Errors
 /// Lengths that the model can't have.
-pub fn inspect(model: &Model, tensors: &Tensors, lengths: Lengths) -> Result<Inspection, moh_models::Error> {
+pub fn inspect(model: &Model, tensors: &Tensors, lengths: Lengths) -> Result<Inspection, Error> {
+    if lengths.past > 0 {
+        check_sizes(&Sizes::new([("past".to_owned(), lengths.past)]), model)?;
+    }
     let workload = model.workload();
     let mut sizes = workload.sizes;
-    let tokens = lengths.tokens.or(sizes.iter().find(|(name, _)| *name == "sequence").map(|(_, n)| *n)).unwrap_or(1);
+    let tokens = lengths.tokens.unwrap_or(workload.tokens);
     let source = sizes.iter().find(|(name, _)| *name == "encoder_sequence").map_or(0, |(_, n)| *n);
     for (name, size) in &mut sizes {
         *size = match *name {
@@ -101,31 +170,33 @@ pub fn inspect(model: &Model, tensors: &Tensors, lengths: Lengths) -> Result<Ins
             path: layer.path,
         }
     });
-    let layers = layers.collect();
+    let layers: Vec<LayerCost> = layers.collect();
+    let mut attention = Macs::default();
+    for layer in &layers {
+        attention += Macs { dense: layer.macs_dense, routed: layer.macs_routed };
+    }
     let fixed = |dim: &PortDim| if let PortDim::Fixed(n) = dim { *n } else { 1 };
     let caches = model.inputs().into_iter().filter(|port| port.name.starts_with("past_key_values."));
-    let Macs { dense, routed } = count.macs();
+    let whole = count.macs();
     Ok(Inspection {
         family: model.family().to_owned(),
         sizes: sizes.into_iter().map(|(name, size)| (name.to_owned(), size)).collect(),
+        tokens,
         layers,
         parameters: tensors.iter().map(|(_, shape)| shape.iter().product::<usize>()).sum(),
-        macs_dense: dense,
-        macs_routed: routed,
+        macs_dense: whole.dense,
+        macs_routed: whole.routed,
+        gain: Gain::new(whole, attention, model.active_share()),
         cache_bytes_per_token: caches.map(|port| port.dims.iter().map(fixed).product::<usize>() * 4).sum(),
     })
 }
 
-impl Inspection {
-    /// The share of the dense work that routing saves.
-    pub fn saved(&self) -> f64 {
-        Macs { dense: self.macs_dense, routed: self.macs_routed }.saved()
-    }
-}
-
 impl fmt::Display for Inspection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let sizes: Vec<String> = self.sizes.iter().map(|(name, size)| format!("{name} = {size}")).collect();
+        let mut sizes: Vec<String> = self.sizes.iter().map(|(name, size)| format!("{name} = {size}")).collect();
+        if !self.sizes.iter().any(|(name, _)| name == "sequence") {
+            sizes.push(format!("{} tokens", self.tokens));
+        }
         writeln!(f, "{}, counted at {}", self.family, sizes.join(", "))?;
         let width = self.layers.iter().map(|layer| layer.path.len()).max().unwrap_or(0).max("attention layer".len());
         writeln!(
@@ -160,13 +231,7 @@ impl fmt::Display for Inspection {
             writeln!(f, "KV cache: {}B a token in f32", short(self.cache_bytes_per_token as f64))?;
         }
         let active: Vec<usize> = self.layers.iter().map(|layer| layer.num_shared_heads + layer.top_k).collect();
-        write!(f, "active heads: {}; the largest saving possible is {:.1} %", runs(&active), 100.0 * self.saved())?;
-        if self.saved() < NOTICEABLE {
-            write!(
-                f,
-                "\nThis model can't gain from routing at these lengths: almost all of its work is not in the heads."
-            )?;
-        }
-        Ok(())
+        writeln!(f, "active heads: {}", runs(&active))?;
+        write!(f, "Do I gain? {}\n{}", self.gain.routing, self.gain.kernels)
     }
 }

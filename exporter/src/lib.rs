@@ -1,7 +1,7 @@
 //! Exports MoH and MoA checkpoints to ONNX, with routed attention as operators of `ai.moh`.
 //!
 //! checkpoint -> [`moh_models::Model`] -> [`graph::Graph`] ([`mod@record`]) -> [`mod@passes`] -> [`mod@encode`] -> files,
-//! which are run and compared with candle before they take the output's name.
+//! which are run and compared with candle, and with the outputs of a run of the user's own, before they take the output's name.
 
 #![forbid(unsafe_code)]
 
@@ -27,11 +27,14 @@ pub use passes::{AttentionStyle, AttentionType};
 pub use report::Report;
 
 use encode::encode;
+use graph::Graph;
 pub use moh_models::families::moa::Part;
 use moh_models::presets::{self, Source};
 use moh_models::{Checkpoint, Model, WeightType};
+use sides::Side;
 use staging::{Staging, data_name};
 use std::path::{Path, PathBuf};
+use verify::{Reference, Subject};
 use weights::Plan;
 
 /// How to export.
@@ -57,10 +60,21 @@ pub struct Options {
     pub opset: i64,
     /// ONNX IR version; `None`: the one that came with the operator set.
     pub ir_version: Option<i64>,
-    /// Whether to verify; `None`: up to [`VERIFY_PARAMETERS`].
+    /// Whether to compare the written model with our own implementation; `None`: up to [`VERIFY_PARAMETERS`].
     pub verify: Option<bool>,
-    /// Whether to replace what is there.
+    /// What to compare the written model with besides, whether or not `verify`.
+    pub reference: Option<ReferenceFile>,
+    /// Whether to replace what is there, but for files of other models.
     pub force: bool,
+}
+
+/// A safetensors file with inputs of the model, under their names, and the outputs that the user's own code gives for them.
+#[derive(Debug, Clone)]
+pub struct ReferenceFile {
+    /// The file.
+    pub path: PathBuf,
+    /// The largest error of an output, in units of its largest value (or of 1); `None`: as between our own implementations.
+    pub tolerance: Option<f32>,
 }
 
 impl Default for Options {
@@ -77,6 +91,7 @@ impl Default for Options {
             opset: DEFAULT_OPSET,
             ir_version: None,
             verify: None,
+            reference: None,
             force: false,
         }
     }
@@ -87,6 +102,10 @@ pub const DEFAULT_OPSET: i64 = 21;
 
 /// Models of up to so many parameters are verified unless told otherwise.
 pub const VERIFY_PARAMETERS: usize = 500_000_000;
+
+/// What to know of a model in bfloat16.
+pub const BF16_NOTE: &str =
+    "a bf16 model loads in no CPU runtime, neither onnxruntime nor tract; for CPUs, write f16 or f32";
 
 /// The IR version that came with an operator set.
 fn ir_version_of(opset: i64) -> i64 {
@@ -110,25 +129,29 @@ fn check_versions(options: &Options) -> Result<i64, Error> {
     Ok(ir_version)
 }
 
-/// The type that the model is written in, and why where that is not the checkpoint's.
-fn choose_dtype(checkpoint: &Checkpoint, options: &Options) -> (ElementType, Option<String>) {
+/// The type that the model is written in, and what there is to know about that.
+fn choose_dtype(checkpoint: &Checkpoint, options: &Options) -> (ElementType, Option<&'static str>) {
     let largest = checkpoint.names().filter_map(|name| checkpoint.get(name)).max_by_key(|weight| weight.elements());
     let stored = largest.map_or(WeightType::F32, |weight| weight.dtype());
     match (options.dtype, stored) {
+        (Some(ElementType::BF16), _) => (ElementType::BF16, Some(BF16_NOTE)),
         (Some(dtype), _) => (dtype, None),
         (None, WeightType::F16) => (ElementType::F16, None),
         (None, WeightType::BF16) => {
-            let note = "bf16 weights are written as f16, because no CPU runtime multiplies bf16; they stay bf16 where that type is chosen";
-            (ElementType::F16, Some(note.to_owned()))
+            let note = "the checkpoint's bf16 weights are written as f16, because CPU runtimes do not run bf16 models";
+            (ElementType::F16, Some(note))
         }
-        (None, WeightType::F64) => (ElementType::F32, Some("f64 weights are written as f32".to_owned())),
+        (None, WeightType::F64) => (ElementType::F32, Some("the checkpoint's f64 weights are written as f32")),
         (None, _) => (ElementType::F32, None),
     }
 }
 
 /// Refuses outputs that are there, unless `force`, or that would replace the checkpoint.
 fn check_output(output: &Path, checkpoint: &Checkpoint, options: &Options) -> Result<(), Error> {
-    if output.extension().is_none_or(|extension| extension != "onnx") || output.is_dir() {
+    if output.is_dir() {
+        return Err(Error::OutputFolder { path: output.to_owned() });
+    }
+    if output.extension().is_none_or(|extension| extension != "onnx") {
         return Err(Error::OutputName { path: output.to_owned() });
     }
     let data = output.with_file_name(data_name(output));
@@ -184,28 +207,54 @@ pub fn export(path: &Path, output: &Path, options: &Options) -> Result<Report, E
     check_sizes(&options.sizes, &model)?;
     options.passes.check()?;
     check_output(output, &checkpoint, options)?;
-    let target = output.parent().unwrap_or(Path::new(""));
-    let sides = sides::side_files(&checkpoint, target, options.force)?;
+    let sides = sides::side_files(&checkpoint, output, options.force)?;
 
     let (dtype, note) = choose_dtype(&checkpoint, options);
     let recording = record::Options { dtype, opset: options.opset, ir_version };
     let recorded = record::record_sized(&model, recording, &options.sizes)?;
     let mut graph = recorded.clone();
     passes::run(&mut graph, &options.passes)?;
+    let reference = match &options.reference {
+        Some(ReferenceFile { path, .. }) if dtype == ElementType::BF16 => {
+            let problem = format!("the model's outputs cannot be compared with these: {}", verify::NO_BF16);
+            return Err(Error::Reference { file: path.clone(), problem });
+        }
+        Some(ReferenceFile { path, tolerance }) => Some(Reference::open(path, *tolerance, &model, &graph)?),
+        None => None,
+    };
     let plan = Plan::new(&graph);
-    let data_name = data_name(output);
 
     let staging = Staging::new(output)?;
-    staging::write_file(&staging.model(), &encode(&graph, &plan, &data_name)?)?;
-    weights::write_data(&graph, &plan, &staging.path(&data_name))?;
-    for (name, side) in &sides {
-        side.write(&staging.path(name))?;
-    }
-    let verification = match options.verify.unwrap_or(model.parameters() <= VERIFY_PARAMETERS) {
-        true => verify::Subject { model: &model, recorded: &recorded, plan: &plan, dtype, options }.verify(&staging)?,
-        false => verify::Verification::Skipped("not asked for".to_owned()),
-    };
+    let subject = Subject { model: &model, recorded: &recorded, plan: &plan, dtype, options };
+    let found = stage(&staging, &graph, &plan, &sides)
+        .and_then(|()| subject.check(&staging, skipped(&model, dtype, options), reference.as_ref()))
+        .map_err(|error| staging.at_output(error))?;
+    // Another export may have put its files there meanwhile.
+    sides::side_files(&checkpoint, output, options.force)?;
     let names: Vec<String> = sides.iter().map(|(name, _)| (*name).to_owned()).collect();
     let files = staging.commit(&names)?;
-    Report::new(&checkpoint, &model, dtype, note, files, verification, started.elapsed())
+    let notes = note.into_iter().map(str::to_owned).collect();
+    Report::new(&checkpoint, &model, dtype, notes, files, found, started.elapsed())
+}
+
+/// Prepares the files.
+fn stage(staging: &Staging, graph: &Graph, plan: &Plan, sides: &[(&'static str, Side)]) -> Result<(), Error> {
+    let data_name = staging.data_name();
+    staging::write_file(&staging.model(), &encode(graph, plan, &data_name)?)?;
+    weights::write_data(graph, plan, &staging.path(&data_name))?;
+    for (name, side) in sides {
+        side.write(&staging.path(name))?;
+    }
+    Ok(())
+}
+
+/// Why the written model is not compared with our own implementation, if it is not.
+fn skipped(model: &Model, dtype: ElementType, options: &Options) -> Option<String> {
+    match options.verify {
+        _ if dtype == ElementType::BF16 => Some(verify::NO_BF16.to_owned()),
+        Some(true) => None,
+        Some(false) => Some("as asked for".to_owned()),
+        None if model.parameters() <= VERIFY_PARAMETERS => None,
+        None => Some("the model has more than 500 million parameters".to_owned()),
+    }
 }

@@ -5,12 +5,14 @@
 mod args;
 mod help;
 mod hints;
+#[cfg(unix)]
+mod signals;
 
 use anyhow::Result;
 use args::{Command, InspectArgs, RandomArgs};
 use clap::Parser;
-use moh_export::check_part;
-use moh_export::inspect::Lengths;
+use moh_export::inspect::{self, Lengths};
+use moh_export::{BF16_NOTE, ElementType, check_part};
 use moh_models::presets::Preset;
 use moh_models::{Config, Model};
 use std::io::Write;
@@ -30,6 +32,8 @@ fn main() -> ExitCode {
 
 fn run() -> Result<()> {
     let mut args = args::Args::parse();
+    #[cfg(unix)]
+    signals::clean_up();
     match args.command.take() {
         Some(Command::Inspect(args)) => inspect(&args),
         Some(Command::Random(args)) => random(&args),
@@ -39,8 +43,13 @@ fn run() -> Result<()> {
             // clap has required both paths where there is no other command.
             let Some(export) = args.export() else { return Ok(()) };
             let report = moh_export::export(&export.checkpoint, &export.output, &export.options)?;
-            if !export.quiet {
-                say(&report);
+            if report.dtype == ElementType::BF16 && !export.quiet {
+                eprintln!("warning: {}: {BF16_NOTE}", export.output.display());
+            }
+            match (export.quiet, export.json) {
+                (true, _) => {}
+                (false, true) => say(&serde_json::to_string_pretty(&report)?),
+                (false, false) => say(&report),
             }
             Ok(())
         }
@@ -57,21 +66,24 @@ fn inspect(args: &InspectArgs) -> Result<()> {
     let family = args.family.as_deref();
     let planned = |mut config: Config| {
         args.part.put(&mut config);
-        Model::plan(&config, family)
+        let (model, tensors) = Model::plan(&config, family)?;
+        Ok::<_, moh_models::Error>((model, tensors, config))
     };
-    let (model, tensors) = match (&args.checkpoint, args.source.preset.as_deref()) {
+    let (model, tensors, config) = match (&args.checkpoint, args.source.preset.as_deref()) {
         (Some(path), _) if is_config(path) => planned(Config::read(path)?)?,
         (Some(path), _) => {
             let checkpoint = args.source.open(path, args.part.part())?;
             let model = Model::load(&checkpoint, family)?;
             let shapes = checkpoint.names().filter_map(|name| checkpoint.get(name));
-            (model, shapes.map(|weight| (weight.name().to_owned(), weight.shape().to_vec())).collect())
+            let tensors = shapes.map(|weight| (weight.name().to_owned(), weight.shape().to_vec())).collect();
+            (model, tensors, checkpoint.config().clone())
         }
         (None, Some(name)) => planned(Preset::named(name)?.complete()?.0)?,
         (None, None) => anyhow::bail!("neither a checkpoint nor --preset"),
     };
     check_part(args.part.part(), &model)?;
-    let inspection = moh_export::inspect::inspect(&model, &tensors, lengths)?;
+    let (model, tensors) = inspect::with_tokens(model, tensors, &config, lengths.tokens)?;
+    let inspection = inspect::inspect(&model, &tensors, lengths)?;
     match args.json {
         true => say(&serde_json::to_string_pretty(&inspection)?),
         false => say(&inspection),
@@ -91,8 +103,10 @@ fn random(args: &RandomArgs) -> Result<()> {
     };
     let tensors = moh_export::random::plan(&config, args.family.as_deref(), args.part.part())?;
     let dtype = args.dtype.element_type();
-    for path in moh_export::random::write(&args.output, &text, &tensors, dtype, args.seed, args.force)? {
-        say(&format!("wrote {}", path.display()));
+    let written = moh_export::random::write(&args.output, &text, &tensors, dtype, args.seed, args.force)?;
+    match args.json {
+        true => say(&serde_json::to_string_pretty(&written)?),
+        false => say(&written),
     }
     Ok(())
 }

@@ -3,13 +3,16 @@
 use crate::check_part;
 use crate::error::Error;
 use crate::graph::ElementType;
-use crate::staging::NewFolders;
+use crate::report::{files, with_lengths};
+use crate::staging::{Staging, write_file};
 use moh_models::families::Tensors;
 use moh_models::families::moa::Part;
 use moh_models::sample::Rng;
 use moh_models::{Config, Model};
+use serde::Serialize;
 use std::collections::BTreeMap;
-use std::fs;
+use std::fmt;
+use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
@@ -47,6 +50,28 @@ pub fn plan(config: &Config, family: Option<&str>, part: Option<Part>) -> Result
     Ok(tensors)
 }
 
+/// A written checkpoint.
+#[derive(Debug, Serialize)]
+pub struct Written {
+    /// The files and their lengths.
+    #[serde(serialize_with = "files")]
+    pub files: Vec<(PathBuf, u64)>,
+    /// Numbers in it.
+    pub parameters: usize,
+    /// Their element type.
+    #[serde(serialize_with = "crate::report::shown")]
+    pub dtype: ElementType,
+    /// What the numbers come from.
+    pub seed: u64,
+}
+
+impl fmt::Display for Written {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let lines: Vec<String> = self.files.iter().map(|(path, _)| format!("wrote {}", path.display())).collect();
+        f.write_str(&lines.join("\n"))
+    }
+}
+
 /// Writes `model.safetensors` with the tensors and `config.json` with the text `config` into `folder`, which is made.
 ///
 /// Norms are 1 and biases 0, everything else is uniform noise; the same `seed` gives the same file.
@@ -60,33 +85,24 @@ pub fn write(
     dtype: ElementType,
     seed: u64,
     force: bool,
-) -> Result<Vec<PathBuf>, Error> {
+) -> Result<Written, Error> {
     let (weights, config_path) = (folder.join("model.safetensors"), folder.join("config.json"));
     if let (false, Some(path)) = (force, [&weights, &config_path].into_iter().find(|path| path.exists())) {
         return Err(Error::Exists { path: path.clone() });
     }
-    let _made = NewFolders::make(folder)?;
-    let temporary = tempfile::Builder::new().prefix(".moh-export-").tempfile_in(folder).map_err(Error::io(folder))?;
-    let mut out = BufWriter::with_capacity(1 << 20, temporary.as_file());
-    header(tensors, dtype, &mut out)
-        .and_then(|()| data(tensors, dtype, seed, &mut out))
-        .map_err(Error::io(&weights))?;
-    out.into_inner().map_err(|e| Error::io(&weights)(e.into_error()))?.sync_all().map_err(Error::io(&weights))?;
-    let mut config_file = tempfile::NamedTempFile::new_in(folder).map_err(Error::io(&config_path))?;
-    config_file.write_all(config.as_bytes()).map_err(Error::io(&config_path))?;
-    persist(temporary, &weights)?;
-    persist(config_file, &config_path)?;
-    Ok(vec![weights, config_path])
-}
-
-/// Gives a temporary file its name, and the permissions that a new file has.
-fn persist(file: tempfile::NamedTempFile, path: &Path) -> Result<(), Error> {
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        file.as_file().set_permissions(fs::Permissions::from_mode(0o644)).map_err(Error::io(path))?;
-    }
-    file.persist(path).map(drop).map_err(|e| Error::io(path)(e.error))
+    let staging = Staging::new(&weights)?;
+    let prepare = || {
+        let path = staging.model();
+        let file = File::create(&path).map_err(Error::io(&path))?;
+        let mut out = BufWriter::with_capacity(1 << 20, file);
+        let written = header(tensors, dtype, &mut out).and_then(|()| data(tensors, dtype, seed, &mut out));
+        written.and_then(|()| out.into_inner()?.sync_all()).map_err(Error::io(&path))?;
+        write_file(&staging.path("config.json"), config.as_bytes())
+    };
+    prepare().map_err(|error| staging.at_output(error))?;
+    let files = with_lengths(staging.commit(&["config.json".to_owned()])?);
+    let parameters = tensors.iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
+    Ok(Written { files, parameters, dtype, seed })
 }
 
 /// The safetensors header: its length, then JSON, padded to 8 bytes.

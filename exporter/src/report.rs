@@ -1,17 +1,18 @@
-//! What an export says about itself.
+//! What an export says about itself, as text and as JSON.
 
 use crate::error::Error;
 use crate::graph::ElementType;
-use crate::verify::Verification;
+use crate::verify::{Compared, Verification};
 use moh_models::count::Macs;
 use moh_models::families::Layer;
 use moh_models::{Checkpoint, Model};
+use serde::{Serialize, Serializer};
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// A finished export.
-#[derive(Debug)]
+/// A finished export. Serialized, it has the same fields.
+#[derive(Debug, Serialize)]
 pub struct Report {
     /// The family.
     pub family: String,
@@ -20,25 +21,75 @@ pub struct Report {
     /// The key of the weights, where the checkpoint held more than them.
     pub weights_key: Option<String>,
     /// The attention layers.
+    #[serde(serialize_with = "layers")]
     pub layers: Vec<Layer>,
     /// Mean share of the heads that a token uses.
     pub active_share: f64,
     /// Numbers in the checkpoint.
     pub parameters: usize,
     /// Element type of the file.
+    #[serde(serialize_with = "shown")]
     pub dtype: ElementType,
-    /// Why that type, where it is not the checkpoint's.
-    pub note: Option<String>,
+    /// What the user should know, such as why that type is not the checkpoint's.
+    pub notes: Vec<String>,
     /// Multiply-accumulates of one forward over `tokens` tokens.
+    #[serde(serialize_with = "macs")]
     pub macs: Macs,
     /// Tokens that `macs` counts.
     pub tokens: usize,
     /// The files written and their lengths.
+    #[serde(serialize_with = "files")]
     pub files: Vec<(PathBuf, u64)>,
-    /// How the written model was verified.
+    /// How the written model compares with our own implementation.
     pub verification: Verification,
+    /// How it compares with the user's own outputs, where there are any.
+    pub reference: Option<Compared>,
     /// The whole export.
+    #[serde(rename = "seconds", serialize_with = "seconds")]
     pub elapsed: Duration,
+}
+
+fn layers<S: Serializer>(layers: &[Layer], to: S) -> Result<S::Ok, S::Error> {
+    to.collect_seq(layers.iter().map(|layer| {
+        serde_json::json!({
+            "path": layer.path,
+            "num_heads": layer.heads.num_heads,
+            "kv_num_heads": layer.kv_num_heads,
+            "head_dim": layer.head_dim,
+            "num_shared_heads": layer.heads.num_shared_heads,
+            "top_k": layer.heads.top_k,
+        })
+    }))
+}
+
+fn macs<S: Serializer>(macs: &Macs, to: S) -> Result<S::Ok, S::Error> {
+    serde_json::json!({ "dense": macs.dense, "routed": macs.routed }).serialize(to)
+}
+
+/// An element type by its name.
+pub(crate) fn shown<S: Serializer>(what: &ElementType, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_str(what)
+}
+
+fn seconds<S: Serializer>(elapsed: &Duration, to: S) -> Result<S::Ok, S::Error> {
+    elapsed.as_secs_f64().serialize(to)
+}
+
+/// Paths and lengths.
+pub(crate) fn files<S: Serializer>(files: &[(PathBuf, u64)], to: S) -> Result<S::Ok, S::Error> {
+    let one = |(path, bytes): &(PathBuf, u64)| serde_json::json!({ "path": path.to_string_lossy(), "bytes": bytes });
+    to.collect_seq(files.iter().map(one))
+}
+
+/// A path as JSON, which holds no other text than Unicode.
+pub(crate) fn path<S: Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_str(&path.display())
+}
+
+/// Files with their lengths.
+pub(crate) fn with_lengths(files: Vec<PathBuf>) -> Vec<(PathBuf, u64)> {
+    let length = |path: &PathBuf| std::fs::metadata(path).map_or(0, |meta| meta.len());
+    files.into_iter().map(|path| (path.clone(), length(&path))).collect()
 }
 
 impl Report {
@@ -46,13 +97,12 @@ impl Report {
         checkpoint: &Checkpoint,
         model: &Model,
         dtype: ElementType,
-        note: Option<String>,
+        notes: Vec<String>,
         files: Vec<PathBuf>,
-        verification: Verification,
+        (verification, reference): (Verification, Option<Compared>),
         elapsed: Duration,
     ) -> Result<Report, Error> {
         let workload = model.workload();
-        let length = |path: &PathBuf| std::fs::metadata(path).map_or(0, |meta| meta.len());
         Ok(Report {
             family: model.family().to_owned(),
             preset: checkpoint.preset().map(|preset| preset.name),
@@ -61,11 +111,12 @@ impl Report {
             active_share: model.active_share(),
             parameters: model.parameters(),
             dtype,
-            note,
+            notes,
             macs: model.macs(&workload.sizes)?,
             tokens: workload.tokens,
-            files: files.into_iter().map(|path| (path.clone(), length(&path))).collect(),
+            files: with_lengths(files),
             verification,
+            reference,
             elapsed,
         })
     }
@@ -118,22 +169,25 @@ impl fmt::Display for Report {
         writeln!(f, "  top-k       {}", heads(&|layer| layer.heads.top_k))?;
         writeln!(f, "active heads  {:.1} %", 100.0 * self.active_share)?;
         writeln!(f, "parameters    {}, written as {}", short(self.parameters as f64), self.dtype)?;
-        if let Some(note) = &self.note {
+        for note in &self.notes {
             writeln!(f, "note          {note}")?;
         }
         let per_token = |macs: u64| short(macs as f64 / self.tokens.max(1) as f64);
-        let saved = 100.0 * (1.0 - self.macs.routed as f64 / self.macs.dense.max(1) as f64);
         writeln!(
             f,
-            "MACs/token    {} dense, {} routed ({saved:.1} % less, at {} tokens)",
+            "MACs/token    {} dense, {} routed ({:.1} % less, at {} tokens)",
             per_token(self.macs.dense),
             per_token(self.macs.routed),
+            100.0 * self.macs.saved(),
             self.tokens
         )?;
         for (path, length) in &self.files {
             writeln!(f, "wrote         {} ({})", path.display(), bytes(*length))?;
         }
         writeln!(f, "verified      {}", self.verification)?;
+        if let Some(reference) = &self.reference {
+            writeln!(f, "reference     {reference}")?;
+        }
         write!(f, "time          {:.2} s", self.elapsed.as_secs_f64())
     }
 }

@@ -1,8 +1,9 @@
 //! Files that go along with a model: its configuration and its tokenizer.
 
 use crate::error::Error;
-use crate::staging::write_file;
+use crate::staging::{folder_of, write_file};
 use moh_models::Checkpoint;
+use moh_models::checkpoint::find_weights;
 use moh_models::presets::Preset;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -44,18 +45,19 @@ impl Side {
     /// # Errors
     /// [`Error::Io`].
     pub fn write(&self, path: &Path) -> Result<(), Error> {
-        match self {
-            Side::File(source) => fs::copy(source, path).map(drop).map_err(Error::io(source)),
-            Side::Preset(preset) => write_file(path, preset.config.as_bytes()),
-        }
+        write_file(path, &self.contents()?)
     }
 }
 
-/// The side files of a checkpoint that are not in `target` already, the configuration in use as config.json among them.
+/// The side files of a checkpoint that are not beside `output` already, the configuration in use as config.json among them.
+///
+/// A file that is there with other contents belongs to another model where the folder holds one: an .onnx file other than
+/// `output`, or weights that could be exported. Else it is `output`'s own, or the user's.
 ///
 /// # Errors
-/// [`Error::SideFile`] where another file of that name is there and `force` is not set.
-pub fn side_files(checkpoint: &Checkpoint, target: &Path, force: bool) -> Result<Vec<(&'static str, Side)>, Error> {
+/// [`Error::ForeignSideFile`] where another model's file of that name is there; [`Error::SideFile`] where another file is,
+/// and `force` is not set.
+pub fn side_files(checkpoint: &Checkpoint, output: &Path, force: bool) -> Result<Vec<(&'static str, Side)>, Error> {
     let mut files = Vec::new();
     for &name in SIDE_FILES {
         let side = match (name, checkpoint.preset()) {
@@ -66,18 +68,37 @@ pub fn side_files(checkpoint: &Checkpoint, target: &Path, force: bool) -> Result
         if matches!(&side, Side::File(source) if !source.is_file()) {
             continue;
         }
-        let path = target.join(name);
+        let path = output.with_file_name(name);
         match fs::read(&path) {
-            Ok(there) if side.contents()? == there => {}
-            Ok(_) if !force => {
-                let source_file = match side {
-                    Side::File(source) => source,
+            Ok(there) if side.contents()? == there => continue,
+            Ok(_) => {
+                let source_file = match &side {
+                    Side::File(source) => source.clone(),
                     Side::Preset(_) => checkpoint.config().path().to_owned(),
                 };
-                return Err(Error::SideFile { path, source_file });
+                if let Some(owner) = other_model(output) {
+                    return Err(Error::ForeignSideFile { path, source_file, owner });
+                }
+                if !force {
+                    return Err(Error::SideFile { path, source_file });
+                }
             }
-            _ => files.push((name, side)),
+            Err(_) => {}
         }
+        files.push((name, side));
     }
     Ok(files)
+}
+
+/// Another model than `output` in its folder, exported or to be exported, whose side files are there.
+fn other_model(output: &Path) -> Option<PathBuf> {
+    let folder = folder_of(output);
+    let entries = fs::read_dir(folder).ok()?.flatten().map(|entry| output.with_file_name(entry.file_name()));
+    let exported = |path: &PathBuf| path != output && path.extension().is_some_and(|extension| extension == "onnx");
+    let exported = entries.filter(exported).min();
+    exported.or_else(|| match find_weights(folder) {
+        Ok(weights) => Some(output.with_file_name(weights.file_name()?)),
+        Err(moh_models::Error::SeveralWeights { files, .. }) => files.first().map(|name| output.with_file_name(name)),
+        Err(_) => None,
+    })
 }

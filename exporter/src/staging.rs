@@ -1,33 +1,92 @@
 //! Files: everything is prepared in a folder beside the output, then moved into place.
+//!
+//! What is prepared vanishes unless it is committed: with the error that ends an export, on a signal where the program calls
+//! [`abandon`], and after a death that nothing can be done at (SIGKILL, a power cut) in the next export into that folder. A lock
+//! on a file in each staging folder tells live runs from dead ones.
 
 use crate::error::Error;
-use std::fs::{self, File};
-use std::io::Write;
+use std::fs::{self, File, TryLockError};
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// What the names of staging folders begin with.
+const PREFIX: &str = ".moh-export-";
+
+/// The file in a staging folder that its run holds a lock on.
+const LOCK: &str = ".lock";
 
 /// The folder in which an export is prepared; it and what is in it vanish unless the export is committed.
 pub struct Staging {
-    folder: tempfile::TempDir,
+    folder: PathBuf,
     output: PathBuf,
-    /// Dropped after `folder`: only then are they empty.
+    /// Released by the system when the run ends, however it ends.
+    _lock: File,
+    /// Dropped after the staging folder is gone: only then are they empty.
     _made: NewFolders,
 }
 
 /// Folders that were made for an output, outermost first; those that are still empty in the end vanish.
-pub(crate) struct NewFolders(Vec<PathBuf>);
+struct NewFolders(Vec<PathBuf>);
+
+/// What this process has made and not committed.
+struct Prepared {
+    staging: Vec<PathBuf>,
+    /// Folders of outputs, outer ones first.
+    made: Vec<PathBuf>,
+}
+
+static PREPARED: Mutex<Prepared> = Mutex::new(Prepared { staging: Vec::new(), made: Vec::new() });
+
+/// Whoever holds this may make, rename and remove what is listed.
+fn prepared() -> MutexGuard<'static, Prepared> {
+    PREPARED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Removes what this process's exports have prepared, for a program that a signal is about to end. An export that is moving its
+/// files into place finishes first; others wait for as long as the result lives.
+#[must_use = "exports go on when it is dropped"]
+pub fn abandon() -> impl Sized {
+    let mut prepared = prepared();
+    for folder in std::mem::take(&mut prepared.staging) {
+        // Under another name nothing can be added to it meanwhile. It begins as the old one, so that it is swept where this fails.
+        let mut gone = folder.clone().into_os_string();
+        gone.push("-abandoned");
+        let renamed = fs::rename(&folder, &gone).is_ok();
+        let _ = fs::remove_dir_all(if renamed { Path::new(&gone) } else { &folder });
+    }
+    remove_empty(&std::mem::take(&mut prepared.made));
+    prepared
+}
+
+/// Removes those of `folders`, outermost first, that are empty.
+fn remove_empty(folders: &[PathBuf]) {
+    for folder in folders.iter().rev() {
+        // Refused where it holds something.
+        let _ = fs::remove_dir(folder);
+    }
+}
 
 impl NewFolders {
     /// Makes `folder` and what leads to it.
-    ///
-    /// # Errors
-    /// [`Error::Io`].
-    pub(crate) fn make(folder: &Path) -> Result<NewFolders, Error> {
+    fn make(folder: &Path) -> Result<NewFolders, Error> {
+        let mut prepared = prepared();
         let missing = |path: &&Path| !path.as_os_str().is_empty() && !path.exists();
         let missing: Vec<&Path> = folder.ancestors().take_while(missing).collect();
         let mut made = NewFolders(Vec::new());
         for path in missing.into_iter().rev() {
-            fs::create_dir(path).map_err(Error::io(path))?;
+            match fs::create_dir(path) {
+                Ok(()) => {}
+                // Another export made it meanwhile.
+                Err(e) if e.kind() == ErrorKind::AlreadyExists && path.is_dir() => continue,
+                Err(e) => {
+                    // `made` takes the lock when it is dropped.
+                    drop(prepared);
+                    return Err(Error::io(path)(e));
+                }
+            }
             made.0.push(path.to_owned());
+            prepared.made.push(path.to_owned());
         }
         Ok(made)
     }
@@ -35,10 +94,9 @@ impl NewFolders {
 
 impl Drop for NewFolders {
     fn drop(&mut self) {
-        for folder in self.0.iter().rev() {
-            // Refused where it holds something.
-            let _ = fs::remove_dir(folder);
-        }
+        let mut prepared = prepared();
+        remove_empty(&self.0);
+        prepared.made.retain(|folder| !self.0.contains(folder));
     }
 }
 
@@ -47,29 +105,93 @@ pub fn data_name(model: &Path) -> String {
     format!("{}_data", model.file_name().unwrap_or_default().to_string_lossy())
 }
 
+/// The folder that `output` is in.
+pub(crate) fn folder_of(output: &Path) -> &Path {
+    output.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// A new staging folder in `parent`, and its lock.
+fn locked_folder(parent: &Path) -> Result<(PathBuf, File), Error> {
+    loop {
+        // What kind of error it is says as much as the whole text, which names a folder that nobody asked for.
+        let folder = tempfile::Builder::new().prefix(PREFIX).tempdir_in(parent);
+        let folder = folder.map_err(|e| Error::io(parent)(e.kind().into()))?;
+        let path = folder.path().join(LOCK);
+        let lock = match File::create_new(&path) {
+            Ok(lock) => lock,
+            // Another run swept the folder before it was locked. So below.
+            Err(e) if e.kind() == ErrorKind::NotFound => continue,
+            Err(e) => return Err(Error::io(parent)(e)),
+        };
+        match lock.try_lock() {
+            Err(TryLockError::WouldBlock) => continue,
+            // Where the file system has no locks, nobody takes this run for a dead one either.
+            Ok(()) | Err(TryLockError::Error(_)) if path.exists() => return Ok((folder.keep(), lock)),
+            Ok(()) | Err(TryLockError::Error(_)) => continue,
+        }
+    }
+}
+
+/// Removes what runs that are gone left in `parent`.
+fn sweep(parent: &Path) {
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        let named = entry.file_name().to_string_lossy().starts_with(PREFIX);
+        if !named || !entry.file_type().is_ok_and(|ty| ty.is_dir()) {
+            continue;
+        }
+        match File::options().write(true).open(entry.path().join(LOCK)) {
+            Ok(lock) if lock.try_lock().is_ok() => drop(fs::remove_dir_all(entry.path())),
+            // Its run ended before it made the file, or is about to make it and then begins anew. Refused where it holds something.
+            Err(e) if e.kind() == ErrorKind::NotFound => drop(fs::remove_dir(entry.path())),
+            _ => {}
+        }
+    }
+}
+
 impl Staging {
-    /// Makes the output's folder, and a hidden one in it.
+    /// Makes the output's folder, and a hidden one in it; removes what exports that are gone left there.
     ///
     /// # Errors
     /// [`Error::Io`] where that is not allowed or there is no room.
     pub fn new(output: &Path) -> Result<Staging, Error> {
-        let parent = match output.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
-            _ => PathBuf::from("."),
-        };
-        let made = NewFolders::make(&parent)?;
-        let folder = tempfile::Builder::new().prefix(".moh-export-").tempdir_in(&parent).map_err(Error::io(&parent))?;
-        Ok(Staging { folder, output: output.to_owned(), _made: made })
+        let parent = folder_of(output);
+        let made = NewFolders::make(parent)?;
+        sweep(parent);
+        let mut prepared = prepared();
+        let locked = locked_folder(parent);
+        if let Ok((folder, _)) = &locked {
+            prepared.staging.push(folder.clone());
+        }
+        // `made` takes the lock where it is dropped.
+        drop(prepared);
+        let (folder, lock) = locked?;
+        Ok(Staging { folder, output: output.to_owned(), _lock: lock, _made: made })
     }
 
     /// Where `name` is prepared.
     pub fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.folder.join(name)
     }
 
     /// Where the model is prepared: it has its final name, and finds its weights beside it.
     pub fn model(&self) -> PathBuf {
-        self.folder.path().join(self.output.file_name().unwrap_or_default())
+        self.folder.join(self.output.file_name().unwrap_or_default())
+    }
+
+    /// Name of the weight file.
+    pub fn data_name(&self) -> String {
+        data_name(&self.output)
+    }
+
+    /// Says of an [`Error::Io`] on a prepared file where that file was to be.
+    pub(crate) fn at_output(&self, error: Error) -> Error {
+        match error {
+            Error::Io { path, reason } => match path.strip_prefix(&self.folder) {
+                Ok(name) => Error::Io { path: self.output.with_file_name(name), reason },
+                Err(_) => Error::Io { path, reason },
+            },
+            other => other,
+        }
     }
 
     /// Puts the prepared files in their places: at every instant there is the old model, the new one, or none.
@@ -77,22 +199,30 @@ impl Staging {
     /// # Errors
     /// [`Error::Io`]; then there is no model file.
     pub fn commit(self, side_files: &[String]) -> Result<Vec<PathBuf>, Error> {
-        let parent = self.output.parent().unwrap_or(Path::new("")).to_owned();
+        let _uninterrupted = prepared();
         match fs::remove_file(&self.output) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Error::io(&self.output)(e)),
+            Err(e) if e.kind() != ErrorKind::NotFound => return Err(Error::io(&self.output)(e)),
             _ => {}
         }
         let mut written = Vec::new();
-        let data = data_name(&self.output);
+        let data = self.data_name();
         let model = self.output.file_name().unwrap_or_default().to_string_lossy().into_owned();
         for name in [&data].into_iter().chain(side_files).chain([&model]) {
-            let (from, to) = (self.path(name), parent.join(name));
+            let (from, to) = (self.path(name), self.output.with_file_name(name));
             if from.exists() {
                 fs::rename(&from, &to).map_err(Error::io(&to))?;
                 written.push(to);
             }
         }
         Ok(written)
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        let mut prepared = prepared();
+        let _ = fs::remove_dir_all(&self.folder);
+        prepared.staging.retain(|folder| *folder != self.folder);
     }
 }
 
@@ -103,4 +233,46 @@ impl Staging {
 pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     let mut file = File::create(path).map_err(Error::io(path))?;
     file.write_all(bytes).and_then(|()| file.sync_all()).map_err(Error::io(path))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn what_dead_runs_left_is_swept_and_live_runs_are_not() {
+        let root = tempfile::tempdir().unwrap();
+        let at = |name: &str| root.path().join(name);
+        for (folder, file) in [("dead", LOCK), ("foreign", "precious")] {
+            fs::create_dir(at(&format!("{PREFIX}{folder}"))).unwrap();
+            fs::write(at(&format!("{PREFIX}{folder}")).join(file), "").unwrap();
+        }
+        fs::write(at(&format!("{PREFIX}dead")).join("model.onnx_data"), "weights").unwrap();
+        fs::create_dir(at(&format!("{PREFIX}unlocked"))).unwrap();
+        fs::write(at(&format!("{PREFIX}file")), "no folder").unwrap();
+
+        let live = Staging::new(&at("a.onnx")).unwrap();
+        let other = Staging::new(&at("b.onnx")).unwrap();
+        assert!(live.folder.is_dir() && other.folder.is_dir());
+        let left = |name: &str| at(&format!("{PREFIX}{name}")).exists();
+        assert!(!left("dead") && !left("unlocked"), "a dead run's folder is there");
+        assert!(left("foreign") && left("file"), "no run of ours made these");
+        drop((live, other));
+        assert_eq!(fs::read_dir(root.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn an_error_names_the_file_that_was_to_be() {
+        let root = tempfile::tempdir().unwrap();
+        let staging = Staging::new(&root.path().join("out/model.onnx")).unwrap();
+        let full = || std::io::Error::from(ErrorKind::StorageFull);
+        let error = staging.at_output(Error::io(staging.path("model.onnx_data"))(full()));
+        assert!(
+            error.to_string().starts_with(&root.path().join("out/model.onnx_data").display().to_string()),
+            "{error}"
+        );
+        let error = staging.at_output(Error::io("elsewhere")(full()));
+        assert!(error.to_string().starts_with("elsewhere"), "{error}");
+    }
 }

@@ -1,8 +1,13 @@
-//! Runs the written model and compares it with candle.
+//! Runs the written model and compares it with candle, and with the outputs of a run of the user's own ([`Reference`]).
 //!
 //! Free-running, f32 must select the same heads and give the same outputs; rows whose routing f32 does not decide are left out
-//! and counted. In f16, and with attention in bf16, a few rows route differently and their outputs are another model's, rightly: there the outputs are
-//! compared with the reference's gates fed in, and differing rows are only counted.
+//! and counted. In f16, and with attention in bf16, a few rows route differently and their outputs are another model's, rightly:
+//! there the outputs are compared with the reference's gates fed in, and differing rows are only counted.
+
+mod reference;
+mod runner;
+
+pub use reference::{Compared, Difference, OutputError, Reference};
 
 use crate::encode::encode;
 use crate::error::Error;
@@ -15,22 +20,25 @@ use moh_models::eager::{Eager, GAPS};
 use moh_models::families::Inputs;
 use moh_models::sample::{Sample, SampleData};
 use moh_models::{Model, ops::Type};
-use moh_operators::{GATES, tolerance};
-use moh_runtime::{Model as Runnable, Tensor as Host};
+use moh_operators::{DType, GATES, tolerance};
+use moh_runtime::Tensor as Host;
+use runner::{Runner, host, numbers, values};
+use serde::Serialize;
 use std::collections::BTreeMap;
-use std::path::Path;
 
-/// What verifying found.
-#[derive(Debug, Clone)]
+/// What comparing the written model with our own implementation, candle's, found.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Verification {
-    /// Not done, and why.
+    /// Not run, and why.
+    #[serde(rename = "not_run")]
     Skipped(String),
     /// The model agrees with candle.
     Agrees(Agreement),
 }
 
 /// Figures of a model that agrees with candle.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub struct Agreement {
     /// What ran the model.
     pub runtime: String,
@@ -49,13 +57,15 @@ pub struct Agreement {
 impl std::fmt::Display for Verification {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Verification::Skipped(why) => write!(f, "no ({why})"),
+            Verification::Skipped(why) => write!(f, "not run: {why}"),
             Verification::Agrees(a) => {
-                let gates = if a.given_gates { ", the reference's gates given" } else { "" };
-                write!(f, "with {}: max error {:.1e} (at most {:.0e}){gates}; ", a.runtime, a.error, a.tolerance)?;
+                let of = "compared with our own implementation (candle), not with your PyTorch code";
+                write!(f, "run with {} and {of}: ", a.runtime)?;
+                write!(f, "outputs off by at most {:.1e} (allowed {:.0e})", a.error, a.tolerance)?;
+                let given = if a.given_gates { ", with the same heads given to both" } else { "" };
                 match a.rerouted {
-                    0 => write!(f, "same heads in all {} rows", a.rows),
-                    n => write!(f, "other heads in {n} of {} rows, within rounding", a.rows),
+                    0 => write!(f, "{given}; same heads in all {} rows", a.rows),
+                    n => write!(f, "{given}; other heads in {n} of {} rows, within rounding", a.rows),
                 }
             }
         }
@@ -78,13 +88,63 @@ struct Expected {
     gaps: BTreeMap<String, Tensor>,
 }
 
+impl Expected {
+    /// Whether f32 does not decide the heads of some token.
+    fn undecided(&self) -> Result<bool, Error> {
+        for gaps in self.gaps.values() {
+            if values(gaps)?.iter().any(|gap| *gap < tolerance::ROUTING_GAP_F32) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// Why no model in bfloat16 is run.
+pub(crate) const NO_BF16: &str = "no CPU runtime here runs bfloat16 models";
+
 impl Subject<'_> {
-    pub(crate) fn verify(&self, staging: &Staging) -> Result<Verification, Error> {
-        let dtype = match self.dtype {
-            ElementType::BF16 => return Ok(Verification::Skipped("no CPU runtime multiplies bf16".to_owned())),
-            ElementType::F16 => moh_operators::DType::F16,
-            _ => moh_operators::DType::F32,
+    /// Compares the written model with candle where `skipped` says nothing against it, and with a reference where there is one.
+    ///
+    /// # Errors
+    /// [`Error::VerifyRun`], [`Error::Disagreement`]; [`Error::Reference`] and [`Error::Differs`].
+    pub(crate) fn check(
+        &self,
+        staging: &Staging,
+        skipped: Option<String>,
+        reference: Option<&Reference>,
+    ) -> Result<(Verification, Option<Compared>), Error> {
+        let (verification, written) = match skipped {
+            Some(why) => (Verification::Skipped(why), None),
+            None => {
+                let (agreement, written) = self.verify(staging)?;
+                (Verification::Agrees(agreement), Some(written))
+            }
         };
+        let Some(reference) = reference else { return Ok((verification, None)) };
+        let mut written = match written {
+            Some(written) => written,
+            None => Runner::load(&staging.model())?,
+        };
+        let compared = self.compare(staging, &mut written, reference)?;
+        Ok((verification, Some(compared)))
+    }
+
+    /// Largest error of an output, in units of the largest one (or of 1).
+    fn tolerance(&self) -> f32 {
+        let dtype = match self.dtype {
+            ElementType::F16 => DType::F16,
+            ElementType::BF16 => DType::BF16,
+            _ => DType::F32,
+        };
+        match self.narrow_attention() {
+            true => tolerance::MODEL_BF16_ATTENTION.max(tolerance::model_output(dtype)),
+            false => tolerance::model_output(dtype),
+        }
+    }
+
+    /// Also gives the loaded model.
+    fn verify(&self, staging: &Staging) -> Result<(Agreement, Runner), Error> {
         let samples = self.model.samples(&self.options.sizes);
         let mut eager = Eager::new().with_taps();
         let expected: Vec<Expected> =
@@ -92,14 +152,8 @@ impl Subject<'_> {
         drop(eager);
 
         let mut written = Runner::load(&staging.model())?;
-        let mut agreement = Agreement {
-            runtime: written.describe(),
-            tolerance: match self.narrow_attention() {
-                true => tolerance::MODEL_BF16_ATTENTION.max(tolerance::model_output(dtype)),
-                false => tolerance::model_output(dtype),
-            },
-            ..Agreement::default()
-        };
+        let mut agreement =
+            Agreement { runtime: written.describe(), tolerance: self.tolerance(), ..Agreement::default() };
         let mut shown = self.variant(staging, Gates::Output)?;
         let mut undecided = 0;
         for (sample, expected) in samples.iter().zip(&expected) {
@@ -125,7 +179,7 @@ impl Subject<'_> {
             };
             self.compare_outputs(&compared, expected, &mut agreement)?;
         }
-        Ok(Verification::Agrees(agreement))
+        Ok((agreement, written))
     }
 
     fn narrow_attention(&self) -> bool {
@@ -158,8 +212,7 @@ impl Subject<'_> {
         let options = passes::Options { gates: ShowGates { gates }, ..self.options.passes.clone() };
         passes::run(&mut graph, &options)?;
         let path = staging.path("verify.onnx");
-        let data_name = staging::data_name(&staging.model());
-        staging::write_file(&path, &encode(&graph, self.plan, &data_name)?)?;
+        staging::write_file(&path, &encode(&graph, self.plan, &staging.data_name())?)?;
         let runner = Runner::load(&path);
         std::fs::remove_file(&path).map_err(Error::io(&path))?;
         runner
@@ -248,7 +301,9 @@ impl Subject<'_> {
                 let error = (a - b).abs() / largest;
                 if error.is_nan() || error > agreement.tolerance {
                     let name = &port.name;
-                    return Err(Error::Disagreement(format!("{name}: element {i} is {a}, expected {b}")));
+                    let allowed = agreement.tolerance * largest;
+                    let found = format!("{name}: element {i} is {a}, expected {b} within {allowed:.1e}");
+                    return Err(Error::Disagreement(found));
                 }
                 agreement.error = agreement.error.max(error);
             }
@@ -264,50 +319,6 @@ impl Subject<'_> {
         }
         Ok(())
     }
-}
-
-/// A loaded model that takes and gives tensors by name.
-struct Runner {
-    model: Runnable,
-}
-
-impl Runner {
-    fn load(path: &Path) -> Result<Runner, Error> {
-        let model = Runnable::load(path, &moh_runtime::Options::default())?;
-        Ok(Runner { model })
-    }
-
-    /// The runtime, and whether our kernels are in it.
-    fn describe(&self) -> String {
-        let bodies =
-            self.model.notices().iter().any(|notice| matches!(notice, moh_runtime::Notice::NoCustomOps { .. }));
-        match (self.model.runtime_name(), bodies) {
-            ("onnxruntime", true) => "onnxruntime without libmoh_ops".to_owned(),
-            ("onnxruntime", false) => "onnxruntime and libmoh_ops".to_owned(),
-            (other, _) => other.to_owned(),
-        }
-    }
-
-    fn run(&mut self, inputs: Vec<(String, Host)>) -> Result<BTreeMap<String, Host>, Error> {
-        let inputs = inputs.into_iter().map(|(name, tensor)| (name, tensor.into()));
-        let outputs = self.model.run(inputs)?;
-        let names = self.model.outputs().iter().map(|port| port.name.clone());
-        names.zip(outputs).map(|(name, value)| Ok((name, value.to_tensor()?))).collect()
-    }
-}
-
-fn host(tensor: &Tensor) -> Result<Host, Error> {
-    Ok(Host::new(tensor.dims().to_vec(), values(tensor)?)?)
-}
-
-fn values(tensor: &Tensor) -> Result<Vec<f32>, Error> {
-    let flat = tensor.to_dtype(candle_core::DType::F32).and_then(|t| t.flatten_all()).and_then(|t| t.to_vec1());
-    Ok(flat.map_err(moh_models::Error::from)?)
-}
-
-fn numbers(outputs: &BTreeMap<String, Host>, name: &str) -> Result<Vec<f32>, Error> {
-    let tensor = outputs.get(name).ok_or_else(|| Error::Disagreement(format!("there is no output {name}")))?;
-    tensor.data().to_f32().ok_or_else(|| Error::Disagreement(format!("output {name} holds no floating-point numbers")))
 }
 
 #[cfg(test)]

@@ -219,8 +219,11 @@ impl Checkpoint {
     }
 }
 
-/// The file or index that `path` means.
-pub(crate) fn find_weights(path: &Path) -> Result<PathBuf, Error> {
+/// The file or index that `path`, a file or a folder, means.
+///
+/// # Errors
+/// [`Error::Io`]; [`Error::NoWeights`] or [`Error::SeveralWeights`] for a folder.
+pub fn find_weights(path: &Path) -> Result<PathBuf, Error> {
     let io = |reason| Error::Io { file: path.to_owned(), reason };
     if !std::fs::metadata(path).map_err(io)?.is_dir() {
         return Ok(path.to_owned());

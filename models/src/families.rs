@@ -115,6 +115,11 @@ pub trait Family: Sized {
     fn outputs(&self) -> Vec<Port>;
     /// The sizes to count multiply-accumulates at.
     fn workload(&self) -> Workload;
+    /// The configuration's key that fixes how many tokens a call has, and its value for `tokens` of them or a few more; `None`
+    /// where callers choose, or the model is made for one number.
+    fn resized(&self, _tokens: usize) -> Option<(&'static str, usize)> {
+        None
+    }
     /// Calls of these sizes to verify an export with, between them every kind of input: padding, a filled cache, a null class.
     fn samples(&self, sizes: &Sizes) -> Vec<Vec<Sample>>;
     /// The model.
@@ -229,6 +234,11 @@ impl Model {
     /// See [`Family::workload`].
     pub fn workload(&self) -> Workload {
         each!(&self.family, model => model.workload())
+    }
+
+    /// See [`Family::resized`].
+    pub fn resized(&self, tokens: usize) -> Option<(&'static str, usize)> {
+        each!(&self.family, model => model.resized(tokens))
     }
 
     /// See [`Family::samples`].

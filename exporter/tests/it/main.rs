@@ -4,6 +4,14 @@
 
 mod cli;
 mod export;
+mod files;
 mod help;
+mod inspect;
+mod json;
 mod malformed;
+mod messages;
 mod published;
+mod reference;
+#[cfg(unix)]
+mod signals;
+mod support;

@@ -156,7 +156,7 @@ fn wrong_shape() {
 
 #[test]
 fn families() {
-    Case::new().fails(&["--family", "gpt"], &["config.json", "gpt", "moh-dit", "moh-llama"]);
+    Case::new().fails(&["--family", "gpt"], &["--family", "gpt", "moh-dit", "moh-llama"]);
     let unnamed = Case::new().configure(|c| drop(c.as_object_mut().unwrap().remove("family")));
     unnamed.fails(&[], &["config.json", "moh-llama, moh-llm, llama", "--family"]);
     let (success, message) = unnamed.run(&["--family", "moh-llama", "--no-verify"]);

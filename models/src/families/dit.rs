@@ -197,6 +197,12 @@ impl Family for Dit {
         Workload { sizes: vec![("batch", 1)], tokens: self.tokens() }
     }
 
+    fn resized(&self, tokens: usize) -> Option<(&'static str, usize)> {
+        let floor = tokens.isqrt();
+        let side = if floor * floor < tokens { floor + 1 } else { floor };
+        Some(("input_size", side * self.patch_size))
+    }
+
     fn samples(&self, sizes: &Sizes) -> Vec<Vec<Sample>> {
         let (rng, batch) = (&mut Rng::new(1), sizes.or("batch", 3));
         let images = rng.normals("hidden_states", &[batch, self.in_channels, self.input_size, self.input_size]);

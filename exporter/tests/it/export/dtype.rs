@@ -2,7 +2,7 @@
 
 use super::support::{Case, constant, read, unverified};
 use candle_core::DType;
-use moh_export::{ElementType, Options, Report};
+use moh_export::{BF16_NOTE, ElementType, Options, Report};
 
 /// Elements of the golden LLaMA's largest tensors, the matrices of its MLPs; most of its tensors are smaller.
 const LARGEST: usize = 160 * 64;
@@ -35,15 +35,15 @@ fn the_largest_tensor_decides() {
         (DType::F32, DType::F16, ElementType::F32, None),
         (DType::F32, DType::BF16, ElementType::F32, None),
         (DType::F16, DType::F32, ElementType::F16, None),
-        (DType::BF16, DType::F32, ElementType::F16, Some("bf16 weights are written as f16")),
-        (DType::F64, DType::F16, ElementType::F32, Some("f64 weights are written as f32")),
+        (DType::BF16, DType::F32, ElementType::F16, Some("the checkpoint's bf16 weights are written as f16")),
+        (DType::F64, DType::F16, ElementType::F32, Some("the checkpoint's f64 weights are written as f32")),
     ];
     for (largest, others, expected, note) in cases {
         let report = export(largest, others, &unverified());
         assert_eq!(report.dtype, expected, "{largest:?} among {others:?}");
         match note {
-            None => assert_eq!(report.note, None),
-            Some(note) => assert!(report.note.as_ref().is_some_and(|n| n.starts_with(note)), "{:?}", report.note),
+            None => assert_eq!(report.notes, [""; 0]),
+            Some(note) => assert!(report.notes.iter().any(|n| n.starts_with(note)), "{:?}", report.notes),
         }
     }
 }
@@ -52,6 +52,7 @@ fn the_largest_tensor_decides() {
 fn an_option_decides() {
     for dtype in [ElementType::F32, ElementType::F16, ElementType::BF16] {
         let report = export(DType::F16, DType::F32, &Options { dtype: Some(dtype), ..unverified() });
-        assert_eq!((report.dtype, report.note), (dtype, None));
+        let note = (dtype == ElementType::BF16).then_some(BF16_NOTE.to_owned());
+        assert_eq!((report.dtype, report.notes), (dtype, note.into_iter().collect()));
     }
 }

@@ -1,0 +1,121 @@
+//! What moh-export says of obvious mistakes: what is wrong, where, and what to do.
+
+use crate::support::{Run, golden, text};
+use std::fs;
+use std::path::Path;
+
+/// Runs the program in a folder; it fails, and says `parts` in one line.
+fn fails(folder: &Path, arguments: &[&str], parts: &[&str]) {
+    let done = Run::tract().command().current_dir(folder).args(arguments).output().unwrap();
+    let said = text(&done.stderr);
+    assert!(!done.status.success() && done.stdout.is_empty(), "{arguments:?}: {}", text(&done.stdout));
+    for part in parts {
+        assert!(said.contains(part), "{arguments:?}: {part:?} is not in:\n{said}");
+    }
+}
+
+#[test]
+fn outputs_that_cannot_be() {
+    let root = tempfile::tempdir().unwrap();
+    let golden = golden("llama-moh-tiny");
+    let checkpoint = golden.to_str().unwrap();
+    fs::create_dir(root.path().join("folder")).unwrap();
+    fs::write(root.path().join("file"), "").unwrap();
+    let output = |output: &str, parts: &[&str]| fails(root.path(), &[checkpoint, "-o", output], parts);
+    output("folder", &["output folder: this is a folder; name the model to write, such as folder/model.onnx"]);
+    output("new", &["output new: the name of the model to write must end in .onnx"]);
+    output("new.ONNX", &["must end in .onnx"]);
+    output("", &["--output"]);
+    output(
+        "file/model.onnx",
+        &["error: file: not a directory; a file is where a folder is needed: choose another folder"],
+    );
+    output("/proc/model.onnx", &["error: /proc: "]);
+    fs::write(root.path().join("there.onnx"), "").unwrap();
+    output("there.onnx", &["there.onnx exists already; --force replaces it"]);
+    fs::copy(golden.join("config.json"), root.path().join("config.json")).unwrap();
+    fs::copy(golden.join("model.safetensors"), root.path().join("own.onnx_data")).unwrap();
+    #[cfg(unix)]
+    {
+        std::os::unix::fs::symlink("own.onnx_data", root.path().join("own.safetensors")).unwrap();
+        let parts = ["output own.onnx_data: this is a file of the checkpoint itself", "choose another output"];
+        fails(root.path(), &["own.safetensors", "-o", "own.onnx", "--force"], &parts);
+    }
+    let left: Vec<_> = fs::read_dir(root.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(left.iter().all(|name| !name.to_string_lossy().starts_with(".moh-export-")), "{left:?}");
+}
+
+#[test]
+fn numbers_and_names_that_cannot_be() {
+    let root = tempfile::tempdir().unwrap();
+    let (llama, dit) = (golden("llama-moh-tiny"), golden("dit-tiny-75"));
+    let with = |checkpoint: &Path, options: &[&str], parts: &[&str]| {
+        fails(root.path(), &[&[checkpoint.to_str().unwrap(), "-o", "out/model.onnx"], options].concat(), parts);
+        assert!(!root.path().join("out").exists());
+    };
+    with(
+        &llama,
+        &["--opset", "99"],
+        &["ONNX operator-set version 99 is not supported: expected 20 to 24; choose it with --opset"],
+    );
+    with(
+        &llama,
+        &["--ir-version", "3"],
+        &["ONNX IR version 3 is not supported: expected 9 to 13; choose it with --ir-version"],
+    );
+    with(&llama, &["--opset", "x"], &["'x' for '--opset <N>': expected a whole number"]);
+    with(&llama, &["--batch", "0"], &["'0' for '--batch <N>'", "expected a whole number from 1 to 16777216"]);
+    with(&dit, &["--past", "5"], &["this moh-dit has no dimension past; it has batch; leave out --past"]);
+    with(&llama, &["--family", "gpt"], &["'gpt' for '--family <NAME>'", "moh-llama", "moh-vit"]);
+    with(&llama, &["--part", "encoder"], &["moh-llama has no encoder and decoder", "leave out --part"]);
+}
+
+#[test]
+fn bfloat16_is_said_to_run_on_no_cpu() {
+    let root = tempfile::tempdir().unwrap();
+    let dit = golden("dit-tiny-75");
+    let run = |output: &str, options: &[&str]| {
+        let mut command = Run::tract().command();
+        let done = command.current_dir(root.path()).arg(&dit).args(["-o", output]).args(options).output().unwrap();
+        assert!(done.status.success(), "{}", text(&done.stderr));
+        (text(&done.stdout), text(&done.stderr))
+    };
+    for options in [&["--dtype", "bf16"][..], &["--dtype", "bf16", "--verify"]] {
+        let (report, warning) = run(&format!("{}/model.onnx", options.len()), options);
+        assert!(report.contains("note          a bf16 model loads in no CPU runtime"), "{report}");
+        assert!(report.contains("verified      not run: no CPU runtime here runs bfloat16 models"), "{report}");
+        assert!(
+            warning.starts_with("warning: ") && warning.contains("model.onnx: a bf16 model loads in no CPU"),
+            "{warning}"
+        );
+    }
+    let (report, warning) = run("quiet/model.onnx", &["--dtype", "bf16", "--quiet"]);
+    assert_eq!((report.as_str(), warning.as_str()), ("", ""));
+}
+
+/// A file system of 64 KiB, where the test may mount one.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk() {
+    let root = tempfile::tempdir().unwrap();
+    let script = format!(
+        "mount -t tmpfs -o size=64k tmpfs '{0}' || exit 77; '{1}' '{2}' -o '{0}/out/model.onnx'; code=$?; ls -A '{0}'; exit $code",
+        root.path().display(),
+        env!("CARGO_BIN_EXE_moh-export"),
+        golden("dit-tiny-75").display()
+    );
+    let done = std::process::Command::new("unshare")
+        .args(["--user", "--map-root-user", "--mount", "sh", "-c", &script])
+        .output();
+    let Ok(done) = done.map_err(|e| eprintln!("SKIPPED: {e}")) else { return };
+    let said = text(&done.stderr);
+    if done.status.code() == Some(77) || said.contains("unshare") {
+        eprintln!("SKIPPED: {said}");
+        return;
+    }
+    assert!(!done.status.success() && done.stdout.is_empty(), "left: {}", text(&done.stdout));
+    assert!(
+        said.contains("out/model.onnx_data: No space left on device") && said.contains("the disk is full"),
+        "{said}"
+    );
+}
