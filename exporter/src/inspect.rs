@@ -2,6 +2,7 @@
 
 use crate::check_sizes;
 use crate::error::Error;
+use crate::measured::Measured;
 use crate::report::{runs, short};
 use moh_models::count::Macs;
 use moh_models::families::{PortDim, Sizes, Tensors};
@@ -62,6 +63,8 @@ pub struct Inspection {
     pub cache_bytes_per_token: usize,
     /// Whether the model gains.
     pub gain: Gain,
+    /// Times of this model, if it is a published one that was measured.
+    pub measured: Option<Measured>,
 }
 
 /// What the kernels can make of a model.
@@ -187,6 +190,7 @@ pub fn inspect(model: &Model, tensors: &Tensors, lengths: Lengths) -> Result<Ins
         macs_dense: whole.dense,
         macs_routed: whole.routed,
         gain: Gain::new(whole, attention, model.active_share()),
+        measured: None,
         cache_bytes_per_token: caches.map(|port| port.dims.iter().map(fixed).product::<usize>() * 4).sum(),
     })
 }
@@ -232,6 +236,7 @@ impl fmt::Display for Inspection {
         }
         let active: Vec<usize> = self.layers.iter().map(|layer| layer.num_shared_heads + layer.top_k).collect();
         writeln!(f, "active heads: {}", runs(&active))?;
-        write!(f, "Do I gain? {}\n{}", self.gain.routing, self.gain.kernels)
+        write!(f, "Do I gain? {}\n{}", self.gain.routing, self.gain.kernels)?;
+        self.measured.iter().try_for_each(|measured| write!(f, "\n{measured}"))
     }
 }

@@ -10,6 +10,7 @@ pub mod encode;
 pub mod error;
 pub mod graph;
 pub mod inspect;
+pub mod measured;
 pub mod passes;
 pub mod proto;
 pub mod random;

@@ -12,7 +12,7 @@ use anyhow::Result;
 use args::{Command, InspectArgs, RandomArgs};
 use clap::Parser;
 use moh_export::inspect::{self, Lengths};
-use moh_export::{BF16_NOTE, ElementType, check_part};
+use moh_export::{BF16_NOTE, ElementType, check_part, measured};
 use moh_models::presets::Preset;
 use moh_models::{Config, Model};
 use std::io::Write;
@@ -69,11 +69,13 @@ fn inspect(args: &InspectArgs) -> Result<()> {
         let (model, tensors) = Model::plan(&config, family)?;
         Ok::<_, moh_models::Error>((model, tensors, config))
     };
-    let (model, tensors, config) = match (&args.checkpoint, args.source.preset.as_deref()) {
+    let mut preset = args.source.preset.as_deref();
+    let (model, tensors, config) = match (&args.checkpoint, preset) {
         (Some(path), _) if is_config(path) => planned(Config::read(path)?)?,
         (Some(path), _) => {
             let checkpoint = args.source.open(path, args.part.part())?;
             let model = Model::load(&checkpoint, family)?;
+            preset = checkpoint.preset().map(|preset| preset.name);
             let shapes = checkpoint.names().filter_map(|name| checkpoint.get(name));
             let tensors = shapes.map(|weight| (weight.name().to_owned(), weight.shape().to_vec())).collect();
             (model, tensors, checkpoint.config().clone())
@@ -82,8 +84,11 @@ fn inspect(args: &InspectArgs) -> Result<()> {
         (None, None) => anyhow::bail!("neither a checkpoint nor --preset"),
     };
     check_part(args.part.part(), &model)?;
+    let usual = model.workload().tokens;
     let (model, tensors) = inspect::with_tokens(model, tensors, &config, lengths.tokens)?;
-    let inspection = inspect::inspect(&model, &tensors, lengths)?;
+    let mut inspection = inspect::inspect(&model, &tensors, lengths)?;
+    // At the lengths at which it was measured.
+    inspection.measured = preset.filter(|_| inspection.tokens == usual && lengths.past == 0).and_then(measured::of);
     match args.json {
         true => say(&serde_json::to_string_pretty(&inspection)?),
         false => say(&inspection),

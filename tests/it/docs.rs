@@ -18,6 +18,23 @@ fn operators_page_follows_the_schema() {
     );
 }
 
+/// README's table of gains: between the comments stands what `inspect` and the measurements say.
+#[test]
+fn readme_table_follows_the_measurements() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
+    let page = std::fs::read_to_string(&path).unwrap();
+    let (begin, end) = ("<!-- gains begin: exporter/src/measured.csv -->\n\n", "\n<!-- gains end -->");
+    let start = page.find(begin).expect("the table begins") + begin.len();
+    let stop = start + page[start..].find(end).expect("the table ends");
+    let table = moh_export::measured::markdown().unwrap();
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(&path, format!("{}{table}{}", &page[..start], &page[stop..])).unwrap();
+        return;
+    }
+    assert_eq!(&page[start..stop], table, "UPDATE_DOCS=1 cargo test -p moh --test it docs writes the table");
+    assert!(moh_export::measured::rows().len() >= 4, "a line of measured.csv is not understood");
+}
+
 /// Code in a guide: from which file, and its lines.
 struct Excerpt {
     file: PathBuf,
