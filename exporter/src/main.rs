@@ -5,6 +5,7 @@
 mod args;
 mod help;
 mod hints;
+mod version;
 
 use anyhow::Result;
 use args::{Command, InspectArgs, RandomArgs};
