@@ -101,8 +101,11 @@ fn examine(options: &Options, folder: &Path) -> Report {
         // No kernel runs, for a reason that is told already.
         return report;
     }
-    if library.is_some() {
-        let options = Options { runtime: RuntimeChoice::Ort, device: DeviceChoice::Cpu, ..options.clone() };
+    if let Some(library) = &library {
+        // By name, because one that was found and cannot be loaded would be left out without an error.
+        let ops_library = Some(library.path.clone());
+        let options =
+            Options { runtime: RuntimeChoice::Ort, device: DeviceChoice::Cpu, ops_library, ..options.clone() };
         kernels(&mut report, "kernels in onnxruntime", &options, folder);
     }
     let options = Options { runtime: RuntimeChoice::Tract, device: DeviceChoice::Cpu, ..options.clone() };
@@ -177,20 +180,23 @@ fn library(report: &mut Report, options: &Options) -> Option<OperatorLibrary> {
 
 /// Which GPU there is, and what would keep it from being used.
 fn gpu(report: &mut Report, runtime: Option<&OnnxRuntime>, library: Option<&OperatorLibrary>) {
-    let driver = std::fs::read_to_string("/proc/driver/nvidia/version").ok();
-    let driver = driver.and_then(|text| text.lines().next().map(str::to_owned));
-    let provider = runtime.is_some_and(|runtime| runtime.cuda);
+    let version = std::fs::read_to_string("/proc/driver/nvidia/version").ok();
+    let version = version.and_then(|text| text.lines().next().map(str::to_owned));
+    // Containers may have the device and not the file.
+    let driver = version.or_else(|| Path::new("/dev/nvidiactl").exists().then(|| "/dev/nvidiactl".to_owned()));
     let kernels = library.and_then(|library| library.build.as_ref()).is_some_and(|build| build.cuda);
-    let line = match (&driver, provider, kernels) {
-        (None, ..) => "none: no NVIDIA driver is loaded".to_owned(),
-        (Some(_), false, _) => {
-            "not used: onnxruntime has no CUDA provider (the package onnxruntime-gpu has)".to_owned()
+    let provider = runtime.is_some_and(|runtime| runtime.cuda);
+    let line = match (&driver, runtime) {
+        (None, _) => "none: no NVIDIA driver is loaded".to_owned(),
+        (Some(_), None) => "not used: tract runs models on the CPU only".to_owned(),
+        (Some(_), Some(_)) if !provider => {
+            "not used: this onnxruntime has no CUDA provider; the package onnxruntime-gpu has one".to_owned()
         }
-        (Some(_), true, false) => {
+        (Some(_), Some(_)) if !kernels => {
             "used by onnxruntime, but libmoh_ops has no CUDA kernels: its operators run on the CPU (docs/cuda.md)"
                 .to_owned()
         }
-        (Some(driver), true, true) => format!("used: {driver}"),
+        (Some(driver), Some(_)) => format!("used: {driver}"),
     };
     report.add("GPU", line, json!({ "driver": driver, "provider": provider, "kernels": kernels }));
 }
@@ -226,6 +232,15 @@ fn kernels(report: &mut Report, name: &'static str, options: &Options, folder: &
                 report.problems.push(Problem { what, remedy: remedy.to_owned() });
             }
         }
-        Err(error) => report.add_problem(name, &format!("{:#}", anyhow::Error::from(error)), remedy),
+        Err(error) => {
+            use moh_runtime::Error::{OpsLibrary, OrtLibrary, Setting};
+            let remedy = match &error {
+                moh_tasks::Error::Runtime(OpsLibrary { .. } | OrtLibrary { .. } | Setting { .. }) => {
+                    "correct the setting, or build libmoh_ops for this system: docs/run.md lists libraries and variables"
+                }
+                _ => remedy,
+            };
+            report.add_problem(name, &format!("{:#}", anyhow::Error::from(error)), remedy);
+        }
     }
 }

@@ -60,6 +60,13 @@ fn what_does_not_work_is_a_problem_with_a_remedy() {
             "{found}"
         );
         assert!(found.contains("cargo build --release -p moh-ops"), "{found}");
+        let text = tempfile::NamedTempFile::new().unwrap();
+        let found = problem(&[("MOH_OPS_LIBRARY", text.path().to_str().unwrap())], &[]);
+        assert!(
+            found.starts_with("kernels in onnxruntime: operator library") && found.contains("Failed to load"),
+            "{found}"
+        );
+        assert!(found.contains("build libmoh_ops for this system"), "{found}");
     }
 }
 
