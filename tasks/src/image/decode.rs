@@ -13,8 +13,11 @@ use std::path::Path;
 /// Why bytes are no picture: a decoder's error, or words.
 type Reason = Box<dyn std::error::Error + Send + Sync>;
 
+type Begins = fn(&[u8]) -> bool;
+type Decode = fn(&[u8]) -> std::result::Result<Decoded, Reason>;
+
 /// Formats that are read: how files begin, and what reads them.
-const FORMATS: [(fn(&[u8]) -> bool, fn(&[u8]) -> std::result::Result<Decoded, Reason>); 3] = [
+const FORMATS: [(Begins, Decode); 3] = [
     (|bytes| bytes.starts_with(b"\x89PNG\r\n\x1a\n"), png::decode),
     (|bytes| bytes.starts_with(b"\xff\xd8\xff"), jpeg::decode),
     (|bytes| bytes.starts_with(b"RIFF") && bytes.get(8..12) == Some(b"WEBP"), webp::decode),
