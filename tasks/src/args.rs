@@ -96,7 +96,8 @@ pub(crate) struct GenerateArgs {
     #[arg(long, conflicts_with = "prompt")]
     pub(crate) interactive: bool,
     /// The most tokens to generate.
-    #[arg(long, value_name = "N", default_value = "128", allow_negative_numbers = true, value_parser = whole(1, MOST_TOKENS))]
+    #[arg(long, value_name = "N", default_value = "128", allow_negative_numbers = true,
+        value_parser = whole(1, MOST_TOKENS))]
     pub(crate) max_tokens: usize,
     /// Sampling temperature: below 1 favours probable tokens, above 1 flattens the distribution, 0 is greedy
     /// [default: 0, or 1 with --top-k or --top-p].
@@ -137,10 +138,12 @@ pub(crate) struct ClassifyArgs {
     #[arg(required = true, value_name = "IMAGE")]
     pub(crate) images: Vec<PathBuf>,
     /// The number of classes to print.
-    #[arg(long, value_name = "N", default_value = "5", allow_negative_numbers = true, value_parser = whole(1, 1_000_000))]
+    #[arg(long, value_name = "N", default_value = "5", allow_negative_numbers = true,
+        value_parser = whole(1, 1_000_000))]
     pub(crate) top: usize,
     /// Batch size.
-    #[arg(long, value_name = "N", default_value = "8", allow_negative_numbers = true, value_parser = whole(1, MOST_BATCH))]
+    #[arg(long, value_name = "N", default_value = "8", allow_negative_numbers = true,
+        value_parser = whole(1, MOST_BATCH))]
     pub(crate) batch: usize,
     /// Print JSON.
     #[arg(long)]
@@ -160,7 +163,8 @@ pub(crate) struct SampleArgs {
     #[arg(long = "class", value_name = "CLASSES", value_parser = parse_classes, required = true)]
     pub(crate) classes: Classes,
     /// Images per class.
-    #[arg(long, value_name = "N", default_value = "1", allow_negative_numbers = true, value_parser = whole(1, MOST_IMAGES))]
+    #[arg(long, value_name = "N", default_value = "1", allow_negative_numbers = true,
+        value_parser = whole(1, MOST_IMAGES))]
     pub(crate) count: usize,
     /// The PNG file to write; several images become a grid with one column per class.
     #[arg(short, long, value_name = "FILE", required_unless_present = "raw")]
@@ -172,7 +176,8 @@ pub(crate) struct SampleArgs {
     #[arg(long)]
     pub(crate) force: bool,
     /// Denoising steps, at most 1000, the number that models are trained on.
-    #[arg(long, value_name = "N", default_value = "50", allow_negative_numbers = true, value_parser = whole(1, TRAINED_STEPS))]
+    #[arg(long, value_name = "N", default_value = "50", allow_negative_numbers = true,
+        value_parser = whole(1, TRAINED_STEPS))]
     pub(crate) steps: usize,
     /// Seed of the noise; the same seed gives the same images.
     #[arg(long, default_value = "0", allow_negative_numbers = true, value_parser = seed)]
@@ -181,10 +186,12 @@ pub(crate) struct SampleArgs {
     #[arg(long, value_enum, default_value = "ddpm")]
     pub(crate) sampler: SamplerArg,
     /// DDIM's eta: 0 is deterministic, 1 adds as much noise as DDPM.
-    #[arg(long, value_name = "SHARE", default_value = "0", allow_negative_numbers = true, value_parser = real(0.0, 1.0))]
+    #[arg(long, value_name = "SHARE", default_value = "0", allow_negative_numbers = true,
+        value_parser = real(0.0, 1.0))]
     pub(crate) eta: f64,
     /// Scale of classifier-free guidance; 1 turns it off and halves the time.
-    #[arg(long, value_name = "FACTOR", default_value = "1", allow_negative_numbers = true, value_parser = real(-1000.0, 1000.0))]
+    #[arg(long, value_name = "FACTOR", default_value = "1", allow_negative_numbers = true,
+        value_parser = real(-1000.0, 1000.0))]
     pub(crate) guidance: f64,
     /// Guide only the first N channels [default: 3, as the published models do, or all if there are fewer].
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole(0, 1024))]
@@ -203,7 +210,8 @@ pub(crate) struct SampleArgs {
     #[arg(long, value_name = "N", default_value = "1", allow_negative_numbers = true, value_parser = whole(1, 1024))]
     pub(crate) scale: usize,
     /// Batch size.
-    #[arg(long, value_name = "N", default_value = "16", allow_negative_numbers = true, value_parser = whole(1, MOST_BATCH))]
+    #[arg(long, value_name = "N", default_value = "16", allow_negative_numbers = true,
+        value_parser = whole(1, MOST_BATCH))]
     pub(crate) batch: usize,
     /// Print what was sampled, and the time, as JSON.
     #[arg(long)]

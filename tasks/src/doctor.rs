@@ -124,32 +124,13 @@ fn run(attributes: &Attributes, inputs: &[Input], options: &Options, folder: &Pa
 fn model(attributes: &Attributes, inputs: &[Input]) -> Vec<u8> {
     const OUTPUT: &str = "found";
     let operator = attributes.operator();
-    let attribute = |(definition, value): (&moh_operators::AttributeDef, &Value)| {
-        let mut proto = AttributeProto { name: definition.name.to_owned(), ..AttributeProto::default() };
-        let ty = match value {
-            Value::Int(number) => {
-                proto.i = *number;
-                AttributeType::Int
-            }
-            Value::Float(number) => {
-                proto.f = *number;
-                AttributeType::Float
-            }
-            Value::Ints(numbers) => {
-                proto.ints = numbers.clone();
-                AttributeType::Ints
-            }
-        };
-        proto.r#type = ty as i32;
-        proto
-    };
     let node = NodeProto {
         name: "node".to_owned(),
         op_type: operator.name.to_owned(),
         domain: DOMAIN.to_owned(),
         input: inputs.iter().map(|input| input.name.to_owned()).collect(),
         output: vec![OUTPUT.to_owned()],
-        attribute: attributes.iter().map(attribute).collect(),
+        attribute: attributes.iter().map(|(definition, value)| attribute(definition.name, value)).collect(),
         ..NodeProto::default()
     };
     let shapes: Vec<Option<&[usize]>> = inputs.iter().map(|input| Some(&input.shape[..])).collect();
@@ -170,6 +151,16 @@ fn model(attributes: &Attributes, inputs: &[Input]) -> Vec<u8> {
         ..ModelProto::default()
     };
     proto.encode_to_vec()
+}
+
+fn attribute(name: &str, value: &Value) -> AttributeProto {
+    let proto = AttributeProto { name: name.to_owned(), ..AttributeProto::default() };
+    let with = |ty: AttributeType, proto| AttributeProto { r#type: ty as i32, ..proto };
+    match value {
+        Value::Int(number) => with(AttributeType::Int, AttributeProto { i: *number, ..proto }),
+        Value::Float(number) => with(AttributeType::Float, AttributeProto { f: *number, ..proto }),
+        Value::Ints(numbers) => with(AttributeType::Ints, AttributeProto { ints: numbers.clone(), ..proto }),
+    }
 }
 
 fn value_info(name: &str, shape: &[usize]) -> ValueInfoProto {

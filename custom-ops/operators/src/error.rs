@@ -82,7 +82,10 @@ pub enum Error {
         found: String,
     },
     /// An environment variable names an instruction set that this processor does not have, or that there is not.
-    #[error("environment variable {variable}: expected one that this processor has ({}), found {found:?}", .expected.join(", "))]
+    #[error(
+        "environment variable {variable}: expected one that this processor has ({}), found {found:?}",
+        .expected.join(", ")
+    )]
     InstructionSet {
         /// The variable.
         variable: &'static str,

@@ -28,7 +28,8 @@ pub(crate) struct ProfileArgs {
     #[command(flatten)]
     pub(crate) sizes: SizeArgs,
     /// Timed runs; the median is printed.
-    #[arg(long, value_name = "N", default_value = "10", allow_negative_numbers = true, value_parser = whole(1, MOST_RUNS))]
+    #[arg(long, value_name = "N", default_value = "10", allow_negative_numbers = true,
+        value_parser = whole(1, MOST_RUNS))]
     pub(crate) runs: usize,
     /// The number of nodes to print.
     #[arg(long, value_name = "N", default_value = "15", allow_negative_numbers = true, value_parser = whole(0, MOST))]
@@ -52,7 +53,8 @@ pub(crate) struct BenchArgs {
         value_parser = whole(1, MOST))]
     pub(crate) batch: Vec<usize>,
     /// Sequence lengths in tokens [default: 128, or the model's longest].
-    #[arg(long, value_name = "N,...", value_delimiter = ',', allow_negative_numbers = true, value_parser = whole(1, MOST))]
+    #[arg(long, value_name = "N,...", value_delimiter = ',', allow_negative_numbers = true,
+        value_parser = whole(1, MOST))]
     pub(crate) sequence: Vec<usize>,
     /// Numbers of threads [default: one per processor].
     #[arg(long, value_name = "N,...", value_delimiter = ',', allow_negative_numbers = true,
@@ -65,7 +67,8 @@ pub(crate) struct BenchArgs {
     #[arg(long, default_value = "2", allow_negative_numbers = true, value_parser = real(0.0, 86_400.0))]
     pub(crate) seconds: f64,
     /// Minimum runs per runtime and size.
-    #[arg(long, value_name = "N", default_value = "5", allow_negative_numbers = true, value_parser = whole(1, MOST_RUNS))]
+    #[arg(long, value_name = "N", default_value = "5", allow_negative_numbers = true,
+        value_parser = whole(1, MOST_RUNS))]
     pub(crate) runs: usize,
     /// Print JSON.
     #[arg(long)]

@@ -26,7 +26,10 @@ pub(crate) fn run(args: &InferArgs) -> Result<()> {
     }
     write_tensors(&args.output, &tensors, args.force)?;
     if args.json {
-        let output = |(name, tensor): &(String, Tensor)| json!({ "name": name, "type": tensor.element_type().name(), "shape": tensor.shape() });
+        let output = |(name, tensor): &(String, Tensor)| {
+            let ty = tensor.element_type().name();
+            json!({ "name": name, "type": ty, "shape": tensor.shape() })
+        };
         let outputs = tensors.iter().map(output).collect::<Vec<_>>();
         let (runtime, file) = (model.runtime_name(), args.output.to_string_lossy());
         super::print_json(&json!({ "runtime": runtime, "file": file, "outputs": outputs }))?;

@@ -103,7 +103,8 @@ fn check_size(args: &SampleArgs, model: &DiffusionModel, decoder: Option<&Decode
     let fits = width.checked_mul(height).is_some_and(|pixels| pixels <= MOST_PIXELS);
     ensure!(
         fits,
-        "a picture of {width} x {height} pixels was asked for: expected at most {MOST_PIXELS} pixels; lower --scale or --count"
+        "a picture of {width} x {height} pixels was asked for: expected at most {MOST_PIXELS} pixels; \
+         lower --scale or --count"
     );
     Ok(())
 }

@@ -122,6 +122,9 @@ fn texts(found: &[Hypothesis], tokenizer: Option<&Tokenizer>, options: &BeamOpti
 }
 
 fn object(source: &str, found: &[Hypothesis], texts: &[String]) -> Value {
-    let hypothesis = |(Hypothesis { tokens, score }, text): (&Hypothesis, &String)| json!({ "text": text, "tokens": tokens, "score": score });
+    let hypothesis = |(found, text): (&Hypothesis, &String)| {
+        let Hypothesis { tokens, score } = found;
+        json!({ "text": text, "tokens": tokens, "score": score })
+    };
     json!({ "source": source, "hypotheses": found.iter().zip(texts).map(hypothesis).collect::<Vec<Value>>() })
 }
