@@ -32,7 +32,7 @@ RULE = {
 FREE = {"moh"}
 
 # Crate: libraries that only tasks (moh-tasks) need, which must not be linked here.
-TASK_LIBRARIES = {"tokenizers", "png", "zune-jpeg"}
+TASK_LIBRARIES = {"tokenizers", "png", "zune-jpeg", "image-webp"}
 LIGHT = {"moh-export": TASK_LIBRARIES, "moh-ops": TASK_LIBRARIES}
 # What another project's crate brings along whether we want it or not.
 NOT_OURS = {("candle-core", "tokenizers")}

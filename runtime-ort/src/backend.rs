@@ -1,6 +1,8 @@
 //! The runtimes, each behind the same few functions.
 
-mod environment;
+mod bfloat16;
+pub(crate) mod environment;
+mod external;
 mod onnxruntime;
 mod tract;
 
@@ -10,6 +12,7 @@ use crate::info::TensorInfo;
 use crate::options::{Notice, Options, RuntimeChoice};
 use crate::value::Value;
 use onnxruntime::OrtModel;
+pub(crate) use onnxruntime::cuda_provider;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -8,12 +8,14 @@ use std::path::PathBuf;
 #[non_exhaustive]
 pub enum Error {
     /// There is no such file.
-    #[error("{}: {what} not found", path.display())]
+    #[error("{}: {what} not found{hint}", path.display())]
     NotFound {
         /// The file.
         path: PathBuf,
         /// What it was to be.
         what: &'static str,
+        /// What is there instead and what to do, after a semicolon; or nothing.
+        hint: String,
     },
     /// A file cannot be read.
     #[error("{}: cannot be read", path.display())]
@@ -53,6 +55,12 @@ pub enum Error {
         /// The library.
         path: PathBuf,
         /// Why it cannot be used.
+        reason: String,
+    },
+    /// An environment variable has a value that it must not have.
+    #[error("{reason}")]
+    Setting {
+        /// The variable, what was expected and what was found.
         reason: String,
     },
     /// The chosen runtime cannot do what was asked.

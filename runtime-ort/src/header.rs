@@ -42,10 +42,26 @@ pub(crate) fn read(path: &Path) -> Result<Header> {
     };
     scanned.map_err(|source| match source.kind() {
         io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof => {
-            Error::Malformed { path: path.to_owned(), expected: "an ONNX model", reason: source.to_string() }
+            let reason = what_else(path).map_or_else(|| source.to_string(), str::to_owned);
+            Error::Malformed { path: path.to_owned(), expected: "an ONNX model", reason }
         }
         _ => io(source),
     })
+}
+
+/// Endings of files that hold weights, not models.
+pub(crate) const CHECKPOINTS: &[&str] = &[".safetensors", ".pth", ".pt", ".bin", ".ckpt"];
+
+/// What people often name in a model's place, and what to do.
+fn what_else(path: &Path) -> Option<&'static str> {
+    const LFS: &[u8] = b"version https://git-lfs";
+    let name = path.to_string_lossy();
+    if CHECKPOINTS.iter().any(|ending| name.ends_with(ending)) {
+        return Some("it is a checkpoint: export it with moh-export first");
+    }
+    let mut start = [0; LFS.len()];
+    let read = File::open(path).and_then(|mut file| file.read_exact(&mut start));
+    (read.is_ok() && start == LFS).then_some("it is a Git LFS pointer: `git lfs pull` fetches the model")
 }
 
 fn malformed(reason: &str) -> io::Error {

@@ -22,6 +22,7 @@ mod element;
 mod error;
 mod header;
 mod info;
+mod installation;
 mod locate;
 mod model;
 mod options;
@@ -31,7 +32,13 @@ mod value;
 pub use element::{Data, Element, ElementType, TensorData};
 pub use error::{Error, Result};
 pub use info::{Dim, TensorInfo};
+pub use installation::{
+    COMMIT, LibraryBuild, OnnxRuntime, OperatorLibrary, TRACT_VERSION, long_version, onnxruntime, operator_library,
+    short_version,
+};
+pub use locate::Found;
 pub use model::{MODEL_FILE, Model};
+pub use moh_tract::{instruction_set, instruction_sets};
 pub use options::{DeviceChoice, Notice, Options, RuntimeChoice};
 pub use tensor::Tensor;
 pub use value::Value;

@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::env;
 use std::env::consts::{ARCH, DLL_PREFIX, DLL_SUFFIX};
 use std::ffi::OsString;
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -12,22 +13,62 @@ pub(crate) const ORT_VARIABLE: &str = "ORT_DYLIB_PATH";
 /// Names the library of the ai.moh operators.
 pub(crate) const OPS_VARIABLE: &str = "MOH_OPS_LIBRARY";
 
+/// How a library was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Found {
+    /// An option names it.
+    Option,
+    /// This environment variable names it.
+    Variable(&'static str),
+    /// It is in the program's folder, or in the one above.
+    BesideProgram,
+    /// It belongs to the onnxruntime package of a Python installation.
+    PythonPackage,
+    /// It is in a folder of the system's libraries.
+    System,
+}
+
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Found::Option => f.write_str("named by an option"),
+            Found::Variable(variable) => write!(f, "named by {variable}"),
+            Found::BesideProgram => f.write_str("found beside the program"),
+            Found::PythonPackage => f.write_str("found in a Python package"),
+            Found::System => f.write_str("found among the system's libraries"),
+        }
+    }
+}
+
+/// A library that may be used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Candidate {
+    pub(crate) path: PathBuf,
+    pub(crate) found: Found,
+}
+
 /// A library that was asked for by name, or places to try.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Search {
     /// This one or an error.
-    Named(PathBuf),
+    Named(Candidate),
     /// The first that is usable.
-    Candidates(Vec<PathBuf>),
+    Candidates(Vec<Candidate>),
 }
 
 /// The onnxruntime library: the option, the environment variable, or what is found.
 pub(crate) fn onnxruntime(option: Option<&Path>) -> Search {
     named(option, ORT_VARIABLE).unwrap_or_else(|| {
-        let mut found: Vec<PathBuf> = executable_folders().iter().flat_map(|folder| versions_in(folder)).collect();
-        found.extend(python_packages().iter().flat_map(|package| versions_in(&package.join("capi"))));
-        found.extend(system_folders().iter().flat_map(|folder| versions_in(folder)));
-        Search::Candidates(found)
+        let mut candidates = Vec::new();
+        let mut add = |found, folders: Vec<PathBuf>| {
+            let paths = folders.iter().flat_map(|folder| versions_in(folder));
+            candidates.extend(paths.map(|path| Candidate { path, found }));
+        };
+        add(Found::BesideProgram, executable_folders());
+        add(Found::PythonPackage, python_packages().iter().map(|package| package.join("capi")).collect());
+        add(Found::System, system_folders());
+        Search::Candidates(candidates)
     })
 }
 
@@ -35,7 +76,8 @@ pub(crate) fn onnxruntime(option: Option<&Path>) -> Search {
 pub(crate) fn operators(option: Option<&Path>) -> Search {
     named(option, OPS_VARIABLE).unwrap_or_else(|| {
         let beside = executable_folders().into_iter().map(|folder| folder.join(operators_name()));
-        Search::Candidates(beside.filter(|path| path.is_file()).collect())
+        let candidate = |path| Candidate { path, found: Found::BesideProgram };
+        Search::Candidates(beside.filter(|path| path.is_file()).map(candidate).collect())
     })
 }
 
@@ -44,9 +86,13 @@ pub(crate) fn operators_name() -> String {
     format!("{DLL_PREFIX}moh_ops{DLL_SUFFIX}")
 }
 
-fn named(option: Option<&Path>, variable: &str) -> Option<Search> {
+fn named(option: Option<&Path>, variable: &'static str) -> Option<Search> {
+    let candidate = |path, found| Search::Named(Candidate { path, found });
     let from_variable = || env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from);
-    option.map(Path::to_owned).or_else(from_variable).map(Search::Named)
+    match option {
+        Some(path) => Some(candidate(path.to_owned(), Found::Option)),
+        None => from_variable().map(|path| candidate(path, Found::Variable(variable))),
+    }
 }
 
 /// The executable's folder, and the one above for executables in a subfolder of the libraries'.
@@ -105,6 +151,13 @@ fn versions_in(folder: &Path) -> Vec<PathBuf> {
     found.into_iter().map(|(_, path)| path).collect()
 }
 
+/// The version in the file name of an onnxruntime library, where it has one.
+pub(crate) fn version_name(path: &Path) -> Option<String> {
+    let numbers = version(path.file_name()?.to_str()?)?;
+    let name = numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join(".");
+    (!name.is_empty()).then_some(name)
+}
+
 /// The numbers in the file name of an onnxruntime library; `None` for another file, such as a provider's library.
 fn version(file_name: &str) -> Option<Vec<u64>> {
     let rest = file_name.strip_prefix(DLL_PREFIX)?.strip_prefix("onnxruntime")?;
@@ -137,7 +190,8 @@ mod tests {
     #[test]
     fn a_named_library_is_the_only_one() {
         let path = Path::new("/nowhere/libonnxruntime.so");
-        assert_eq!(onnxruntime(Some(path)), Search::Named(path.to_owned()));
-        assert_eq!(operators(Some(path)), Search::Named(path.to_owned()));
+        let named = || Search::Named(Candidate { path: path.to_owned(), found: Found::Option });
+        assert_eq!(onnxruntime(Some(path)), named());
+        assert_eq!(operators(Some(path)), named());
     }
 }

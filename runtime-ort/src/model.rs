@@ -125,7 +125,23 @@ fn resolve(path: &Path) -> Result<PathBuf> {
     let file = if path.is_dir() { path.join(MODEL_FILE) } else { path.to_owned() };
     match file.try_exists() {
         Ok(true) => Ok(file),
-        Ok(false) => Err(Error::NotFound { path: file, what: "model" }),
+        Ok(false) => Err(Error::NotFound { path: file, what: "model", hint: instead(path) }),
         Err(source) => Err(Error::Read { path: file, source }),
+    }
+}
+
+/// What a folder without [`MODEL_FILE`] holds, and what to do with it.
+fn instead(folder: &Path) -> String {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort_unstable();
+    let with = |endings: &[&str]| {
+        let fits = |name: &&String| endings.iter().any(|ending| name.ends_with(ending));
+        names.iter().filter(fits).take(3).cloned().collect::<Vec<String>>().join(", ")
+    };
+    match (with(&[".onnx"]), with(header::CHECKPOINTS)) {
+        (models, _) if !models.is_empty() => format!("; the folder holds {models}: name the file"),
+        (_, weights) if !weights.is_empty() => format!("; the folder holds {weights}: export it with moh-export first"),
+        _ => String::new(),
     }
 }

@@ -66,7 +66,7 @@ pub enum Notice {
     },
     /// The library of the ai.moh operators was not found or not usable: their bodies run, which compute every head.
     NoCustomOps {
-        /// What was tried.
+        /// What was tried, and what to do.
         reason: String,
     },
 }
@@ -78,10 +78,9 @@ impl fmt::Display for Notice {
                 write!(f, "running in tract, because no usable onnxruntime library was found: {reason}")
             }
             Notice::NoCuda { reason } => write!(f, "running on the CPU, because the CUDA provider failed: {reason}"),
-            Notice::NoCustomOps { reason } => write!(
-                f,
-                "running without the ai.moh kernels, correct but slower: {reason}; name the library in MOH_OPS_LIBRARY"
-            ),
+            Notice::NoCustomOps { reason } => {
+                write!(f, "running without the ai.moh kernels, correct but slower: {reason}")
+            }
         }
     }
 }

@@ -1,10 +1,13 @@
 //! The command line.
 
+mod doctor;
 mod measure;
+mod number;
 mod routes;
 mod runtime;
 mod translate;
 
+pub(crate) use doctor::DoctorArgs;
 pub(crate) use measure::{BenchArgs, BenchRuntime, ProfileArgs};
 pub(crate) use routes::RoutesArgs;
 pub(crate) use runtime::{LibraryArgs, RuntimeArgs};
@@ -12,12 +15,18 @@ pub(crate) use translate::TranslateArgs;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use std::num::NonZeroUsize;
+use moh_tasks::diffusion::TRAINED_STEPS;
+use number::{real, seed, whole};
 use std::path::PathBuf;
+
+/// Larger numbers of tokens are mistakes.
+const MOST_TOKENS: usize = 1_000_000;
+/// Larger batches do not fit into memory, with any model.
+const MOST_BATCH: usize = 1024;
 
 /// Runs exported MoH and MoA models.
 #[derive(Debug, Parser)]
-#[command(name = "moh-run", version)]
+#[command(name = "moh-run", version = crate::version::short(), long_version = crate::version::long())]
 pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -41,6 +50,8 @@ pub(crate) enum Command {
     Profile(ProfileArgs),
     /// Compares latency and throughput of the runtimes.
     Bench(BenchArgs),
+    /// Shows what models would run with on this machine, and checks that it works.
+    Doctor(DoctorArgs),
     /// Prints a shell completion script.
     Completions {
         /// The shell.
@@ -67,6 +78,9 @@ pub(crate) struct InferArgs {
     /// Overwrite the output file.
     #[arg(long)]
     pub(crate) force: bool,
+    /// Print the outputs' names, types and shapes as JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) runtime: RuntimeArgs,
 }
@@ -82,20 +96,21 @@ pub(crate) struct GenerateArgs {
     #[arg(long, conflicts_with = "prompt")]
     pub(crate) interactive: bool,
     /// The most tokens to generate.
-    #[arg(long, value_name = "N", default_value = "128")]
-    pub(crate) max_tokens: NonZeroUsize,
+    #[arg(long, value_name = "N", default_value = "128", allow_negative_numbers = true,
+        value_parser = whole(1, MOST_TOKENS))]
+    pub(crate) max_tokens: usize,
     /// Sampling temperature: below 1 favours probable tokens, above 1 flattens the distribution, 0 is greedy
     /// [default: 0, or 1 with --top-k or --top-p].
-    #[arg(long, value_name = "T")]
+    #[arg(long, value_name = "T", allow_negative_numbers = true, value_parser = real(0.0, 1000.0))]
     pub(crate) temperature: Option<f64>,
     /// Sample from the K most probable tokens.
-    #[arg(long, value_name = "K")]
-    pub(crate) top_k: Option<NonZeroUsize>,
+    #[arg(long, value_name = "K", allow_negative_numbers = true, value_parser = whole(1, MOST_TOKENS))]
+    pub(crate) top_k: Option<usize>,
     /// Nucleus sampling: sample from the most probable tokens whose probabilities add up to P.
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true, value_parser = real(0.0, 1.0))]
     pub(crate) top_p: Option<f64>,
     /// Seed of the sampling; the same seed gives the same tokens.
-    #[arg(long, default_value = "0")]
+    #[arg(long, default_value = "0", allow_negative_numbers = true, value_parser = seed)]
     pub(crate) seed: u64,
     /// Stop before this text; may be given several times.
     #[arg(long, value_name = "TEXT", conflicts_with = "ids", allow_hyphen_values = true,
@@ -104,9 +119,12 @@ pub(crate) struct GenerateArgs {
     /// Continue after an end-of-sequence token.
     #[arg(long)]
     pub(crate) ignore_eos: bool,
-    /// Print token ids instead of text.
+    /// Read and print token ids instead of text; no tokenizer is needed.
     #[arg(long)]
     pub(crate) ids: bool,
+    /// Print texts, tokens and times as JSON, at the end.
+    #[arg(long, conflicts_with = "interactive")]
+    pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) runtime: RuntimeArgs,
 }
@@ -116,18 +134,23 @@ pub(crate) struct ClassifyArgs {
     /// The .onnx file, or the folder that holds model.onnx; preprocessing and class names come from config.json and
     /// preprocessor_config.json beside it.
     pub(crate) model: PathBuf,
-    /// PNG or JPEG files.
+    /// PNG, JPEG or WebP files.
     #[arg(required = true, value_name = "IMAGE")]
     pub(crate) images: Vec<PathBuf>,
     /// The number of classes to print.
-    #[arg(long, value_name = "N", default_value = "5")]
-    pub(crate) top: NonZeroUsize,
+    #[arg(long, value_name = "N", default_value = "5", allow_negative_numbers = true,
+        value_parser = whole(1, 1_000_000))]
+    pub(crate) top: usize,
     /// Batch size.
-    #[arg(long, value_name = "N", default_value = "8")]
-    pub(crate) batch: NonZeroUsize,
+    #[arg(long, value_name = "N", default_value = "8", allow_negative_numbers = true,
+        value_parser = whole(1, MOST_BATCH))]
+    pub(crate) batch: usize,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
+    /// Also tell how images are prepared, and what was done to each of them.
+    #[arg(short, long, conflicts_with = "quiet")]
+    pub(crate) verbose: bool,
     #[command(flatten)]
     pub(crate) runtime: RuntimeArgs,
 }
@@ -140,8 +163,9 @@ pub(crate) struct SampleArgs {
     #[arg(long = "class", value_name = "CLASSES", value_parser = parse_classes, required = true)]
     pub(crate) classes: Classes,
     /// Images per class.
-    #[arg(long, value_name = "N", default_value = "1")]
-    pub(crate) count: NonZeroUsize,
+    #[arg(long, value_name = "N", default_value = "1", allow_negative_numbers = true,
+        value_parser = whole(1, MOST_IMAGES))]
+    pub(crate) count: usize,
     /// The PNG file to write; several images become a grid with one column per class.
     #[arg(short, long, value_name = "FILE", required_unless_present = "raw")]
     pub(crate) output: Option<PathBuf>,
@@ -152,22 +176,25 @@ pub(crate) struct SampleArgs {
     #[arg(long)]
     pub(crate) force: bool,
     /// Denoising steps, at most 1000, the number that models are trained on.
-    #[arg(long, value_name = "N", default_value = "50")]
+    #[arg(long, value_name = "N", default_value = "50", allow_negative_numbers = true,
+        value_parser = whole(1, TRAINED_STEPS))]
     pub(crate) steps: usize,
     /// Seed of the noise; the same seed gives the same images.
-    #[arg(long, default_value = "0")]
+    #[arg(long, default_value = "0", allow_negative_numbers = true, value_parser = seed)]
     pub(crate) seed: u64,
     /// Sampler.
     #[arg(long, value_enum, default_value = "ddpm")]
     pub(crate) sampler: SamplerArg,
     /// DDIM's eta: 0 is deterministic, 1 adds as much noise as DDPM.
-    #[arg(long, value_name = "SHARE", default_value = "0")]
+    #[arg(long, value_name = "SHARE", default_value = "0", allow_negative_numbers = true,
+        value_parser = real(0.0, 1.0))]
     pub(crate) eta: f64,
     /// Scale of classifier-free guidance; 1 turns it off and halves the time.
-    #[arg(long, value_name = "FACTOR", default_value = "1", allow_negative_numbers = true)]
+    #[arg(long, value_name = "FACTOR", default_value = "1", allow_negative_numbers = true,
+        value_parser = real(-1000.0, 1000.0))]
     pub(crate) guidance: f64,
     /// Guide only the first N channels [default: 3, as the published models do, or all if there are fewer].
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole(0, 1024))]
     pub(crate) guidance_channels: Option<usize>,
     /// Clip each step's estimate of the image to -1..1 [default: on for pixels, off for latents].
     #[arg(long, value_enum)]
@@ -176,14 +203,19 @@ pub(crate) struct SampleArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) vae: Option<PathBuf>,
     /// The VAE's scaling factor: latents are divided by it.
-    #[arg(long, value_name = "FACTOR", default_value_t = moh_tasks::diffusion::SCALING_FACTOR, requires = "vae")]
+    #[arg(long, value_name = "FACTOR", default_value_t = moh_tasks::diffusion::SCALING_FACTOR, requires = "vae",
+        allow_negative_numbers = true, value_parser = real(1e-6, 1e6))]
     pub(crate) vae_scaling_factor: f64,
     /// Enlarge every pixel to N x N.
-    #[arg(long, value_name = "N", default_value = "1")]
-    pub(crate) scale: NonZeroUsize,
+    #[arg(long, value_name = "N", default_value = "1", allow_negative_numbers = true, value_parser = whole(1, 1024))]
+    pub(crate) scale: usize,
     /// Batch size.
-    #[arg(long, value_name = "N", default_value = "16")]
-    pub(crate) batch: NonZeroUsize,
+    #[arg(long, value_name = "N", default_value = "16", allow_negative_numbers = true,
+        value_parser = whole(1, MOST_BATCH))]
+    pub(crate) batch: usize,
+    /// Print what was sampled, and the time, as JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) runtime: RuntimeArgs,
 }
@@ -207,7 +239,7 @@ pub(crate) enum Switch {
 pub(crate) struct Classes(pub(crate) Vec<i64>);
 
 /// More than any grid that can be looked at.
-const MOST_CLASSES: usize = 10_000;
+pub(crate) const MOST_IMAGES: usize = 10_000;
 
 fn parse_classes(text: &str) -> Result<Classes, String> {
     let number = |text: &str| text.trim().parse::<u32>().map_err(|_| format!("{text:?} is not the number of a class"));
@@ -220,9 +252,9 @@ fn parse_classes(text: &str) -> Result<Classes, String> {
         if first > last {
             return Err(format!("{part:?} is an empty range"));
         }
-        classes.extend((first..=last).take(MOST_CLASSES + 1).map(i64::from));
-        if classes.len() > MOST_CLASSES {
-            return Err(format!("more than {MOST_CLASSES} classes"));
+        classes.extend((first..=last).take(MOST_IMAGES + 1).map(i64::from));
+        if classes.len() > MOST_IMAGES {
+            return Err(format!("more than {MOST_IMAGES} classes"));
         }
     }
     Ok(Classes(classes))

@@ -2,7 +2,7 @@
 
 mod preprocessing;
 
-pub use preprocessing::{Preprocessing, Resize};
+pub use preprocessing::{Origin, Origins, Preprocessing, Resize};
 
 use crate::error::{Error, Result};
 use crate::files::read_json;

@@ -2,6 +2,7 @@
 
 pub(crate) mod bench;
 pub(crate) mod classify;
+pub(crate) mod doctor;
 pub(crate) mod generate;
 pub(crate) mod help;
 pub(crate) mod infer;
@@ -13,6 +14,8 @@ pub(crate) mod translate;
 
 use crate::args::RuntimeArgs;
 use moh_runtime::Model;
+use serde_json::Value;
+use std::io::Write;
 use std::path::Path;
 
 /// Loads a model and tells what is to be told about it.
@@ -20,6 +23,13 @@ fn load(path: &Path, args: &RuntimeArgs) -> moh_runtime::Result<Model> {
     let model = Model::load(path, &args.options())?;
     tell(&model, args.quiet());
     Ok(model)
+}
+
+/// Prints what `--json` asks for: the only thing that is then on standard output.
+fn print_json(value: &Value) -> std::io::Result<()> {
+    let mut output = std::io::stdout().lock();
+    writeln!(output, "{value:#}")?;
+    output.flush()
 }
 
 /// Tells what is to be told about a model.

@@ -1,9 +1,11 @@
-//! Pictures: read from PNG and JPEG files, brought to a size, written as PNG.
+//! Pictures: read from PNG, JPEG and WebP files, brought to a size, written as PNG.
 
 mod decode;
 mod encode;
+mod orientation;
 mod resize;
 
+pub use decode::Adjustment;
 pub use resize::Filter;
 
 use crate::error::{Error, Result};

@@ -2,11 +2,13 @@
 //!
 //! [`generate::LanguageModel`] continues prompts with a key-value cache; [`translate::TranslationModel`] translates;
 //! [`classify::Classifier`] names what is in a picture, [`diffusion::DiffusionModel`] draws one; [`routes`] shows which heads
-//! tokens use, [`measure`] where time goes. All of them take a [`moh_runtime::Model`]. The command line program is `moh-run`.
+//! tokens use, [`measure`] where time goes, [`doctor`] whether
+//! our kernels work on this machine. All of them take a [`moh_runtime::Model`]. The command line program is `moh-run`.
 #![forbid(unsafe_code)]
 
 pub mod classify;
 pub mod diffusion;
+pub mod doctor;
 mod error;
 mod files;
 pub mod generate;

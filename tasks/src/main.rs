@@ -3,6 +3,8 @@
 
 mod args;
 mod commands;
+mod temporary;
+mod version;
 
 use args::{Args, Command};
 use clap::Parser;
@@ -19,6 +21,7 @@ fn main() -> ExitCode {
         Command::Profile(args) => commands::profile::run(&args),
         Command::Routes(args) => commands::routes::run(&args),
         Command::Bench(args) => commands::bench::run(&args),
+        Command::Doctor(args) => commands::doctor::run(&args),
         Command::Completions { shell } => commands::help::completions(shell),
         Command::Man { folder } => commands::help::man(&folder),
     };

@@ -4,7 +4,7 @@ mod bench;
 mod part;
 mod profile;
 mod timings;
-mod trace;
+pub(crate) mod trace;
 mod workload;
 
 pub use bench::{Effort, bench};

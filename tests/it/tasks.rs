@@ -140,3 +140,51 @@ fn routes_of_a_sampled_digit() {
         assert!(shares.iter().zip(same).all(|(a, b)| (a - *b).abs() <= 0.05), "{name}: {shares:?}");
     }
 }
+
+/// What `moh-run doctor` does: our kernels run, and their numbers are right.
+#[test]
+fn doctor_finds_kernels_in_every_runtime_that_has_them() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, options) in runtimes().into_iter().filter(|(_, options)| !options.without_custom_ops) {
+        let checked = moh_tasks::doctor::check(&options, folder.path()).unwrap();
+        assert!(checked.iter().all(moh_tasks::doctor::Checked::is_right), "{name}: {checked:?}");
+        assert_eq!(checked.len(), moh_operators::OPERATORS.len(), "{name}");
+        if name != "tract" {
+            let library = moh_runtime::operator_library(&options).unwrap();
+            let build = library.build.unwrap();
+            assert_eq!((build.commit.as_str(), build.cuda), (moh_runtime::COMMIT, false), "{}", library.path.display());
+        }
+    }
+}
+
+/// Loads a model with the library that is beside this program; only as a child of the test below.
+#[test]
+#[ignore = "a child process of `a_setting_that_the_library_refuses_is_no_reason_to_run_without_it`"]
+fn load_with_found_library() {
+    let target = tempfile::tempdir().unwrap();
+    let path = export(&checkpoint("digits-moh-dit"), target.path(), &quick());
+    let options = moh_runtime::Options { runtime: moh_runtime::RuntimeChoice::Ort, ..moh_runtime::Options::default() };
+    match Model::load(&path, &options) {
+        Ok(model) => println!("found={:?}", model.notices()),
+        Err(error) => println!("found={error}"),
+    }
+}
+
+#[test]
+fn a_setting_that_the_library_refuses_is_no_reason_to_run_without_it() {
+    if !moh::have_onnxruntime() {
+        return;
+    }
+    let load = |name: &str, value: &str| {
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        command.args(["--ignored", "--exact", "tasks::load_with_found_library", "--nocapture"]);
+        let output = command.env_remove("MOH_OPS_LIBRARY").env(name, value).output().unwrap();
+        let output = String::from_utf8(output.stdout).unwrap();
+        output.lines().find_map(|line| line.split_once("found=")).unwrap_or_else(|| panic!("{output}")).1.to_owned()
+    };
+    assert_eq!(load("MOH_PACK_WEIGHTS", "yes"), "[]");
+    let error = load("MOH_PACK_WEIGHTS", "often");
+    assert!(error.ends_with("environment variable MOH_PACK_WEIGHTS: expected 0 or 1, found \"often\""), "{error}");
+    let error = load("MOH_CPU_ISA", "abacus");
+    assert!(error.contains("environment variable MOH_CPU_ISA: expected one that this processor has"), "{error}");
+}

@@ -126,6 +126,34 @@ pub fn select(operator: &Operator, isa: Option<&str>) -> Option<&'static Kernel>
     kernels().find(fits)
 }
 
+/// The instruction sets that this processor has kernels for, best first: values of [`ISA_VARIABLE`].
+pub fn instruction_sets() -> Vec<&'static str> {
+    let mut sets = Vec::new();
+    for kernel in kernels().filter(|kernel| (kernel.supported)()) {
+        if !sets.contains(&kernel.isa) {
+            sets.push(kernel.isa);
+        }
+    }
+    sets
+}
+
+/// The instruction set that [`run`] uses for operators that have a kernel for it: the one that [`ISA_VARIABLE`] names, or the best one.
+///
+/// # Errors
+/// [`Error::InstructionSet`] for an [`ISA_VARIABLE`] that names none of [`instruction_sets`]. Without this check the first call of an
+/// operator would fail.
+pub fn instruction_set() -> Result<&'static str, Error> {
+    let forced = settings::forced_isa();
+    let fits = |kernel: &&Kernel| {
+        (kernel.supported)() && forced.map_or_else(|| (kernel.automatic)(), |forced| kernel.isa == forced)
+    };
+    kernels().find(fits).map(|kernel| kernel.isa).ok_or_else(|| Error::InstructionSet {
+        variable: ISA_VARIABLE,
+        expected: instruction_sets(),
+        found: forced.unwrap_or("none").to_owned(),
+    })
+}
+
 fn no_kernel(operator: &Operator, found: String) -> Error {
     let kernels = kernels().filter(|kernel| kernel.operator == operator && (kernel.supported)());
     Error::Kernel { operator: operator.name, expected: kernels.map(|kernel| kernel.isa).collect(), found }

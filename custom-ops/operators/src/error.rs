@@ -81,6 +81,19 @@ pub enum Error {
         /// The one asked for.
         found: String,
     },
+    /// An environment variable names an instruction set that this processor does not have, or that there is not.
+    #[error(
+        "environment variable {variable}: expected one that this processor has ({}), found {found:?}",
+        .expected.join(", ")
+    )]
+    InstructionSet {
+        /// The variable.
+        variable: &'static str,
+        /// Instruction sets of kernels that this processor can run, best first.
+        expected: Vec<&'static str>,
+        /// The one asked for.
+        found: String,
+    },
     /// A weight was packed for another use.
     #[error(
         "{operator}: input {input}: expected a weight packed for these attributes and this instruction set, found another"

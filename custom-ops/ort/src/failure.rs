@@ -11,6 +11,9 @@ pub(crate) enum Failure {
     /// One of the host's functions failed.
     #[error("{0}")]
     Status(Status),
+    /// A setting of the session or of the environment that has no such value.
+    #[error("{0}")]
+    Setting(String),
     /// The host did something else than its API says.
     #[error("{0}")]
     Host(String),

@@ -186,6 +186,7 @@ pub(crate) fn api() -> OrtApi {
         AddCustomOpDomain: add_domain,
         CreateEnv: create_env,
         CreateSessionOptions: create_options,
+        AddSessionConfigEntry: set_entry,
         HasSessionConfigEntry: has_entry,
         GetSessionConfigEntry: get_entry,
         KernelInfoGetConstantInput_tensor: constant_input,

@@ -21,7 +21,7 @@ pub(crate) fn status(failure: Failure, api: Api) -> OrtStatusPtr {
     let code = match failure {
         Failure::Status(status) => return status.into_raw(),
         Failure::Operator(moh_operators::Error::OutOfMemory { .. }) => OrtErrorCode::ORT_RUNTIME_EXCEPTION,
-        Failure::Operator(_) => OrtErrorCode::ORT_INVALID_ARGUMENT,
+        Failure::Operator(_) | Failure::Setting(_) => OrtErrorCode::ORT_INVALID_ARGUMENT,
         Failure::Host(_) => OrtErrorCode::ORT_FAIL,
         Failure::Panic(_) => OrtErrorCode::ORT_RUNTIME_EXCEPTION,
     };

@@ -21,6 +21,7 @@ mod guard;
 mod host;
 mod infer;
 mod kernel;
+mod label;
 mod notice;
 mod objects;
 mod op;
@@ -46,7 +47,8 @@ pub const API_VERSION: u32 = 17;
 /// Adds the operators to a session's options; the entry point that onnxruntime looks up by name.
 ///
 /// Returns null on success, else a status for the host to release: the host has no API of version [`API_VERSION`], or
-/// refuses the operators. To register twice for one session is an error, which the host reports when it makes the session.
+/// refuses the operators; `MOH_CPU_ISA` names no instruction set of this processor; `MOH_PACK_WEIGHTS` or the session's entry has no
+/// such value. To register again for the same session options changes nothing.
 ///
 /// # Safety
 /// Both pointers are null, or those of a live onnxruntime: its session options, and what its `OrtGetApiBase` returns.

@@ -35,10 +35,20 @@ static DOMAINS: Mutex<Vec<Domain>> = Mutex::new(Vec::new());
 /// # Safety
 /// `options` are live options of the host.
 pub(crate) unsafe fn register(api: Api, base: &OrtApiBase, options: NonNull<OrtSessionOptions>) -> Result<(), Failure> {
+    // A name that is no instruction set fails here, when the session is made, and not in its first run.
+    moh_cpu::instruction_set()?;
     // SAFETY: the options are alive, as promised.
-    let domain = domain(api, base, unsafe { Settings::read(api, options)? })?;
+    let settings = unsafe { Settings::read(api, options)? };
+    // SAFETY: as above.
+    if unsafe { settings.are_registered(api, options)? } {
+        return Ok(());
+    }
+    let domain = domain(api, base, settings)?;
     // SAFETY: the options are alive, as promised; the domain is never freed.
-    Ok(unsafe { call!(api, AddCustomOpDomain(options.as_ptr(), domain.as_ptr())) }?)
+    unsafe {
+        call!(api, AddCustomOpDomain(options.as_ptr(), domain.as_ptr()))?;
+        settings.note(api, options)
+    }
 }
 
 /// The host's domain for these settings, made at its first use.

@@ -7,8 +7,13 @@ use std::ffi::CStr;
 use std::ptr::{self, NonNull};
 
 /// The session's config entry, set before the library is registered, and the environment variable for hosts that can set no
-/// entries: `1` packs constant weights when the session is made, `0` (the default) at every call. The entry comes first.
+/// entries: `1` packs constant weights when the session is made, `0` (the default) at every call. The entry comes first. Words that mean
+/// the same are accepted.
 const PACK_WEIGHTS: (&CStr, &str) = (c"ai.moh.pack_weights", "MOH_PACK_WEIGHTS");
+
+/// The entry that the library leaves in options that it is registered for: a second domain of the same name would be refused by the host
+/// when it makes the session, in words ("Domain already set in registry") that name no library.
+const REGISTERED: &CStr = c"ai.moh.registered";
 
 /// What a session asked for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -34,13 +39,46 @@ impl Settings {
         };
         Ok(Settings { pack_weights })
     }
+
+    fn text(self) -> &'static CStr {
+        if self.pack_weights { c"pack_weights=1" } else { c"pack_weights=0" }
+    }
+
+    /// Notes that the operators were registered for these options.
+    ///
+    /// # Safety
+    /// `options` are live options of the host.
+    pub(crate) unsafe fn note(self, api: Api, options: NonNull<OrtSessionOptions>) -> Result<(), Failure> {
+        // SAFETY: the options are alive; both texts are terminated, and copied by the host.
+        Ok(unsafe { call!(api, AddSessionConfigEntry(options.as_ptr(), REGISTERED.as_ptr(), self.text().as_ptr())) }?)
+    }
+
+    /// Whether the operators were registered for these options before, with the same settings.
+    ///
+    /// # Errors
+    /// [`Failure::Setting`] for other settings than before.
+    ///
+    /// # Safety
+    /// `options` are live options of the host.
+    pub(crate) unsafe fn are_registered(self, api: Api, options: NonNull<OrtSessionOptions>) -> Result<bool, Failure> {
+        // SAFETY: as promised.
+        match unsafe { entry(api, options, REGISTERED)? } {
+            None => Ok(false),
+            Some(before) if before.as_bytes() == self.text().to_bytes() => Ok(true),
+            Some(before) => Err(Failure::Setting(format!(
+                "the ai.moh operators are registered for these session options already, with {before}: set {} before \
+                 libmoh_ops is registered, and register it once",
+                PACK_WEIGHTS.0.to_string_lossy()
+            ))),
+        }
+    }
 }
 
 fn switch(what: &str, value: &str) -> Result<bool, Failure> {
-    match value {
-        "0" => Ok(false),
-        "1" => Ok(true),
-        found => Err(Failure::Host(format!("{what}: expected 0 or 1, found {found:?}"))),
+    match value.to_ascii_lowercase().as_str() {
+        "0" | "false" | "no" | "off" => Ok(false),
+        "1" | "true" | "yes" | "on" => Ok(true),
+        _ => Err(Failure::Setting(format!("{what}: expected 0 or 1, found {value:?}"))),
     }
 }
 

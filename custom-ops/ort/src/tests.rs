@@ -129,10 +129,26 @@ fn sessions_of_a_host_share_a_domain() {
 
 #[test]
 fn an_entry_that_is_no_switch_is_an_error() {
-    let (options, status) = register_with(&HOST, &[("ai.moh.pack_weights", "yes")]);
+    let (options, status) = register_with(&HOST, &[("ai.moh.pack_weights", "often")]);
     assert!(options.domains.is_empty());
-    let (_, message) = status.unwrap();
-    assert_eq!(message, "session config entry ai.moh.pack_weights: expected 0 or 1, found \"yes\"");
+    let (code, message) = status.unwrap();
+    assert_eq!(code, OrtErrorCode::ORT_INVALID_ARGUMENT);
+    assert_eq!(message, "session config entry ai.moh.pack_weights: expected 0 or 1, found \"often\"");
+    assert_eq!(live(), 0);
+}
+
+/// onnxruntime would refuse the second domain when it makes the session.
+#[test]
+fn registering_again_adds_no_second_domain() {
+    let (mut options, status) = register(&HOST);
+    assert_eq!(status, None);
+    let mut again = || outcome(unsafe { RegisterCustomOps((&raw mut options).cast(), &HOST) });
+    assert_eq!(again(), None);
+    assert_eq!(options.domains.len(), 1);
+    options.entries.push((c"ai.moh.pack_weights".to_owned(), c"1".to_owned()));
+    let (code, message) = outcome(unsafe { RegisterCustomOps((&raw mut options).cast(), &HOST) }).unwrap();
+    assert_eq!((code, options.domains.len()), (OrtErrorCode::ORT_INVALID_ARGUMENT, 1));
+    assert!(message.contains("set ai.moh.pack_weights before libmoh_ops is registered"), "{message}");
     assert_eq!(live(), 0);
 }
 

@@ -19,6 +19,7 @@ mod parse;
 mod softmax;
 mod threads;
 
+pub use moh_cpu::{instruction_set, instruction_sets};
 pub use optimize::optimize;
 pub use threads::{ThreadsError, executor, set_threads};
 

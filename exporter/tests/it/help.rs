@@ -54,3 +54,12 @@ fn man_pages_hold_every_option() {
         }
     }
 }
+
+#[test]
+fn the_version_tells_commit_runtimes_and_instruction_set() {
+    let long = printed(&["--version"]);
+    for expected in ["moh-export 0.", "(commit ", "runtimes: tract 0.", "CPU kernels: "] {
+        assert!(long.contains(expected), "{long}");
+    }
+    assert!(printed(&["-V"]).lines().count() == 1);
+}

@@ -1,7 +1,7 @@
 //! onnxruntime's library, loaded once a process.
 
 use crate::error::{Error, Result};
-use crate::locate::{self, ORT_VARIABLE, Search};
+use crate::locate::{self, Candidate, Found, ORT_VARIABLE, Search};
 use ort::LoadDynamicError;
 use ort::environment::Environment;
 use std::path::{Path, PathBuf};
@@ -12,6 +12,7 @@ static LOADED: Mutex<Option<Loaded>> = Mutex::new(None);
 
 struct Loaded {
     library: PathBuf,
+    found: Found,
     environment: Environment,
 }
 
@@ -20,33 +21,49 @@ struct Loaded {
 /// # Errors
 /// [`Error::OrtLibrary`] for a library that was named and cannot be used, [`Error::OrtMissing`] where a search found none.
 pub(crate) fn environment(option: Option<&Path>) -> Result<Environment> {
-    let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(loaded) = &*loaded {
-        return reuse(loaded, option);
-    }
-    let made = match locate::onnxruntime(option) {
-        Search::Named(path) => load(&path).map_err(|reason| Error::OrtLibrary { path, reason })?,
-        Search::Candidates(paths) => first_usable(&paths)?,
-    };
-    Ok(loaded.insert(made).environment.clone())
+    with_loaded(option, |loaded| loaded.environment.clone())
 }
 
-fn reuse(loaded: &Loaded, option: Option<&Path>) -> Result<Environment> {
+/// The path of the library behind [`environment`], without links, and how it was found.
+///
+/// # Errors
+/// As [`environment`].
+pub(crate) fn library(option: Option<&Path>) -> Result<(PathBuf, Found)> {
+    with_loaded(option, |loaded| (loaded.library.clone(), loaded.found))
+}
+
+fn with_loaded<T>(option: Option<&Path>, take: impl FnOnce(&Loaded) -> T) -> Result<T> {
+    let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(loaded) = &*loaded {
+        check_same(loaded, option)?;
+        return Ok(take(loaded));
+    }
+    let made = match locate::onnxruntime(option) {
+        Search::Named(named) => load(&named).map_err(|reason| {
+            let reason = format!("{}: {reason}; without that, a library is searched for", named.found);
+            Error::OrtLibrary { path: named.path, reason }
+        })?,
+        Search::Candidates(candidates) => first_usable(&candidates)?,
+    };
+    Ok(take(loaded.insert(made)))
+}
+
+fn check_same(loaded: &Loaded, option: Option<&Path>) -> Result<()> {
     match option {
         Some(path) if path.canonicalize().ok().as_deref() != Some(&loaded.library) => Err(Error::OrtLibrary {
             path: path.to_owned(),
             reason: format!("this process already uses {}, and can use only one", loaded.library.display()),
         }),
-        _ => Ok(loaded.environment.clone()),
+        _ => Ok(()),
     }
 }
 
-fn first_usable(paths: &[PathBuf]) -> Result<Loaded> {
+fn first_usable(candidates: &[Candidate]) -> Result<Loaded> {
     let mut tried = Vec::new();
-    for path in paths {
-        match load(path) {
+    for candidate in candidates {
+        match load(candidate) {
             Ok(loaded) => return Ok(loaded),
-            Err(reason) => tried.push(format!("{}: {reason}", path.display())),
+            Err(reason) => tried.push(format!("{}: {reason}", candidate.path.display())),
         }
     }
     let tried = if tried.is_empty() { "none was found".to_owned() } else { tried.join("; ") };
@@ -56,8 +73,8 @@ fn first_usable(paths: &[PathBuf]) -> Result<Loaded> {
 }
 
 /// Loads one library; a reason why it cannot be used leaves the process free to try another.
-fn load(path: &Path) -> std::result::Result<Loaded, String> {
-    let library = path.canonicalize().map_err(|e| e.to_string())?;
+fn load(candidate: &Candidate) -> std::result::Result<Loaded, String> {
+    let library = candidate.path.canonicalize().map_err(|e| e.to_string())?;
     let builder = ort::init_from(&library).map_err(|e| match e {
         LoadDynamicError::Dlopen { error, .. } => format!("cannot be loaded: {}", with_causes(&error)),
         LoadDynamicError::MissingApi { .. } => "it is not an onnxruntime library: OrtGetApiBase is missing".to_owned(),
@@ -67,7 +84,7 @@ fn load(path: &Path) -> std::result::Result<Loaded, String> {
         }
     })?;
     let environment = builder.with_name("moh").with_telemetry(false).build().map_err(|e| e.to_string())?;
-    Ok(Loaded { library, environment })
+    Ok(Loaded { library, found: candidate.found, environment })
 }
 
 fn with_causes(error: &dyn std::error::Error) -> String {

@@ -4,21 +4,25 @@ mod device;
 
 use super::Loaded;
 use super::environment::environment;
+use super::{bfloat16, external};
 use crate::element::Data;
 use crate::error::{Error, Result};
 use crate::header::Header;
 use crate::info::{Dim, TensorInfo};
-use crate::locate::{self, Search};
+use crate::locate::{self, Candidate, OPS_VARIABLE, Search};
 use crate::options::{Notice, Options};
 use crate::tensor::Tensor;
 use crate::value::{Repr, Value, from_ort_type, unknown};
 use device::Binding;
 use moh_operators::DOMAIN;
+use ort::ErrorCode;
 use ort::session::builder::SessionBuilder;
 use ort::session::{Session, SessionInputValue};
 use ort::value::{Outlet, PrimitiveTensorElementType, TensorRef, ValueType};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+
+pub(crate) use device::cuda_provider;
 
 pub(crate) const NAME: &str = "onnxruntime";
 
@@ -54,7 +58,14 @@ impl OrtModel {
             }
             builder = with_operators(builder, options.ops_library.as_deref(), &mut notices)?;
         }
-        let session = builder.commit_from_file(path).map_err(refused)?;
+        let session = builder.commit_from_file(path).map_err(|e| match e.code() {
+            // onnxruntime names the first node that has no kernel, and not what is behind it.
+            ErrorCode::NotImplemented if !on_cuda && bfloat16::computes(path) => bfloat16::refusal(path),
+            _ => match external::problem(path) {
+                Some(reason) => Error::Load { path: path.to_owned(), runtime: NAME, reason },
+                None => refused(e),
+            },
+        })?;
 
         let info = |outlets: &[Outlet]| -> Result<Vec<TensorInfo>> {
             outlets.iter().map(|outlet| tensor_info(path, outlet)).collect()
@@ -90,21 +101,27 @@ impl OrtModel {
 
 fn with_operators(builder: SessionBuilder, option: Option<&Path>, notices: &mut Vec<Notice>) -> Result<SessionBuilder> {
     match locate::operators(option) {
-        Search::Named(path) => {
-            let library = path.canonicalize().map_err(|source| Error::Read { path: path.clone(), source })?;
-            builder
-                .with_operator_library(library)
-                .map_err(|e| Error::OpsLibrary { path, reason: e.message().to_owned() })
+        Search::Named(Candidate { path, found }) => {
+            let named = |reason: &str| format!("{found}: {reason}");
+            let library = path
+                .canonicalize()
+                .map_err(|e| Error::OpsLibrary { path: path.clone(), reason: named(&e.to_string()) })?;
+            builder.with_operator_library(library).map_err(|e| Error::OpsLibrary { path, reason: named(e.message()) })
         }
-        Search::Candidates(paths) => {
-            let Some(path) = paths.first() else {
-                let reason = format!("{} is not beside the executable", locate::operators_name());
+        Search::Candidates(candidates) => {
+            let Some(Candidate { path, .. }) = candidates.into_iter().next() else {
+                let name = locate::operators_name();
+                let reason = format!("{name} is not beside this program: copy it there, or name it in {OPS_VARIABLE}");
                 notices.push(Notice::NoCustomOps { reason });
                 return Ok(builder);
             };
-            builder.with_operator_library(path).or_else(|e| {
-                notices.push(Notice::NoCustomOps { reason: format!("{}: {}", path.display(), e.message()) });
-                Ok(e.recover())
+            builder.with_operator_library(&path).or_else(|e| match e.code() {
+                // The library is in order and refuses a setting: to run without its kernels would hide the mistake.
+                ErrorCode::InvalidArgument => Err(Error::OpsLibrary { path, reason: e.message().to_owned() }),
+                _ => {
+                    notices.push(Notice::NoCustomOps { reason: format!("{}: {}", path.display(), e.message()) });
+                    Ok(e.recover())
+                }
             })
         }
     }

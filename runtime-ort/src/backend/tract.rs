@@ -1,6 +1,6 @@
 //! A model in tract.
 
-use super::Loaded;
+use super::{Loaded, bfloat16, external};
 use crate::element::{Data, ElementType};
 use crate::error::{Error, Result};
 use crate::header::Header;
@@ -42,7 +42,13 @@ impl TractModel {
         if options.without_custom_ops && header.opset(DOMAIN).is_some() {
             return Err(unsupported("tract runs the ai.moh operators or nothing: it ignores the bodies in the model"));
         }
-        let (proto, plan) = guard(|| prepare(path, options.threads)).map_err(|reason| refused(path, reason))?;
+        moh_tract::instruction_set().map_err(|e| Error::Setting { reason: e.to_string() })?;
+        let mut proto =
+            guard(|| tract_onnx::onnx().proto_model_for_path(path)).map_err(|reason| refused(path, reason))?;
+        if proto.graph.as_ref().is_some_and(bfloat16::is_in) {
+            return Err(bfloat16::refusal(path));
+        }
+        let plan = guard(|| prepare(path, &mut proto, options.threads)).map_err(|reason| refused(path, reason))?;
         let graph = proto.graph.unwrap_or_default();
         let inputs = graph_inputs(&graph).map(|input| tensor_info(path, input)).collect::<Result<Vec<_>>>()?;
         let outputs = graph.output.iter().map(|output| tensor_info(path, output)).collect::<Result<Vec<_>>>()?;
@@ -100,25 +106,21 @@ fn guard<T>(work: impl FnOnce() -> TractResult<T>) -> std::result::Result<T, Str
     }
 }
 
-fn prepare(path: &Path, threads: Option<usize>) -> TractResult<(ModelProto, Plan)> {
+fn prepare(path: &Path, proto: &mut ModelProto, threads: Option<usize>) -> TractResult<Plan> {
     let mut onnx = tract_onnx::onnx();
     moh_tract::register(&mut onnx);
-    let proto = onnx.proto_model_for_path(path)?;
     if let Some(graph) = &proto.graph {
         check_outputs(graph)?;
         check_types(graph)?;
     }
-    let folder = match path.parent() {
-        Some(folder) => folder.to_str().context("the model's folder is not valid UTF-8")?,
-        None => "",
-    };
-    let parsed = onnx.parse(&proto, Some(folder))?;
+    let folder = external::resolve(path, proto)?;
+    let folder = folder.to_str().context("the path of the model's folder is not valid UTF-8")?;
+    let parsed = onnx.parse(proto, Some(folder))?;
     ensure!(parsed.unresolved_inputs.is_empty(), "nothing computes {}", parsed.unresolved_inputs.join(", "));
     let model = moh_tract::optimize(with_plain_outputs(parsed.model.into_typed()?)?)?;
     let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let options = RunOptions { executor: Some(moh_tract::executor(threads)?), ..RunOptions::default() };
-    let plan = model.into_runnable_with_options(&options)?;
-    Ok((proto, plan))
+    model.into_runnable_with_options(&options)
 }
 
 /// tract panics on an output that nothing computes.
@@ -140,7 +142,11 @@ fn check_outputs(graph: &GraphProto) -> TractResult<()> {
 fn check_types(graph: &GraphProto) -> TractResult<()> {
     let narrows = |to: &AttributeProto| to.name == "to" && to.i == DataType::Bfloat16 as i64;
     match graph.node.iter().find(|node| node.op_type == "Cast" && node.attribute.iter().any(narrows)) {
-        Some(node) => bail!("{} converts to bfloat16, which tract does not have; onnxruntime does", node.name),
+        Some(node) => bail!(
+            "{} converts to bfloat16, which tract does not have: run the model in onnxruntime, or export it without \
+             `--attention-type bf16`",
+            node.name
+        ),
         None => Ok(()),
     }
 }

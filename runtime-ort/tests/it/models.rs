@@ -226,3 +226,19 @@ fn a_profile_is_written_where_it_was_asked_for() {
     assert!(std::fs::read_to_string(&profile).unwrap().contains("\"Add\""));
     assert!(matches!(model.end_profiling(), Err(Error::Unsupported { .. })), "there is one profile");
 }
+
+/// No CPU runtime adds numbers in bfloat16.
+#[test]
+fn a_model_in_bfloat16_is_refused_with_the_same_advice_everywhere() {
+    let mut graph = Graph::new();
+    graph.input("x", DataType::Bfloat16, &["2"]);
+    graph.bfloat16("weight", &[0x3f80, 0x4000]);
+    graph.node("Add", &["x", "weight"], "y", &[]);
+    graph.output("y", DataType::Bfloat16, &["2"]);
+    let (_folder, path) = write(&graph);
+    for options in runtimes() {
+        let message = Model::load(&path, &options).unwrap_err().to_string();
+        let expected = "bfloat16 models do not run on CPUs; export with --dtype f32 or f16";
+        assert!(message.ends_with(expected), "{:?}: {message}", options.runtime);
+    }
+}

@@ -56,7 +56,7 @@ fn a_panic_while_loading_is_an_error() {
 }
 
 #[test]
-fn bfloat16_is_named_with_the_runtime_that_has_it() {
+fn a_cast_to_bfloat16_is_named_with_the_runtime_that_has_it() {
     let mut graph = Graph::new();
     graph.input("x", DataType::Float, &["n"]);
     graph.node("Cast", &["x"], "narrow", &[("to", i64::from(DataType::Bfloat16 as i32))]);
@@ -65,8 +65,70 @@ fn bfloat16_is_named_with_the_runtime_that_has_it() {
     let (_folder, path) = write(&graph);
     match Model::load(&path, &tract()) {
         Err(Error::Load { reason, .. }) => {
-            assert_eq!(reason, "narrow converts to bfloat16, which tract does not have; onnxruntime does");
+            assert_eq!(
+                reason,
+                "narrow converts to bfloat16, which tract does not have: run the model in onnxruntime, or export it \
+                 without `--attention-type bf16`"
+            );
         }
         other => panic!("{other:?}"),
+    }
+}
+
+/// `y = x + weight`, with the weight in a file of that location.
+fn with_data(location: &str) -> Graph {
+    let mut graph = Graph::new();
+    graph.input("x", DataType::Float, &["2"]);
+    graph.external_floats("weight", 2, location);
+    graph.node("Add", &["x", "weight"], "y", &[]);
+    graph.output("y", DataType::Float, &["2"]);
+    graph
+}
+
+fn bytes(numbers: [f32; 2]) -> Vec<u8> {
+    numbers.iter().flat_map(|x| x.to_le_bytes()).collect()
+}
+
+/// As in the cache of Hugging Face's hub: a folder of links to blobs.
+#[cfg(unix)]
+#[test]
+fn data_may_be_a_link_into_the_folder_that_the_model_is_a_link_into() {
+    let cache = tempfile::tempdir().unwrap();
+    let [blobs, snapshot, elsewhere] = ["blobs", "snapshot", "elsewhere"].map(|name| cache.path().join(name));
+    for folder in [&blobs, &snapshot, &elsewhere] {
+        std::fs::create_dir(folder).unwrap();
+    }
+    std::fs::write(blobs.join("aaaa"), with_data("model.onnx_data").encode()).unwrap();
+    std::fs::write(blobs.join("bbbb"), bytes([1.0, 2.0])).unwrap();
+    std::os::unix::fs::symlink("../blobs/aaaa", snapshot.join("model.onnx")).unwrap();
+    std::os::unix::fs::symlink("../blobs/bbbb", snapshot.join("model.onnx_data")).unwrap();
+    let run = || -> Result<Vec<f32>, Error> {
+        let mut model = Model::load(&snapshot, &tract())?;
+        let x = Tensor::new([2], vec![0.5f32, 0.5]).unwrap();
+        Ok(model.run([("x", x.into())])?[0].as_slice::<f32>()?.to_vec())
+    };
+    assert_eq!(run().unwrap(), [1.5, 2.5]);
+    // A link to somewhere else would let a model read any file.
+    std::fs::write(elsewhere.join("cccc"), bytes([3.0, 4.0])).unwrap();
+    std::fs::remove_file(snapshot.join("model.onnx_data")).unwrap();
+    std::os::unix::fs::symlink("../elsewhere/cccc", snapshot.join("model.onnx_data")).unwrap();
+    let error = run().unwrap_err().to_string();
+    assert!(error.contains("its data file \"model.onnx_data\" is a link to"), "{error}");
+    std::fs::remove_file(snapshot.join("model.onnx_data")).unwrap();
+    let error = run().unwrap_err().to_string();
+    assert!(error.contains("model.onnx_data is missing: copy it together with the model"), "{error}");
+}
+
+#[test]
+fn data_stays_in_the_models_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let inside = folder.path().join("model");
+    std::fs::create_dir(&inside).unwrap();
+    std::fs::write(folder.path().join("secret"), bytes([1.0, 2.0])).unwrap();
+    let absolute = folder.path().join("secret");
+    for location in ["../secret", absolute.to_str().unwrap()] {
+        std::fs::write(inside.join("model.onnx"), with_data(location).encode()).unwrap();
+        let error = Model::load(&inside, &tract()).unwrap_err().to_string();
+        assert!(error.contains("expected a path inside the model's folder"), "{error}");
     }
 }

@@ -1,18 +1,24 @@
 //! What is measured, and for how long.
 
+use super::number::{real, whole};
+use super::runtime::MOST_THREADS;
 use super::{LibraryArgs, RuntimeArgs};
 use clap::ValueEnum;
-use std::num::NonZeroUsize;
 use std::path::PathBuf;
+
+/// Larger sizes are mistakes; whether the inputs fit into memory is seen later.
+const MOST: usize = 1_000_000;
+/// More runs say no more.
+const MOST_RUNS: usize = 1_000_000;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct SizeArgs {
     /// Batch size.
-    #[arg(long, value_name = "N", default_value = "1")]
-    pub(crate) batch: NonZeroUsize,
+    #[arg(long, value_name = "N", default_value = "1", allow_negative_numbers = true, value_parser = whole(1, MOST))]
+    pub(crate) batch: usize,
     /// Sequence length in tokens [default: 128, or the model's longest].
-    #[arg(long, value_name = "N")]
-    pub(crate) sequence: Option<NonZeroUsize>,
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole(1, MOST))]
+    pub(crate) sequence: Option<usize>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -22,10 +28,11 @@ pub(crate) struct ProfileArgs {
     #[command(flatten)]
     pub(crate) sizes: SizeArgs,
     /// Timed runs; the median is printed.
-    #[arg(long, value_name = "N", default_value = "10")]
-    pub(crate) runs: NonZeroUsize,
+    #[arg(long, value_name = "N", default_value = "10", allow_negative_numbers = true,
+        value_parser = whole(1, MOST_RUNS))]
+    pub(crate) runs: usize,
     /// The number of nodes to print.
-    #[arg(long, value_name = "N", default_value = "15")]
+    #[arg(long, value_name = "N", default_value = "15", allow_negative_numbers = true, value_parser = whole(0, MOST))]
     pub(crate) top: usize,
     /// Keep the profile that onnxruntime writes, for a viewer of trace events such as Perfetto.
     #[arg(long, value_name = "FILE")]
@@ -42,23 +49,27 @@ pub(crate) struct BenchArgs {
     /// The .onnx file, or the folder that holds model.onnx.
     pub(crate) model: PathBuf,
     /// Batch sizes.
-    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1")]
-    pub(crate) batch: Vec<NonZeroUsize>,
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1", allow_negative_numbers = true,
+        value_parser = whole(1, MOST))]
+    pub(crate) batch: Vec<usize>,
     /// Sequence lengths in tokens [default: 128, or the model's longest].
-    #[arg(long, value_name = "N,...", value_delimiter = ',')]
-    pub(crate) sequence: Vec<NonZeroUsize>,
+    #[arg(long, value_name = "N,...", value_delimiter = ',', allow_negative_numbers = true,
+        value_parser = whole(1, MOST))]
+    pub(crate) sequence: Vec<usize>,
     /// Numbers of threads [default: one per processor].
-    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = super::runtime::threads)]
-    pub(crate) threads: Vec<NonZeroUsize>,
+    #[arg(long, value_name = "N,...", value_delimiter = ',', allow_negative_numbers = true,
+        value_parser = whole(1, MOST_THREADS))]
+    pub(crate) threads: Vec<usize>,
     /// Runtimes to compare [default: all that are available].
     #[arg(long, value_enum, value_name = "RUNTIME,...", value_delimiter = ',')]
     pub(crate) runtime: Vec<BenchRuntime>,
     /// Seconds per runtime and size.
-    #[arg(long, default_value = "2", value_parser = seconds)]
+    #[arg(long, default_value = "2", allow_negative_numbers = true, value_parser = real(0.0, 86_400.0))]
     pub(crate) seconds: f64,
     /// Minimum runs per runtime and size.
-    #[arg(long, value_name = "N", default_value = "5")]
-    pub(crate) runs: NonZeroUsize,
+    #[arg(long, value_name = "N", default_value = "5", allow_negative_numbers = true,
+        value_parser = whole(1, MOST_RUNS))]
+    pub(crate) runs: usize,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
@@ -86,9 +97,4 @@ impl BenchRuntime {
             BenchRuntime::Tract => "tract",
         }
     }
-}
-
-fn seconds(text: &str) -> Result<f64, String> {
-    let number = text.parse::<f64>().ok().filter(|seconds| (0.0..=86_400.0).contains(seconds));
-    number.ok_or_else(|| "expected a number of seconds".to_owned())
 }

@@ -1,13 +1,14 @@
 //! What routing is shown of.
 
 use super::RuntimeArgs;
+use super::number::{seed, whole};
 use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct RoutesArgs {
     /// The .onnx file, exported with --output-gates, or the folder that holds model.onnx.
     pub(crate) model: PathBuf,
-    /// A PNG or JPEG file for a classifier, a text (`-`: standard input) for a language model, a class for a diffusion model.
+    /// A PNG, JPEG or WebP file for a classifier, a text (`-`: standard input) for a language model, a class for a diffusion model.
     #[arg(allow_hyphen_values = true)]
     pub(crate) input: String,
     /// The SVG file to write [default: a table on standard output].
@@ -20,10 +21,10 @@ pub(crate) struct RoutesArgs {
     #[arg(long)]
     pub(crate) json: bool,
     /// The timestep at which a diffusion model is shown: 999 is pure noise, 0 the image.
-    #[arg(long, value_name = "T", default_value = "500")]
+    #[arg(long, value_name = "T", default_value = "500", allow_negative_numbers = true, value_parser = whole(0, 999))]
     pub(crate) timestep: usize,
     /// Seed of a diffusion model's noise.
-    #[arg(long, default_value = "0")]
+    #[arg(long, default_value = "0", allow_negative_numbers = true, value_parser = seed)]
     pub(crate) seed: u64,
     #[command(flatten)]
     pub(crate) runtime: RuntimeArgs,

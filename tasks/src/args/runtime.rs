@@ -1,8 +1,8 @@
 //! Which runtime, where, and its libraries.
 
+use super::number::whole;
 use clap::ValueEnum;
 use moh_runtime::{DeviceChoice, Options, RuntimeChoice};
-use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
@@ -11,8 +11,8 @@ pub(crate) struct RuntimeArgs {
     #[arg(long, value_enum, default_value_t = RuntimeArg::Auto)]
     runtime: RuntimeArg,
     /// Threads to use [default: the runtime's choice].
-    #[arg(long, value_name = "N", value_parser = threads)]
-    threads: Option<NonZeroUsize>,
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole(1, MOST_THREADS))]
+    threads: Option<usize>,
     /// Do not load the ai.moh kernels: onnxruntime runs the function bodies in the model, which compute every head.
     #[arg(long, conflicts_with = "ops_library")]
     no_custom_ops: bool,
@@ -60,13 +60,7 @@ enum DeviceArg {
 }
 
 /// More threads than any machine has processors are a mistake, and some runtimes take long to start them.
-const MOST_THREADS: usize = 1024;
-
-/// A number of threads.
-pub(super) fn threads(text: &str) -> Result<NonZeroUsize, String> {
-    let number = text.trim().parse().ok().filter(|threads: &NonZeroUsize| threads.get() <= MOST_THREADS);
-    number.ok_or_else(|| format!("expected 1 to {MOST_THREADS} threads"))
-}
+pub(super) const MOST_THREADS: usize = 1024;
 
 impl RuntimeArgs {
     /// The library's options.
@@ -77,7 +71,7 @@ impl RuntimeArgs {
                 RuntimeArg::Ort => RuntimeChoice::Ort,
                 RuntimeArg::Tract => RuntimeChoice::Tract,
             },
-            threads: self.threads.map(NonZeroUsize::get),
+            threads: self.threads,
             without_custom_ops: self.no_custom_ops,
             pack_weights: self.pack_weights,
             ..self.library.options()

@@ -5,7 +5,11 @@ use crate::files::read_json;
 use crate::image::{Filter, Picture};
 use serde::Deserialize;
 use serde_json::Value;
+use std::fmt;
 use std::path::{Path, PathBuf};
+
+const CONFIG: &str = "config.json";
+const PROCESSOR: &str = "preprocessor_config.json";
 
 /// ImageNet's, which published classifiers of the families here are trained with.
 const IMAGENET_MEAN: [f64; 3] = [0.485, 0.456, 0.406];
@@ -22,6 +26,38 @@ pub enum Resize {
     Keep,
 }
 
+/// Where a setting comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// Our own keys in `config.json`.
+    Config,
+    /// Hugging Face's `preprocessor_config.json`.
+    Processor,
+    /// No file says it: as models are usually evaluated on ImageNet.
+    ImageNet,
+}
+
+impl Origin {
+    /// The file's name, or that it is a default.
+    pub fn name(self) -> &'static str {
+        match self {
+            Origin::Config => CONFIG,
+            Origin::Processor => PROCESSOR,
+            Origin::ImageNet => "default (ImageNet)",
+        }
+    }
+}
+
+/// Where each setting of a [`Preprocessing`] comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "named as the settings")]
+pub struct Origins {
+    pub resize: Origin,
+    pub filter: Origin,
+    pub mean: Origin,
+    pub std: Origin,
+}
+
 /// How a picture becomes `pixel_values`: resized, its middle cut out, each channel `(x - mean) / std` for x from 0 to 1.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Preprocessing {
@@ -35,6 +71,31 @@ pub struct Preprocessing {
     pub mean: Vec<f32>,
     /// What is divided by, a number a channel.
     pub std: Vec<f32>,
+    /// Where these come from.
+    pub origins: Origins,
+}
+
+impl fmt::Display for Resize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Resize::Shorter(side) => write!(f, "shorter side to {side} pixels, then the centre is cropped"),
+            Resize::Exact => f.write_str("both sides to the model's size"),
+            Resize::Keep => f.write_str("not resized, the centre is cropped"),
+        }
+    }
+}
+
+/// A line for each setting, and where it comes from.
+impl fmt::Display for Preprocessing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Preprocessing { size, resize, filter, mean, std, origins } = self;
+        let list = |numbers: &[f32]| numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+        writeln!(f, "  size           {size} x {size}  [the model]")?;
+        writeln!(f, "  resize         {resize}  [{}]", origins.resize.name())?;
+        writeln!(f, "  interpolation  {}  [{}]", filter.name(), origins.filter.name())?;
+        writeln!(f, "  mean           {}  [{}]", list(mean), origins.mean.name())?;
+        write!(f, "  std            {}  [{}]", list(std), origins.std.name())
+    }
 }
 
 /// The keys of `config.json`, which are this project's own.
@@ -79,39 +140,46 @@ impl Preprocessing {
     /// # Errors
     /// [`Error::Read`] or [`Error::Malformed`] for a file that is there, also where its numbers do not fit the model.
     pub fn from_folder(folder: &Path, channels: usize, size: usize) -> Result<Preprocessing> {
-        let (own, processor) =
-            (Source::in_folder(folder, "config.json"), Source::in_folder(folder, "preprocessor_config.json"));
+        let (own, processor) = (Source::in_folder(folder, CONFIG), Source::in_folder(folder, PROCESSOR));
         let (config, hf): (Own, Processor) = (read_json(&own.path)?, read_json(&processor.path)?);
         let statistics = |key, first: &Value, second: &Value, (default, plain): ([f64; 3], f64)| {
-            let found = match own.numbers(key, first, channels)? {
-                Some(found) => Some(found),
-                None if hf.do_normalize == Some(false) => Some(vec![plain as f32; channels]),
-                None => processor.numbers(key, second, channels)?,
-            };
+            if let Some(found) = own.numbers(key, first, channels)? {
+                return Ok((found, Origin::Config));
+            }
+            if hf.do_normalize == Some(false) {
+                return Ok((vec![plain as f32; channels], Origin::Processor));
+            }
+            if let Some(found) = processor.numbers(key, second, channels)? {
+                return Ok((found, Origin::Processor));
+            }
             let average = default.iter().sum::<f64>() / 3.0;
-            let usual = || (0..channels).map(|c| if channels == 3 { default[c] } else { average } as f32).collect();
-            Ok::<_, Error>(found.unwrap_or_else(usual))
+            let usual = (0..channels).map(|c| if channels == 3 { default[c] } else { average } as f32).collect();
+            Ok::<_, Error>((usual, Origin::ImageNet))
         };
-        let mean = statistics("image_mean", &config.image_mean, &hf.image_mean, (IMAGENET_MEAN, 0.0))?;
-        let std = statistics("image_std", &config.image_std, &hf.image_std, (IMAGENET_STD, 1.0))?;
+        let (mean, mean_origin) = statistics("image_mean", &config.image_mean, &hf.image_mean, (IMAGENET_MEAN, 0.0))?;
+        let (std, std_origin) = statistics("image_std", &config.image_std, &hf.image_std, (IMAGENET_STD, 1.0))?;
         if std.iter().any(|&s| s <= 0.0) {
-            let source = if config.image_std.is_null() { &processor } else { &own };
+            let source = if std_origin == Origin::Config { &own } else { &processor };
             return Err(source.rejects("image_std", "positive numbers", &format!("{std:?}")));
         }
-        let filter = match (&config.image_interpolation, hf.resample) {
-            (Some(name), _) => own.filter(name)?,
-            (None, Some(number)) => processor.resample(number)?,
-            (None, None) => Filter::Bicubic,
+        let (filter, filter_origin) = match (&config.image_interpolation, hf.resample) {
+            (Some(name), _) => (own.filter(name)?, Origin::Config),
+            (None, Some(number)) => (processor.resample(number)?, Origin::Processor),
+            (None, None) => (Filter::Bicubic, Origin::ImageNet),
         };
-        let resize = match config.image_resize {
-            Some(side) if side >= size => Resize::Shorter(side),
+        let (resize, resize_origin) = match config.image_resize {
+            Some(side) if side >= size => (Resize::Shorter(side), Origin::Config),
             Some(side) => {
                 let expected = format!("at least the model's size, {size}");
                 return Err(own.rejects("image_resize", &expected, &side.to_string()));
             }
-            None => processor.resize(&hf, size)?.unwrap_or(Resize::Shorter(size * 8 / 7)),
+            None => match processor.resize(&hf, size)? {
+                Some(resize) => (resize, Origin::Processor),
+                None => (Resize::Shorter(size * 8 / 7), Origin::ImageNet),
+            },
         };
-        Ok(Preprocessing { size, resize, filter, mean, std })
+        let origins = Origins { resize: resize_origin, filter: filter_origin, mean: mean_origin, std: std_origin };
+        Ok(Preprocessing { size, resize, filter, mean, std, origins })
     }
 
     /// The picture's part that the model sees, in the model's size and colours.

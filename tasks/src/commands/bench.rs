@@ -6,18 +6,17 @@ use moh_runtime::{Error, Model, Notice, Options, RuntimeChoice};
 use moh_tasks::measure::{Effort, Phase, Sizes, Timings, Workload, bench};
 use serde_json::{Value, json};
 use std::io::Write;
-use std::num::NonZeroUsize;
 use std::time::Duration;
 
 const ALL: &[BenchRuntime] = &[BenchRuntime::Ort, BenchRuntime::OrtBodies, BenchRuntime::Tract];
 
 pub(crate) fn run(args: &BenchArgs) -> Result<()> {
-    let processors = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = if args.threads.is_empty() { vec![processors] } else { args.threads.clone() };
     if let Some(most) = threads.iter().max().filter(|&&most| most > processors && !args.library.quiet) {
         eprintln!("note: {most} threads on {processors} processors");
     }
-    let effort = Effort { time: Duration::from_secs_f64(args.seconds), runs: args.runs.get() };
+    let effort = Effort { time: Duration::from_secs_f64(args.seconds), runs: args.runs };
     let mut results = Vec::new();
     for (first, &threads) in std::iter::once(true).chain(std::iter::repeat(false)).zip(&threads) {
         let (runtimes, mut models) = load(args, threads, first)?;
@@ -27,8 +26,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
         {
             let timings = bench(&mut models, &workload, phase, sizes, effort)?;
             let measured = runtimes.iter().copied().zip(timings).collect();
-            let result =
-                Measured { threads: threads.get(), phase, sizes, items: workload.items(phase, sizes), measured };
+            let result = Measured { threads, phase, sizes, items: workload.items(phase, sizes), measured };
             if !args.json {
                 result.print(results.is_empty(), workload.takes_sequence())?;
             }
@@ -36,13 +34,13 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
         }
     }
     if args.json {
-        writeln!(std::io::stdout().lock(), "{:#}", Value::Array(results))?;
+        super::print_json(&Value::Array(results))?;
     }
     Ok(())
 }
 
 /// The model in every runtime that was asked for, or that is there if none was.
-fn load(args: &BenchArgs, threads: NonZeroUsize, first: bool) -> Result<(Vec<BenchRuntime>, Vec<Model>)> {
+fn load(args: &BenchArgs, threads: usize, first: bool) -> Result<(Vec<BenchRuntime>, Vec<Model>)> {
     let asked = if args.runtime.is_empty() { ALL } else { &args.runtime };
     let (mut runtimes, mut models) = (Vec::new(), Vec::new());
     for &runtime in asked.iter() {
@@ -50,14 +48,18 @@ fn load(args: &BenchArgs, threads: NonZeroUsize, first: bool) -> Result<(Vec<Ben
             continue;
         }
         let left_out = match Model::load(&args.model, &options(args, runtime, threads)) {
-            Ok(model) => match model.notices().iter().find(|notice| matches!(notice, Notice::NoCustomOps { .. })) {
-                None => {
+            Ok(model) => {
+                let missing = model.notices().iter().find_map(|notice| match notice {
+                    Notice::NoCustomOps { reason } => Some(format!("the ai.moh kernels are missing: {reason}")),
+                    _ => None,
+                });
+                let Some(missing) = missing else {
                     runtimes.push(runtime);
                     models.push(model);
                     continue;
-                }
-                Some(notice) => notice.to_string(),
-            },
+                };
+                missing
+            }
             Err(error @ (Error::OrtMissing { .. } | Error::Load { .. } | Error::Unsupported { .. })) => {
                 error.to_string()
             }
@@ -69,15 +71,15 @@ fn load(args: &BenchArgs, threads: NonZeroUsize, first: bool) -> Result<(Vec<Ben
         }
     }
     match models.is_empty() {
-        true => bail!("no runtime runs {}", args.model.display()),
+        true => bail!("{}: no runtime runs it; `moh-run doctor` shows which there are", args.model.display()),
         false => Ok((runtimes, models)),
     }
 }
 
-fn options(args: &BenchArgs, runtime: BenchRuntime, threads: NonZeroUsize) -> Options {
+fn options(args: &BenchArgs, runtime: BenchRuntime, threads: usize) -> Options {
     Options {
         runtime: if runtime == BenchRuntime::Tract { RuntimeChoice::Tract } else { RuntimeChoice::Ort },
-        threads: Some(threads.get()),
+        threads: Some(threads),
         without_custom_ops: runtime == BenchRuntime::OrtBodies,
         ..args.library.options()
     }
@@ -86,12 +88,12 @@ fn options(args: &BenchArgs, runtime: BenchRuntime, threads: NonZeroUsize) -> Op
 fn all_sizes(args: &BenchArgs, workload: &Workload, model: &Model) -> Result<Vec<Sizes>> {
     let sequences: Vec<Option<usize>> = match &args.sequence[..] {
         [] => vec![None],
-        given => given.iter().map(|length| Some(length.get())).collect(),
+        given => given.iter().map(|&length| Some(length)).collect(),
     };
     let mut all = Vec::new();
-    for batch in &args.batch {
+    for &batch in &args.batch {
         for &sequence in &sequences {
-            all.push(workload.sizes(model, batch.get(), sequence)?);
+            all.push(workload.sizes(model, batch, sequence)?);
         }
     }
     Ok(all)

@@ -7,6 +7,7 @@ use crate::args::GenerateArgs;
 use anyhow::{Context, Result, bail};
 use moh_tasks::generate::{GenerateOptions, Generated, GenerationConfig, LanguageModel, Prompts, Sampling};
 use printer::Printer;
+use serde_json::{Value, json};
 use std::io::{BufRead, IsTerminal, Read, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -16,7 +17,10 @@ use tokenizers::Tokenizer;
 pub(crate) fn run(args: &GenerateArgs) -> Result<()> {
     let model = LanguageModel::new(super::load(&args.model, &args.runtime)?)?;
     let folder = model.model().path().parent().unwrap_or(Path::new("")).to_owned();
-    let tokenizer = text::load_tokenizer(&folder, model.vocabulary())?;
+    let tokenizer = match args.ids {
+        true => None,
+        false => Some(text::load_tokenizer(&folder, model.vocabulary())?),
+    };
     let config = GenerationConfig::from_folder(&folder)?;
     let mut session = Session { args, model, tokenizer, config };
     if args.interactive {
@@ -28,7 +32,8 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<()> {
 struct Session<'a> {
     args: &'a GenerateArgs,
     model: LanguageModel,
-    tokenizer: Tokenizer,
+    /// Without one, prompts and continuations are numbers of tokens.
+    tokenizer: Option<Tokenizer>,
     config: GenerationConfig,
 }
 
@@ -59,19 +64,15 @@ impl Session<'_> {
     /// Continues the prompts as one batch: one as its text comes, several one after the other at the end.
     fn continue_all(&mut self, texts: &[String]) -> Result<()> {
         let args = self.args;
-        let prompts = texts
-            .iter()
-            .map(|text| text::encode(&self.tokenizer, text, &self.config))
-            .collect::<Result<Vec<Vec<u32>>>>()?;
+        let prompts = texts.iter().map(|text| self.tokens(text)).collect::<Result<Vec<Vec<i64>>>>()?;
         let max_tokens = room(&prompts, args, &self.config)?;
-        let ids: Vec<Vec<i64>> = prompts.iter().map(|ids| ids.iter().map(|&id| i64::from(id)).collect()).collect();
         let stop = if args.ignore_eos { &[][..] } else { &self.config.end };
         let options = GenerateOptions { max_tokens, stop, sampling: sampling(args), keep_logits: false };
-        let printer = |prompt: &Vec<u32>| Printer::new(args.ids, &self.tokenizer, prompt, stop, &args.stop);
+        let printer = |prompt: &Vec<i64>| Printer::new(self.tokenizer.as_ref(), prompt, stop, &args.stop);
         let mut printers = prompts.iter().map(printer).collect::<Result<Vec<Printer<'_>>>>()?;
-        let mut output = Output { shown: vec![String::new(); texts.len()] };
+        let mut output = Output { shown: vec![String::new(); texts.len()], at_once: texts.len() == 1 && !args.json };
         let mut printed = Ok(());
-        let generated = self.model.generate(&Prompts::new(&ids, 0)?, &options, |step| {
+        let generated = self.model.generate(&Prompts::new(&prompts, 0)?, &options, |step| {
             printed = step.iter().enumerate().try_for_each(|(row, token)| match token {
                 Some(token) => output.add(row, &printers[row].push(*token)?),
                 None => Ok(()),
@@ -83,17 +84,39 @@ impl Session<'_> {
         for (row, printer) in printers.iter_mut().enumerate() {
             output.add(row, &printer.finish()?)?;
         }
+        let (runtime, read) = (self.model.model().runtime_name(), prompts.iter().map(Vec::len).sum());
+        if args.json {
+            let rows = texts.iter().zip(&prompts).zip(output.shown.iter().zip(&generated.tokens));
+            let rows = rows.map(|((text, prompt), (shown, tokens))| {
+                json!({ "prompt": text, "prompt_tokens": prompt, "text": shown, "tokens": tokens })
+            });
+            let ms = |time: Duration| 1e3 * time.as_secs_f64();
+            let (prefill, decode) = (ms(generated.prefill), ms(generated.decode));
+            let texts: Vec<Value> = rows.collect();
+            let object = json!({ "runtime": runtime, "prefill_ms": prefill, "decode_ms": decode, "texts": texts });
+            return Ok(super::print_json(&object)?);
+        }
         output.finish(args.ids)?;
         if !args.runtime.quiet() {
-            report(&generated, prompts.iter().map(Vec::len).sum(), self.model.model().runtime_name());
+            report(&generated, read, runtime);
         }
         Ok(())
+    }
+
+    /// A prompt's tokens.
+    fn tokens(&self, prompt: &str) -> Result<Vec<i64>> {
+        if let Some(tokenizer) = &self.tokenizer {
+            return Ok(text::encode(tokenizer, prompt, &self.config)?.into_iter().map(i64::from).collect());
+        }
+        let ids = text::token_ids(prompt)?;
+        text::check_ids(&ids, self.model.vocabulary())?;
+        text::or_begin(ids, &self.config)
     }
 }
 
 /// How many tokens may be generated after every prompt.
-fn room(prompts: &[Vec<u32>], args: &GenerateArgs, config: &GenerationConfig) -> Result<usize> {
-    let wanted = args.max_tokens.get();
+fn room(prompts: &[Vec<i64>], args: &GenerateArgs, config: &GenerationConfig) -> Result<usize> {
+    let wanted = args.max_tokens;
     let prompt = prompts.iter().map(Vec::len).max().unwrap_or(0);
     let Some(longest) = config.max_length else { return Ok(wanted) };
     match longest.checked_sub(prompt) {
@@ -112,18 +135,20 @@ fn room(prompts: &[Vec<u32>], args: &GenerateArgs, config: &GenerationConfig) ->
 fn sampling(args: &GenerateArgs) -> Option<Sampling> {
     let drawn = args.temperature.is_some() || args.top_k.is_some() || args.top_p.is_some();
     let temperature = args.temperature.unwrap_or(1.0);
-    let (top_k, top_p) = (args.top_k.map(Into::into), args.top_p.unwrap_or(1.0));
+    let (top_k, top_p) = (args.top_k, args.top_p.unwrap_or(1.0));
     (drawn && temperature != 0.0).then_some(Sampling { temperature, top_k, top_p, seed: args.seed })
 }
 
 /// Text that is on standard output already, or waits for its turn.
 struct Output {
     shown: Vec<String>,
+    /// Whether it is written as it comes, and not kept.
+    at_once: bool,
 }
 
 impl Output {
     fn add(&mut self, row: usize, piece: &str) -> Result<()> {
-        if let [_] = self.shown[..] {
+        if self.at_once {
             return write(piece);
         }
         self.shown[row] += piece;
@@ -131,7 +156,7 @@ impl Output {
     }
 
     fn finish(self, ids: bool) -> Result<()> {
-        if let [_] = self.shown[..] {
+        if self.at_once {
             return write("\n");
         }
         for (number, text) in (1..).zip(self.shown) {

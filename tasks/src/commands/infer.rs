@@ -4,6 +4,7 @@ use crate::args::InferArgs;
 use anyhow::{Context, Result, ensure};
 use moh_runtime::{Model, Tensor, Value};
 use moh_tasks::{read_tensors, write_tensors};
+use serde_json::json;
 
 pub(crate) fn run(args: &InferArgs) -> Result<()> {
     ensure!(
@@ -24,7 +25,15 @@ pub(crate) fn run(args: &InferArgs) -> Result<()> {
         tensors.push((info.name.clone(), value.to_tensor()?));
     }
     write_tensors(&args.output, &tensors, args.force)?;
-    if !args.runtime.quiet() {
+    if args.json {
+        let output = |(name, tensor): &(String, Tensor)| {
+            let ty = tensor.element_type().name();
+            json!({ "name": name, "type": ty, "shape": tensor.shape() })
+        };
+        let outputs = tensors.iter().map(output).collect::<Vec<_>>();
+        let (runtime, file) = (model.runtime_name(), args.output.to_string_lossy());
+        super::print_json(&json!({ "runtime": runtime, "file": file, "outputs": outputs }))?;
+    } else if !args.runtime.quiet() {
         for (name, tensor) in &tensors {
             eprintln!("{name} {} {:?}", tensor.element_type(), tensor.shape());
         }

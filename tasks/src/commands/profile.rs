@@ -1,19 +1,18 @@
 //! `moh-run profile`: where the time of a model's runs goes, and whose kernels ran.
 
 use crate::args::ProfileArgs;
+use crate::temporary::Folder;
 use anyhow::{Context, Result};
 use moh_tasks::measure::{Kernel, NodeTime, Part, Profile, Profiled, profile};
 use serde_json::{Value, json};
 use std::fmt::{self, Write as _};
 use std::io::Write;
-use std::num::NonZeroUsize;
 use std::time::Duration;
 
 pub(crate) fn run(args: &ProfileArgs) -> Result<()> {
-    let folder = tempfile::tempdir().context("no temporary folder")?;
-    let (batch, sequence) = (args.sizes.batch.get(), args.sizes.sequence.map(NonZeroUsize::get));
-    let (options, runs) = (args.runtime.options(), args.runs.get());
-    let profiled = profile(&args.model, &options, batch, sequence, runs, folder.path())?;
+    let folder = Folder::new()?;
+    let (options, runs) = (args.runtime.options(), args.runs);
+    let profiled = profile(&args.model, &options, args.sizes.batch, args.sizes.sequence, runs, folder.path())?;
     super::tell(&profiled.model, args.runtime.quiet());
     match (&args.trace, &profiled.trace) {
         (Some(to), Some(from)) => {
@@ -22,8 +21,10 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<()> {
         (Some(_), None) => eprintln!("note: {} writes no profile of its own", profiled.model.runtime_name()),
         (None, _) => {}
     }
-    let text = if args.json { format!("{:#}\n", object(&profiled, runs)) } else { table(&profiled, runs, args.top)? };
-    std::io::stdout().lock().write_all(text.as_bytes())?;
+    if args.json {
+        return Ok(super::print_json(&object(&profiled, runs))?);
+    }
+    std::io::stdout().lock().write_all(table(&profiled, runs, args.top)?.as_bytes())?;
     Ok(())
 }
 

@@ -15,8 +15,10 @@ use std::io::Write;
 use std::path::Path;
 
 pub(crate) fn run(args: &RoutesArgs) -> Result<()> {
-    if let Some(output) = args.output.as_ref().filter(|_| !args.force) {
-        ensure!(!output.try_exists()?, "{} exists already; --force overwrites it", output.display());
+    if let Some(output) = &args.output {
+        let is_svg = output.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("svg"));
+        ensure!(is_svg, "{}: expected a name that ends in .svg, as an SVG picture is written", output.display());
+        ensure!(args.force || !output.try_exists()?, "{} exists already; --force overwrites it", output.display());
     }
     let model = super::load(&args.model, &args.runtime)?;
     check(&model)?;
@@ -31,14 +33,11 @@ pub(crate) fn run(args: &RoutesArgs) -> Result<()> {
     if let Some(output) = &args.output {
         write_text(output, &svg(&format!("{name}: {about}"), &layers, &subject), args.force)?;
     }
-    let text = if args.json {
-        format!("{:#}\n", object(&about, &layers, &subject))
+    if args.json {
+        super::print_json(&object(&about, &layers, &subject))?;
     } else if args.output.is_none() {
-        table(&layers)
-    } else {
-        String::new()
-    };
-    std::io::stdout().lock().write_all(text.as_bytes())?;
+        std::io::stdout().lock().write_all(table(&layers).as_bytes())?;
+    }
     Ok(())
 }
 

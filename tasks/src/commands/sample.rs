@@ -3,24 +3,30 @@
 mod grid;
 mod progress;
 
-use crate::args::{RuntimeArgs, SampleArgs, SamplerArg, Switch};
+use crate::args::{MOST_IMAGES, RuntimeArgs, SampleArgs, SamplerArg, Switch};
 use anyhow::{Context, Result, bail, ensure};
 use moh_runtime::{Model, Tensor};
 use moh_tasks::diffusion::{Decoder, DiffusionModel, SampleOptions, Sampler, pictures};
 use moh_tasks::write_tensors;
+use serde_json::json;
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
+
+/// Pixels of the largest picture that is written: 3 bytes each, and once more while it is compressed.
+const MOST_PIXELS: usize = 1 << 28;
+/// Pixels that the published VAE makes of a side of its latents' each.
+const VAE_FACTOR: usize = 8;
 
 pub(crate) fn run(args: &SampleArgs) -> Result<()> {
     check_outputs(args)?;
     let mut model = DiffusionModel::new(super::load(&args.model, &args.runtime)?)?;
     let mut decoder = args.vae.as_deref().map(|path| load_decoder(path, &args.runtime)).transpose()?;
     check_channels(args, &model, decoder.as_ref())?;
+    check_size(args, &model, decoder.as_ref())?;
     let options = options(args, model.channels());
     // A row of the grid has one image of every class.
-    let labels: Vec<i64> =
-        args.classes.0.iter().copied().cycle().take(args.classes.0.len() * args.count.get()).collect();
+    let labels: Vec<i64> = args.classes.0.iter().copied().cycle().take(args.classes.0.len() * args.count).collect();
 
     let began = Instant::now();
     let samples = draw(args, &mut model, &labels, &options)?;
@@ -38,11 +44,22 @@ pub(crate) fn run(args: &SampleArgs) -> Result<()> {
             Some(decoder) => decoder.decode(&samples, args.vae_scaling_factor)?,
             None => pictures(&samples)?,
         };
-        let columns = columns(args.classes.0.len(), args.count.get());
-        let scale = args.scale.get();
-        grid::grid(&drawn, columns, scale)?.write_png(path, args.force)?;
+        let columns = columns(args.classes.0.len(), args.count);
+        grid::grid(&drawn, columns, args.scale)?.write_png(path, args.force)?;
     }
-    if !args.runtime.quiet() {
+    if args.json {
+        let file = |path: &Option<PathBuf>| path.as_ref().map(|path| path.to_string_lossy().into_owned());
+        super::print_json(&json!({
+            "runtime": model.model().runtime_name(),
+            "classes": labels,
+            "steps": options.steps,
+            "seed": options.seed,
+            "guidance": options.guidance,
+            "seconds": seconds,
+            "image": file(&args.output),
+            "raw": file(&args.raw),
+        }))?;
+    } else if !args.runtime.quiet() {
         let (images, steps) = (labels.len(), options.steps);
         eprintln!("runtime {}", model.model().runtime_name());
         eprintln!(
@@ -55,8 +72,8 @@ pub(crate) fn run(args: &SampleArgs) -> Result<()> {
 }
 
 fn check_outputs(args: &SampleArgs) -> Result<()> {
-    ensure!((0.0..=1.0).contains(&args.eta), "--eta: expected 0 to 1, found {}", args.eta);
-    ensure!(args.vae_scaling_factor.is_normal(), "--vae-scaling-factor: expected a number that is not 0");
+    let images = args.classes.0.len() * args.count;
+    ensure!(images <= MOST_IMAGES, "{images} images were asked for: expected at most {MOST_IMAGES}");
     for path in args.output.iter().chain(&args.raw) {
         ensure!(args.force || !path.try_exists()?, "{} exists already; --force overwrites it", path.display());
     }
@@ -72,6 +89,24 @@ fn load_decoder(path: &Path, runtime: &RuntimeArgs) -> Result<Decoder> {
     // How it runs has been told of the model already.
     let model = Model::load(path, &runtime.options()).context("the VAE's decoder")?;
     Ok(Decoder::new(model)?)
+}
+
+/// Whether the grid of images fits into memory: the VAE's part in its size is known by its published factor only.
+fn check_size(args: &SampleArgs, model: &DiffusionModel, decoder: Option<&Decoder>) -> Result<()> {
+    if args.output.is_none() {
+        return Ok(());
+    }
+    let columns = columns(args.classes.0.len(), args.count);
+    let rows = (args.classes.0.len() * args.count).div_ceil(columns);
+    let side = model.size() * args.scale * decoder.map_or(1, |_| VAE_FACTOR);
+    let (width, height) = (grid::side(columns, side), grid::side(rows, side));
+    let fits = width.checked_mul(height).is_some_and(|pixels| pixels <= MOST_PIXELS);
+    ensure!(
+        fits,
+        "a picture of {width} x {height} pixels was asked for: expected at most {MOST_PIXELS} pixels; \
+         lower --scale or --count"
+    );
+    Ok(())
 }
 
 /// Whether what the model makes can become an image.
@@ -107,7 +142,7 @@ fn options(args: &SampleArgs, channels: usize) -> SampleOptions {
 
 /// One sample a label: (labels, channels, size, size).
 fn draw(args: &SampleArgs, model: &mut DiffusionModel, labels: &[i64], options: &SampleOptions) -> Result<Tensor> {
-    let batches = labels.chunks(args.batch.get());
+    let batches = labels.chunks(args.batch);
     let progress = progress::bar(batches.len() * options.steps, args.runtime.quiet());
     let mut numbers = Vec::new();
     let mut first = 0;

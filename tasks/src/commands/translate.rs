@@ -4,7 +4,7 @@ use super::text;
 use crate::args::TranslateArgs;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use moh_tasks::translate::{BeamOptions, Hypothesis, TranslationConfig, TranslationModel};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::io::{BufRead, Read, Write};
 use std::path::{Path, PathBuf};
 use tokenizers::Tokenizer;
@@ -20,17 +20,25 @@ pub(crate) fn run(args: &TranslateArgs) -> Result<()> {
         false => Some(text::load_tokenizer(&folder, model.vocabulary())?),
     };
     let options = BeamOptions {
-        beams: args.beams.get(),
+        beams: args.beams,
         length_penalty: args.length_penalty,
-        max_tokens: args.max_tokens.get(),
+        max_tokens: args.max_tokens,
         start: config.start,
         end: config.end,
         padding: Some(config.padding),
     };
+    let mut translated = Vec::new();
     let mut translate = |line: &str| {
         let source = tokens(line, tokenizer.as_ref(), &config, model.vocabulary())?;
         let found = model.translate(&source, &options)?;
-        show(args, &found, tokenizer.as_ref(), &options)
+        let texts = texts(&found, tokenizer.as_ref(), &options)?;
+        if args.json {
+            translated.push(object(line, &found, &texts));
+            return Ok(());
+        }
+        let mut out = std::io::stdout().lock();
+        writeln!(out, "{}", texts.first().map_or("", String::as_str))?;
+        Ok::<_, anyhow::Error>(out.flush()?)
     };
     for line in &args.text {
         translate(line)?;
@@ -47,6 +55,9 @@ pub(crate) fn run(args: &TranslateArgs) -> Result<()> {
             translate(line.trim_end_matches(['\r', '\n']))?;
         }
     }
+    if args.json {
+        super::print_json(&Value::Array(translated))?;
+    }
     Ok(())
 }
 
@@ -54,7 +65,17 @@ pub(crate) fn run(args: &TranslateArgs) -> Result<()> {
 fn paths(given: &[PathBuf]) -> Result<[PathBuf; 2]> {
     match given {
         [encoder, decoder] => Ok([encoder.clone(), decoder.clone()]),
-        [folder] if folder.is_dir() => Ok(["encoder.onnx", "decoder.onnx"].map(|name| folder.join(name))),
+        [folder] if folder.is_dir() => {
+            let parts = ["encoder.onnx", "decoder.onnx"].map(|name| folder.join(name));
+            if let Some(missing) = parts.iter().find(|part| !part.exists()) {
+                bail!(
+                    "{}: model not found: a translation model is exported in two parts, with `moh-export --part encoder` \
+                     and `--part decoder`",
+                    missing.display()
+                );
+            }
+            Ok(parts)
+        }
         _ => bail!(
             "{}: expected a folder with encoder.onnx and decoder.onnx, or two models: the encoder and the decoder",
             given.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(" ")
@@ -74,14 +95,9 @@ fn tokens(
             let encoding = tokenizer.encode(line, true).map_err(|e| anyhow!(e)).context("cannot tokenize the text")?;
             encoding.get_ids().iter().map(|&id| i64::from(id)).collect()
         }
-        None => {
-            let number = |word: &str| word.parse().with_context(|| format!("{word:?} is not the number of a token"));
-            line.split_whitespace().map(number).collect::<Result<_>>()?
-        }
+        None => text::token_ids(line)?,
     };
-    if let Some(id) = ids.iter().find(|&&id| id < 0 || vocabulary.is_some_and(|n| id >= n as i64)) {
-        bail!("token {id}: the model knows {}", vocabulary.unwrap_or(0));
-    }
+    text::check_ids(&ids, vocabulary)?;
     if ids.last() != Some(&config.end) {
         ids.push(config.end);
     }
@@ -90,12 +106,8 @@ fn tokens(
     Ok(ids)
 }
 
-fn show(
-    args: &TranslateArgs,
-    found: &[Hypothesis],
-    tokenizer: Option<&Tokenizer>,
-    options: &BeamOptions,
-) -> Result<()> {
+/// The hypotheses' texts, or their tokens' numbers where there is no tokenizer.
+fn texts(found: &[Hypothesis], tokenizer: Option<&Tokenizer>, options: &BeamOptions) -> Result<Vec<String>> {
     let text = |hypothesis: &Hypothesis| {
         let ids = hypothesis.tokens.iter().copied().filter(|&id| id != options.end);
         match tokenizer {
@@ -106,16 +118,13 @@ fn show(
             None => Ok(ids.map(|id| id.to_string()).collect::<Vec<_>>().join(" ")),
         }
     };
-    let mut out = std::io::stdout().lock();
-    if args.json {
-        let object = |hypothesis: &Hypothesis| -> Result<serde_json::Value> {
-            let Hypothesis { tokens, score } = hypothesis;
-            Ok(json!({ "text": text(hypothesis)?, "tokens": tokens, "score": score }))
-        };
-        writeln!(out, "{}", serde_json::Value::Array(found.iter().map(object).collect::<Result<_>>()?))?;
-    } else {
-        writeln!(out, "{}", found.first().map(text).transpose()?.unwrap_or_default())?;
-    }
-    out.flush()?;
-    Ok(())
+    found.iter().map(text).collect()
+}
+
+fn object(source: &str, found: &[Hypothesis], texts: &[String]) -> Value {
+    let hypothesis = |(found, text): (&Hypothesis, &String)| {
+        let Hypothesis { tokens, score } = found;
+        json!({ "text": text, "tokens": tokens, "score": score })
+    };
+    json!({ "source": source, "hypotheses": found.iter().zip(texts).map(hypothesis).collect::<Vec<Value>>() })
 }

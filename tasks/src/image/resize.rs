@@ -15,6 +15,15 @@ pub enum Filter {
 }
 
 impl Filter {
+    /// Its name, as in the configuration of models.
+    pub fn name(self) -> &'static str {
+        match self {
+            Filter::Nearest => "nearest",
+            Filter::Bilinear => "bilinear",
+            Filter::Bicubic => "bicubic",
+        }
+    }
+
     /// Half the filter's width, in pixels of the coarser size.
     fn support(self) -> f64 {
         match self {

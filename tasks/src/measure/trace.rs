@@ -26,17 +26,17 @@ struct Args {
 
 /// One run of one node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct NodeRun {
-    pub(super) name: String,
-    pub(super) op_type: String,
-    pub(super) time: Duration,
+pub(crate) struct NodeRun {
+    pub(crate) name: String,
+    pub(crate) op_type: String,
+    pub(crate) time: Duration,
 }
 
 /// The nodes of every run of the model, in the order of the runs.
 ///
 /// # Errors
 /// [`Error::Read`] or [`Error::Malformed`].
-pub(super) fn read(path: &Path) -> Result<Vec<Vec<NodeRun>>> {
+pub(crate) fn read(path: &Path) -> Result<Vec<Vec<NodeRun>>> {
     let text = std::fs::read(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
     let malformed = |e| Error::malformed(path, "a profile of onnxruntime", e);
     let events: Vec<Event> = serde_json::from_slice::<Vec<Event>>(&text).map_err(malformed)?;

@@ -60,8 +60,15 @@ fn json_says_the_same() {
     let (success, printed, errors) = run(&["classify", text(&model), text(&red), "--json", "--runtime", "tract"]);
     assert!(success, "{errors}");
     let all: Value = serde_json::from_str(&printed).unwrap();
-    assert_eq!(all[0]["image"], text(&red));
-    let classes = all[0]["classes"].as_array().unwrap();
+    let first = &all["images"][0];
+    assert_eq!((&first["image"], &all["runtime"]), (&Value::from(text(&red)), &Value::from("tract")));
+    let used = &all["preprocessing"];
+    assert_eq!(used["resize"]["value"], "shorter side to 4 pixels, then the centre is cropped");
+    assert_eq!(
+        (&used["resize"]["from"], &used["interpolation"]["from"]),
+        (&"config.json".into(), &"default (ImageNet)".into())
+    );
+    let classes = first["classes"].as_array().unwrap();
     assert_eq!(classes.len(), 3, "there are no more");
     assert_eq!((&classes[0]["class"], &classes[0]["label"]), (&Value::from(0), &Value::from("red")));
     assert_eq!(classes[2]["label"], Value::Null);
@@ -92,10 +99,70 @@ fn a_jpeg_is_cut_to_its_middle() {
     assert!(success, "{errors}");
     let all: Value = serde_json::from_str(&printed).unwrap();
     let of = |class: i64| {
-        let classes = all[0]["classes"].as_array().unwrap().iter();
+        let classes = all["images"][0]["classes"].as_array().unwrap().iter();
         classes.filter(|c| c["class"] == class).map(|c| c["probability"].as_f64().unwrap()).sum::<f64>()
     };
     assert!((of(0) - of(2)).abs() < 0.01 && of(1) < 0.28, "{printed}");
+}
+
+fn data(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
+}
+
+/// A truncated JPEG, as an interrupted copy leaves it.
+#[test]
+fn a_bad_image_is_told_in_the_end_and_the_others_are_classified() {
+    let (folder, model) = colours(DataType::Float);
+    let red = picture(folder.path(), "red.png", [255, 51, 0]);
+    let half = folder.path().join("half.jpg");
+    let whole = std::fs::read(data("red-over-blue.jpg")).unwrap();
+    std::fs::write(&half, &whole[..whole.len() / 2]).unwrap();
+    let base = ["classify", text(&model), text(&half), text(&red), "/nowhere.png", text(&red), "--runtime", "tract"];
+    for batch in ["1", "2", "8"] {
+        let (success, printed, errors) = run(&[&base[..], &["--batch", batch, "--top", "1"]].concat());
+        assert!(!success);
+        let one = format!("{}\n   55.03 %     0  red\n", red.display());
+        assert_eq!(printed, format!("{one}{one}"));
+        let expected = format!(
+            "error: 2 of 4 images cannot be read:\n  {}: not a PNG, JPEG or WebP image: the file is truncated\n  \
+             /nowhere.png: image not found\n",
+            half.display()
+        );
+        assert_eq!(errors, expected);
+    }
+    let (success, printed, _) = run(&[&base[..], &["--json"]].concat());
+    assert!(!success);
+    let images = &serde_json::from_str::<Value>(&printed).unwrap()["images"];
+    assert!(images[0]["error"].as_str().unwrap().ends_with("the file is truncated"), "{printed}");
+    assert_eq!((&images[1]["classes"][0]["label"], &images[3]["classes"][0]["label"]), (&"red".into(), &"red".into()));
+    assert!(refusal(&["classify", text(&model), text(&half), "--runtime", "tract"]).contains("half.jpg: not a PNG"));
+}
+
+#[test]
+fn preprocessing_is_told_where_it_is_asked_for_and_where_it_is_assumed() {
+    let (folder, model) = colours(DataType::Float);
+    let image = data("images/rgba.png");
+    let classify = |more: &[&str]| {
+        let (success, printed, errors) =
+            run(&[&["classify", text(&model), text(&image), "--runtime", "tract"], more].concat());
+        assert!(success, "{errors}");
+        (printed, errors)
+    };
+    assert_eq!(classify(&[]).1, "");
+    let (_, told) = classify(&["-v"]);
+    assert!(
+        told.starts_with("preprocessing:\n  size           4 x 4  [the model]\n  resize         shorter side to 4"),
+        "{told}"
+    );
+    assert!(told.contains("mean           0 0 0  [config.json]\n"), "{told}");
+    assert!(told.ends_with("rgba.png: transparent pixels put over white\n"), "{told}");
+    let (printed, _) = classify(&["--json"]);
+    let all: Value = serde_json::from_str(&printed).unwrap();
+    assert_eq!(all["images"][0]["adjustments"][0], "transparent pixels put over white");
+    std::fs::remove_file(folder.path().join("config.json")).unwrap();
+    let note = "note: images are prepared as for ImageNet, because no file beside the model says how";
+    assert!(classify(&[]).1.starts_with(note));
+    assert_eq!(classify(&["-q"]).1, "");
 }
 
 #[test]
@@ -105,7 +172,7 @@ fn wrong_use_is_explained() {
     assert!(classify(&model, "/nowhere.png").contains("/nowhere.png: image not found"));
     let tale = folder.path().join("tale.txt");
     std::fs::write(&tale, "once upon a time").unwrap();
-    assert!(classify(&model, text(&tale)).contains("tale.txt: not a PNG or JPEG image"));
+    assert!(classify(&model, text(&tale)).contains("tale.txt: not a PNG, JPEG or WebP image"));
     assert!(classify(Path::new("/nowhere"), "a.png").contains("/nowhere: model not found"));
     let (_other, doubler) = doubler();
     let errors = classify(&doubler, "a.png");

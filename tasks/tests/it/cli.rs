@@ -31,6 +31,11 @@ fn infer_converts_inputs_and_writes_every_output() {
         let y = Tensor::new([2, 3], vec![1f32, 2.0, 3.0, 4.0, 5.0, 6.0]).unwrap();
         let m = Tensor::new([2], vec![1i64, 0]).unwrap();
         assert_eq!(read_tensors(&outputs).unwrap(), [("m".to_owned(), m), ("y".to_owned(), y)]);
+        let (success, printed, errors) = run(&[&args[..], &["--json"]].concat());
+        assert!(success && errors.is_empty(), "{errors}");
+        let found: serde_json::Value = serde_json::from_str(&printed).unwrap();
+        assert_eq!(found["outputs"][0], serde_json::json!({ "name": "y", "type": "float32", "shape": [2, 3] }));
+        assert_eq!(found["file"], text(&outputs));
     }
 }
 
@@ -97,6 +102,24 @@ fn missing_and_damaged_files_are_errors() {
     assert!(refusal(&["generate", text(folder.path()), "--prompt", "a"]).contains("model.onnx: not an ONNX model"));
 }
 
+/// What is often named in a model's place.
+#[test]
+fn a_folder_or_file_without_a_model_is_explained() {
+    let folder = tempfile::tempdir().unwrap();
+    let refused = |name: &str| refusal(&["generate", text(&folder.path().join(name)), "--prompt", "a"]);
+    let path = folder.path().join("model.onnx");
+    assert!(refused("").contains(&format!("{}: model not found\n", path.display())), "{}", refused(""));
+    std::fs::write(folder.path().join("model.safetensors"), "").unwrap();
+    assert!(
+        refused("").contains("model not found; the folder holds model.safetensors: export it with moh-export first")
+    );
+    let errors = refused("model.safetensors");
+    assert!(errors.contains("not an ONNX model: it is a checkpoint: export it with moh-export first"), "{errors}");
+    std::fs::write(folder.path().join("vit.onnx"), "version https://git-lfs.github.com/spec/v1\noid sha256:0").unwrap();
+    assert!(refused("").contains("the folder holds vit.onnx: name the file"));
+    assert!(refused("vit.onnx").contains("it is a Git LFS pointer: `git lfs pull` fetches the model"));
+}
+
 /// The counting model with a tokenizer of letters: a is 0.
 fn letters() -> tempfile::TempDir {
     let (folder, _) = counter();
@@ -125,8 +148,9 @@ fn generate_prints_numbers_and_reads_the_prompt_from_a_pipe() {
     let folder = letters();
     let args =
         ["generate", text(folder.path()), "--prompt", "-", "--max-tokens", "4", "--ids", "-q", "--runtime", "tract"];
+    std::fs::remove_file(folder.path().join("tokenizer.json")).unwrap();
     let mut child = moh_run(&args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    child.stdin.take().unwrap().write_all(b"bad").unwrap();
+    child.stdin.take().unwrap().write_all(b"1 0 3\n").unwrap();
     let (success, printed, errors) = outcome(&child.wait_with_output().unwrap());
     let numbers: Vec<String> = count_on(&[1, 0, 3], 4).iter().map(ToString::to_string).collect();
     assert!(success, "{errors}");

@@ -39,7 +39,7 @@ fn several_prompts_are_continued_as_each_alone() {
         assert_eq!(printed, expected);
     }
     let ids =
-        generated(&folder, &["--prompt", "b", "--prompt", "c", "--ids", "--max-tokens", "2", "--runtime", "tract"]);
+        generated(&folder, &["--prompt", "1", "--prompt", "2", "--ids", "--max-tokens", "2", "--runtime", "tract"]);
     let line =
         |prompt: i64| count_on(&[prompt], 2).iter().map(ToString::to_string).collect::<Vec<_>>().join(" ") + "\n";
     assert_eq!(ids, line(1) + &line(2));
@@ -105,15 +105,61 @@ fn the_longest_prompt_of_a_batch_leaves_the_room() {
     assert!(errors.contains("the prompt has 8 tokens, the model's longest sequence is 8"), "{errors}");
 }
 
+/// Numbers in, numbers out: no tokenizer is looked for.
+#[test]
+fn token_numbers_need_no_tokenizer() {
+    let (folder, _) = counter();
+    let numbers = |prompt: &[i64], steps| {
+        let numbers: Vec<String> = count_on(prompt, steps).iter().map(ToString::to_string).collect();
+        numbers.join(" ")
+    };
+    assert_eq!(
+        generated(&folder, &["--ids", "--prompt", "1 0,3", "--max-tokens", "4", "--runtime", "tract"]),
+        numbers(&[1, 0, 3], 4) + "\n"
+    );
+    let refused =
+        |prompt| refusal(&["generate", text(folder.path()), "--ids", "--prompt", prompt, "--runtime", "tract"]);
+    assert!(refused("bad").contains("\"bad\" is not the number of a token, which --ids asks for"));
+    assert!(refused("11").contains("token 11: the model knows 11 tokens, 0 to 10"));
+    assert!(refused("-1").contains("token -1: the model knows 11 tokens, 0 to 10"));
+    assert!(refused("").contains("the prompt is empty"));
+}
+
+#[test]
+fn json_holds_texts_and_tokens() {
+    let folder = letters();
+    for name in names() {
+        let args = ["generate", text(folder.path()), "--prompt", "bad", "--prompt", "c", "--max-tokens", "5", "--json"];
+        let (success, printed, errors) = run(&[&args[..], &["--runtime", name]].concat());
+        assert!(success && errors.is_empty(), "{errors}");
+        let found: serde_json::Value = serde_json::from_str(&printed).unwrap();
+        let texts = &found["texts"];
+        assert_eq!((&texts[0]["prompt"], &texts[0]["prompt_tokens"]), (&"bad".into(), &serde_json::json!([1, 0, 3])));
+        assert_eq!(texts[0]["text"], continuation("bad", 5));
+        assert_eq!(texts[0]["tokens"], serde_json::json!(count_on(&[1, 0, 3], 5)));
+        assert_eq!(texts[1]["text"], continuation("c", 5));
+        assert!(found["prefill_ms"].as_f64().unwrap() > 0.0);
+    }
+}
+
 #[test]
 fn wrong_use_is_explained() {
     let folder = letters();
     let generate = |more: &[&str]| refusal(&[&["generate", text(folder.path()), "--runtime", "tract"], more].concat());
     assert!(generate(&["--prompt", "-", "--prompt", "-"]).contains("only one prompt can be read from standard input"));
-    assert!(
-        generate(&["--prompt", "a", "--temperature=-1"]).contains("temperature: expected a positive number, found -1")
-    );
-    assert!(generate(&["--prompt", "a", "--top-p", "2"]).contains("top_p: expected 0 to 1, found 2"));
+    for (option, value, expected) in [
+        ("--temperature", "-1", "a number from 0 to 1000"),
+        ("--temperature", "inf", "a number from 0 to 1000"),
+        ("--top-p", "2", "a number from 0 to 1"),
+        ("--top-k", "0", "a whole number from 1 to 1000000"),
+        ("--max-tokens", "0", "a whole number from 1 to 1000000"),
+        ("--max-tokens", "-3", "a whole number from 1 to 1000000"),
+        ("--threads", "0", "a whole number from 1 to 1024"),
+    ] {
+        let errors = generate(&["--prompt", "a", option, value]);
+        assert!(errors.starts_with(&format!("error: invalid value '{value}' for '{option} ")), "{errors}");
+        assert!(errors.contains(&format!("expected {expected}\n")), "{errors}");
+    }
     let tokenizer = folder.path().join("tokenizer.json");
     let larger = std::fs::read_to_string(&tokenizer).unwrap().replace(r#""k": 10"#, r#""k": 99"#);
     std::fs::write(&tokenizer, larger).unwrap();
@@ -122,7 +168,7 @@ fn wrong_use_is_explained() {
     assert!(errors.contains(expected), "{errors}");
     for usage in [
         &["--prompt", "a", "--interactive"][..],
-        &["--prompt", "a", "--top-k", "0"],
+        &["--prompt", "a", "--interactive", "--json"],
         &["--prompt", "a", "--stop", ""],
         &["--prompt", "a", "--stop", "b", "--ids"],
         &[],

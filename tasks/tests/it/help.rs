@@ -2,7 +2,8 @@
 
 use crate::program::{run, text};
 
-const COMMANDS: [&str; 8] = ["infer", "generate", "translate", "classify", "sample", "routes", "profile", "bench"];
+const COMMANDS: [&str; 9] =
+    ["infer", "generate", "translate", "classify", "sample", "routes", "profile", "bench", "doctor"];
 
 /// Every option that `help` lists.
 fn options_in(help: &str) -> Vec<&str> {
@@ -16,7 +17,9 @@ fn options() -> Vec<(&'static str, Vec<String>)> {
         let (success, help, errors) = run(&[command, "--help"]);
         assert!(success, "{errors}");
         let options: Vec<String> = options_in(&help).into_iter().map(str::to_owned).collect();
-        assert!(options.contains(&"--quiet".to_owned()), "{command}: {options:?}");
+        for common in ["--quiet", "--json"] {
+            assert!(options.contains(&common.to_owned()), "{command}: {options:?}");
+        }
         (command, options)
     };
     COMMANDS.map(of).into()
@@ -55,4 +58,15 @@ fn man_pages_hold_every_option() {
     let page = std::fs::read_to_string(folder.path().join("moh-run.1")).unwrap().replace("\\-", "-");
     assert!(COMMANDS.iter().all(|command| page.contains(&format!("moh-run-{command}(1)"))), "{page}");
     assert!(!folder.path().join("moh-run-man.1").exists(), "that command is for packagers");
+}
+
+#[test]
+fn the_version_tells_commit_runtimes_and_instruction_set() {
+    let (_, short, _) = run(&["-V"]);
+    assert!(short.starts_with("moh-run 0.") && short.contains("(commit ") && short.lines().count() == 1, "{short}");
+    let (_, long, _) = run(&["--version"]);
+    let set = moh_runtime::instruction_set().unwrap();
+    for expected in [short.trim_end(), "runtimes: tract 0.", &format!("CPU kernels: {set} (this processor has ")] {
+        assert!(long.contains(expected), "{long}");
+    }
 }

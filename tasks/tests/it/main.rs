@@ -3,6 +3,7 @@
 
 mod classify;
 mod cli;
+mod doctor;
 mod generate;
 mod help;
 mod language_models;

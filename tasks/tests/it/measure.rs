@@ -74,7 +74,8 @@ fn what_cannot_be_measured_is_told() {
         assert!(refusal(&[command, "/nowhere", "--runtime", "tract"]).contains("/nowhere: model not found"));
         std::fs::write(folder.path().join("config.json"), r#"{"max_position_embeddings": 12}"#).unwrap();
         assert!(refused(&["--sequence", "13"]).contains("a sequence of 13 tokens, but the model's longest is 12"));
-        let errors = refused(&["--batch", "1000000000000", "--sequence", "12"]);
+        std::fs::remove_file(folder.path().join("config.json")).unwrap();
+        let errors = refused(&["--batch", "1000000", "--sequence", "1000000"]);
         assert!(errors.contains("the input input_ids int64 (batch, sequence) would be too large"), "{errors}");
         for usage in [
             ["--batch", "0"],
@@ -83,11 +84,15 @@ fn what_cannot_be_measured_is_told() {
             ["--threads", "100000"],
             ["--sequence", "0"],
             ["--runs", "0"],
+            ["--batch", "-1"],
+            ["--batch", "1000000000000"],
         ] {
             let args = [&[command, text(&model)][..], &usage].concat();
             let output = moh_run(&args).output().unwrap();
             assert_eq!(output.status.code(), Some(2), "{usage:?}");
-            assert!(String::from_utf8(output.stderr).unwrap().contains(usage[0]), "{usage:?}");
+            let errors = String::from_utf8(output.stderr).unwrap();
+            assert!(errors.contains(&format!("for '{}", usage[0])), "{errors}");
+            assert!(errors.contains("expected a whole number from 1 to 10"), "{errors}");
         }
         let (_other, doubler) = doubler();
         let errors = refusal(&[command, text(&doubler), "--runtime", "tract"]);
@@ -118,4 +123,29 @@ fn fixed_sizes_are_kept() {
     assert!(refusal(&args).contains("a batch of 1, but the model was exported for 2"));
     let errors = refusal(&[&args[..], &["--batch", "2", "--sequence", "4"]].concat());
     assert!(errors.contains("a sequence of 4 tokens, but the model was exported for 3"), "{errors}");
+}
+
+/// onnxruntime writes its profile to a temporary folder, which no way to end the program leaves behind.
+#[cfg(unix)]
+#[test]
+fn a_signal_leaves_no_temporary_folder() {
+    use std::os::unix::process::ExitStatusExt;
+    let (_folder, model) = counter();
+    for (signal, number) in [("INT", 2), ("TERM", 15), ("HUP", 1)] {
+        for name in names() {
+            let temporary = tempfile::tempdir().unwrap();
+            let entries = || std::fs::read_dir(temporary.path()).unwrap().count();
+            let args = ["profile", text(&model), "--runtime", name, "--runs", "1000000", "--json"];
+            let mut child =
+                moh_run(&args).env("TMPDIR", temporary.path()).stdout(std::process::Stdio::null()).spawn().unwrap();
+            while entries() == 0 {
+                assert!(child.try_wait().unwrap().is_none(), "the program ended by itself");
+                std::thread::sleep(std::time::Duration::from_millis(5));
+            }
+            let status = std::process::Command::new("kill").args(["-s", signal, &child.id().to_string()]).status();
+            assert!(status.unwrap().success());
+            assert_eq!(child.wait().unwrap().signal(), Some(number), "{signal}");
+            assert_eq!(entries(), 0, "{signal} {name}");
+        }
+    }
 }

@@ -84,6 +84,21 @@ fn heads_of_an_image() {
     }
 }
 
+/// What is written is an SVG, whatever the name.
+#[test]
+fn the_picture_is_called_svg() {
+    let (folder, model) = counter_with_gates();
+    write_tokenizer(folder.path());
+    for name in ["r.png", "r", "svg"] {
+        let path = folder.path().join(name);
+        let errors = refusal(&["routes", text(&model), "a", "-o", text(&path), "--runtime", "tract"]);
+        assert!(errors.contains("expected a name that ends in .svg, as an SVG picture is written"), "{errors}");
+        assert!(!path.exists());
+    }
+    let path = folder.path().join("r.SVG");
+    assert!(run(&["routes", text(&model), "a", "-o", text(&path), "--runtime", "tract"]).0 && path.exists());
+}
+
 #[test]
 fn wrong_use_is_explained() {
     let (folder, model) = counter();
@@ -105,5 +120,9 @@ fn wrong_use_is_explained() {
     let routes = |input: &str| refusal(&["routes", text(&model), input, "--runtime", "tract"]);
     assert!(routes("/nowhere.png").contains("/nowhere.png: "));
     let not_an_image = folder.path().join("config.json");
-    assert!(routes(text(&not_an_image)).contains("config.json: not a PNG or JPEG"), "{}", routes(text(&not_an_image)));
+    assert!(
+        routes(text(&not_an_image)).contains("config.json: not a PNG, JPEG or WebP"),
+        "{}",
+        routes(text(&not_an_image))
+    );
 }

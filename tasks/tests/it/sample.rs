@@ -267,16 +267,50 @@ fn raw_samples_come_with_their_classes() {
 }
 
 #[test]
+fn json_says_what_was_sampled() {
+    let (folder, model) = knowing(1, true);
+    let output = folder.path().join("out.png");
+    let args = ["sample", text(&model), "--class", "0,2", "-o", text(&output), "--seed", "7", "--steps", "3", "--json"];
+    let (success, printed, errors) = run(&[&args[..], &["--runtime", "tract"]].concat());
+    assert!(success && errors.is_empty(), "{errors}");
+    let found: serde_json::Value = serde_json::from_str(&printed).unwrap();
+    assert_eq!(
+        (&found["classes"], &found["seed"], &found["steps"]),
+        (&serde_json::json!([0, 2]), &7.into(), &3.into())
+    );
+    assert_eq!((&found["image"], &found["raw"]), (&text(&output).into(), &serde_json::Value::Null));
+}
+
+#[test]
 fn wrong_use_is_explained() {
     let (folder, model) = knowing(1, true);
     let output = folder.path().join("out.png");
     let sample =
         |more: &[&str]| refusal(&[&["sample", text(&model), "-o", text(&output), "--runtime", "tract"], more].concat());
     assert!(sample(&["--class", "3"]).contains("class 3: the model has classes 0 to 2"));
-    assert!(sample(&["--class", "0", "--steps", "0"]).contains("expected 1 to 1000 steps, found 0"));
-    assert!(sample(&["--class", "0", "--steps", "1001"]).contains("expected 1 to 1000 steps, found 1001"));
-    assert!(sample(&["--class", "0", "--eta", "2"]).contains("--eta: expected 0 to 1, found 2"));
-    assert!(sample(&["--class", "0", "--guidance", "NaN"]).contains("expected a finite guidance"));
+    for (option, value, expected) in [
+        ("--steps", "0", "a whole number from 1 to 1000"),
+        ("--steps", "1001", "a whole number from 1 to 1000"),
+        ("--eta", "2", "a number from 0 to 1"),
+        ("--eta", "-1", "a number from 0 to 1"),
+        ("--guidance", "NaN", "a number from -1000 to 1000"),
+        ("--scale", "100000", "a whole number from 1 to 1024"),
+        ("--count", "0", "a whole number from 1 to 10000"),
+        ("--seed", "-1", "a whole number from 0 to 18446744073709551615"),
+        ("--batch", "-8", "a whole number from 1 to 1024"),
+    ] {
+        let errors = sample(&["--class", "0", option, value]);
+        assert!(errors.starts_with(&format!("error: invalid value '{value}' for '{option} ")), "{errors}");
+        assert!(errors.contains(&format!("expected {expected}\n")), "{errors}");
+    }
+    let errors = sample(&["--class", "0-2", "--count", "1000", "--scale", "1024"]);
+    assert!(
+        errors.contains("a picture of 6152 x 2050002 pixels was asked for: expected at most 268435456 pixels"),
+        "{errors}"
+    );
+    assert!(
+        sample(&["--class", "0-2", "--count", "9999"]).contains("29997 images were asked for: expected at most 10000")
+    );
     assert!(sample(&["--class", "0", "--guidance-channels", "2"]).contains("at most 1 channels to guide, found 2"));
     let errors = refusal(&["sample", text(&model), "--class", "0", "-o", "out.jpg", "--runtime", "tract"]);
     assert!(errors.contains("out.jpg: expected a name that ends in .png"), "{errors}");

@@ -38,6 +38,34 @@ fn child() {
     }
 }
 
+/// Says which instruction set is used; as above, a child.
+#[test]
+#[ignore = "a child process of `the_instruction_set_is_known_before_the_first_call`"]
+fn instruction_set() {
+    match moh_cpu::instruction_set() {
+        Ok(set) => println!("set={set}"),
+        Err(error) => println!("set={error}"),
+    }
+}
+
+#[test]
+fn the_instruction_set_is_known_before_the_first_call() {
+    let child = |isa: &str| {
+        let text = with_isa("selection::instruction_set", isa);
+        text.lines().find_map(|line| line.split_once("set=")).unwrap().1.to_owned()
+    };
+    let sets = moh_cpu::instruction_sets();
+    for set in &sets {
+        assert_eq!(child(set), *set);
+    }
+    assert_eq!(child(""), moh_cpu::select(OPERATOR, None).unwrap().isa);
+    let expected = format!(
+        "environment variable MOH_CPU_ISA: expected one that this processor has ({}), found \"abacus\"",
+        sets.join(", ")
+    );
+    assert_eq!(child("abacus"), expected);
+}
+
 /// Runs an operator that has no use for a matrix unit; as above, a child.
 #[test]
 #[ignore = "a child process of `a_unit_without_kernels_means_the_vectors_beside_it`"]

@@ -47,6 +47,16 @@ pub(super) unsafe extern "system" fn has_entry(
     ok()
 }
 
+pub(super) unsafe extern "system" fn set_entry(
+    options: *mut OrtSessionOptions,
+    key: *const c_char,
+    value: *const c_char,
+) -> OrtStatusPtr {
+    let entry = unsafe { (CStr::from_ptr(key).to_owned(), CStr::from_ptr(value).to_owned()) };
+    unsafe { (*options.cast::<Options>()).entries.push(entry) };
+    ok()
+}
+
 pub(super) unsafe extern "system" fn get_entry(
     options: *const OrtSessionOptions,
     key: *const c_char,

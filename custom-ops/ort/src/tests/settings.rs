@@ -41,6 +41,8 @@ fn the_entry_comes_before_the_variable() {
         (None, Some(""), "false"),
         (None, Some("0"), "false"),
         (None, Some("1"), "true"),
+        (None, Some("yes"), "true"),
+        (None, Some("Off"), "false"),
         (Some("0"), None, "false"),
         (Some("1"), None, "true"),
         (Some("0"), Some("1"), "false"),

@@ -8,6 +8,11 @@ use ort::session::builder::SessionBuilder;
 use ort::session::{Session, SessionInputValue};
 use ort::value::DynValue;
 
+/// Whether the loaded onnxruntime has a CUDA provider.
+pub(crate) fn cuda_provider() -> bool {
+    CUDA::is_available().unwrap_or(false)
+}
+
 /// Adds the CUDA provider where it is asked for and there; says whether it is.
 pub(super) fn choose(
     builder: SessionBuilder,
@@ -15,7 +20,7 @@ pub(super) fn choose(
     notices: &mut Vec<Notice>,
 ) -> ort::Result<(SessionBuilder, bool)> {
     let required = device == DeviceChoice::Cuda;
-    if !required && (device == DeviceChoice::Cpu || !CUDA::is_available().unwrap_or(false)) {
+    if !required && (device == DeviceChoice::Cpu || !cuda_provider()) {
         return Ok((builder, false));
     }
     match builder.with_execution_providers([CUDA::default().build().error_on_failure()]) {

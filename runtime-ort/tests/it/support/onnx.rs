@@ -1,6 +1,7 @@
 //! ONNX models node by node.
 
 use prost::Message;
+use tract_onnx::pb::tensor_proto::DataLocation;
 pub(crate) use tract_onnx::pb::tensor_proto::DataType;
 
 use tract_onnx::pb::attribute_proto::AttributeType;
@@ -69,6 +70,22 @@ impl Graph {
     pub(crate) fn floats(&mut self, name: &str, values: &[f32]) {
         let tensor = TensorProto { float_data: values.to_vec(), ..tensor(name, DataType::Float, values.len()) };
         self.graph.initializer.push(tensor);
+    }
+
+    /// Floats in another file.
+    pub(crate) fn external_floats(&mut self, name: &str, len: usize, location: &str) {
+        let entry = StringStringEntryProto { key: "location".to_owned(), value: location.to_owned() };
+        self.graph.initializer.push(TensorProto {
+            external_data: vec![entry],
+            data_location: Some(DataLocation::External as i32),
+            ..tensor(name, DataType::Float, len)
+        });
+    }
+
+    /// Numbers in bfloat16, given by their bits.
+    pub(crate) fn bfloat16(&mut self, name: &str, bits: &[u16]) {
+        let raw_data = bits.iter().flat_map(|bits| bits.to_le_bytes()).collect();
+        self.graph.initializer.push(TensorProto { raw_data, ..tensor(name, DataType::Bfloat16, bits.len()) });
     }
 
     /// The file's bytes.

@@ -95,3 +95,20 @@ fn a_gray_model_sees_luma() {
     read(&[(OWN, own)], 1, 1).unwrap().append(&Picture::new(1, 1, 3, vec![255, 0, 0]).unwrap(), &mut pixels);
     assert_eq!(pixels, [76.0 / 255.0]);
 }
+
+#[test]
+fn every_setting_says_where_it_comes_from() {
+    let usual = read(&[], 3, 224).unwrap();
+    let expected = "  size           224 x 224  [the model]\n  \
+                    resize         shorter side to 256 pixels, then the centre is cropped  [default (ImageNet)]\n  \
+                    interpolation  bicubic  [default (ImageNet)]\n  \
+                    mean           0.485 0.456 0.406  [default (ImageNet)]\n  \
+                    std            0.229 0.224 0.225  [default (ImageNet)]";
+    assert_eq!(usual.to_string(), expected);
+    let hf = r#"{"image_mean": 0.5, "size": 32, "resample": 2}"#;
+    let mixed = read(&[(HF, hf), (OWN, r#"{"image_std": 0.25, "image_interpolation": "nearest"}"#)], 3, 32).unwrap();
+    let Origins { resize, filter, mean, std } = mixed.origins;
+    assert_eq!([resize, filter, mean, std], [Origin::Processor, Origin::Config, Origin::Processor, Origin::Config]);
+    let plain = read(&[(HF, r#"{"do_normalize": false}"#)], 3, 32).unwrap();
+    assert_eq!((plain.origins.mean, plain.origins.resize), (Origin::Processor, Origin::ImageNet));
+}

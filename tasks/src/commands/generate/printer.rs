@@ -16,15 +16,16 @@ pub(super) struct Printer<'a> {
 }
 
 impl<'a> Printer<'a> {
-    /// A printer of text that continues `prompt`, or of numbers if there are to be `ids`.
+    /// A printer of text that continues `prompt`, or of numbers where there is no tokenizer.
     pub(super) fn new(
-        ids: bool,
-        tokenizer: &'a Tokenizer,
-        prompt: &[u32],
+        tokenizer: Option<&'a Tokenizer>,
+        prompt: &[i64],
         stop_tokens: &'a [i64],
         stop_texts: &'a [String],
     ) -> Result<Printer<'a>> {
-        let text = if ids { None } else { Some(TextStream::new(tokenizer, prompt).map_err(|e| anyhow!(e))?) };
+        let prompt: Vec<u32> = prompt.iter().filter_map(|&id| u32::try_from(id).ok()).collect();
+        let text =
+            tokenizer.map(|tokenizer| TextStream::new(tokenizer, &prompt)).transpose().map_err(|e| anyhow!(e))?;
         Ok(Printer { text, stop_tokens, stop_texts, held: String::new(), begun: false, ended: false })
     }
 
@@ -100,7 +101,8 @@ mod tests {
     fn shown(tokens: &[i64], ids: bool, stop_tokens: &[i64], stop_texts: &[&str]) -> (Vec<String>, String) {
         let tokenizer = tokenizer();
         let stop_texts: Vec<String> = stop_texts.iter().map(|&stop| stop.to_owned()).collect();
-        let mut printer = Printer::new(ids, &tokenizer, &[], stop_tokens, &stop_texts).unwrap();
+        let tokenizer = (!ids).then_some(&tokenizer);
+        let mut printer = Printer::new(tokenizer, &[], stop_tokens, &stop_texts).unwrap();
         let pieces = tokens.iter().map(|&token| printer.push(token).unwrap()).collect();
         let end = printer.finish().unwrap();
         assert!(printer.ended());

@@ -6,6 +6,11 @@ use moh_tasks::image::{Filter, Picture};
 /// Black pixels between pictures.
 const GAP: usize = 2;
 
+/// Pixels of so many pictures in a row, or in a column, of `side` pixels each, with the border.
+pub(super) fn side(pictures: usize, side: usize) -> usize {
+    pictures * (side + GAP) + GAP
+}
+
 /// The pictures, which have one size, row by row in so many columns, every pixel `scale` times as wide and high. What is
 /// left of the last row is black; one picture has no border.
 pub(super) fn grid(pictures: &[Picture], columns: usize, scale: usize) -> Result<Picture> {
@@ -16,7 +21,6 @@ pub(super) fn grid(pictures: &[Picture], columns: usize, scale: usize) -> Result
     };
     let (width, height, channels) = (first.width(), first.height(), first.channels());
     let rows = enlarged.len().div_ceil(columns);
-    let side = |tiles: usize, side: usize| tiles * (side + GAP) + GAP;
     let (total_width, total_height) = (side(columns, width), side(rows, height));
     let mut samples = vec![0; total_width * total_height * channels];
     for (i, picture) in enlarged.iter().enumerate() {
