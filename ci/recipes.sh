@@ -1,5 +1,6 @@
 #!/bin/sh
-# Runs README.md and docs/recipes.md, block by block, in a scratch folder under target/recipes, and draws the pictures of docs/run.md.
+# Runs README.md and docs/recipes.md, block by block, in a scratch folder under target/recipes, and the commands of
+# docs/run.md, whose pictures it compares.
 #
 # usage: ci/recipes.sh [--torch]
 #
@@ -72,8 +73,8 @@ done
 ln -s "$ops" "$scratch/target/release/libmoh_ops.so"
 export MOH_OPS_LIBRARY="$ops" PATH="$scratch/target/release:$PATH"
 
-python3 -m pip install --quiet onnxruntime==1.31.1 numpy==2.4.6
+python3 -m pip install --quiet onnxruntime==1.31.1 numpy==2.4.6 pillow==13.0.0
 status=0
 python3 "$root/ci/recipes.py" "$scratch" "$root/README.md" "$root/docs/recipes.md" "$@" || status=1
-python3 "$root/ci/pictures.py" "$scratch" "$root/docs" || status=1
+python3 "$root/ci/commands.py" "$scratch" "$root/docs/run.md" || status=1
 exit $status
