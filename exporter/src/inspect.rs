@@ -2,6 +2,7 @@
 
 use crate::report::{runs, short};
 use moh_models::Model;
+use moh_models::checkpoint::DefaultValue;
 use moh_models::count::Macs;
 use moh_models::families::{PortDim, Tensors};
 use serde::Serialize;
@@ -56,6 +57,10 @@ pub struct Inspection {
     pub macs_routed: u64,
     /// Bytes of KV cache for each token, in f32; 0 without a cache.
     pub cache_bytes_per_token: usize,
+    /// Defaults that stand in for absent keys of the configuration, those of heads and routing first.
+    pub defaults: Vec<DefaultValue>,
+    /// What is probably not as it was meant.
+    pub warnings: Vec<String>,
 }
 
 /// Below this share a model gains nothing that anyone would notice.
@@ -113,6 +118,8 @@ pub fn inspect(model: &Model, tensors: &Tensors, lengths: Lengths) -> Result<Ins
         macs_dense: dense,
         macs_routed: routed,
         cache_bytes_per_token: caches.map(|port| port.dims.iter().map(fixed).product::<usize>() * 4).sum(),
+        defaults: model.defaults().to_vec(),
+        warnings: model.warnings().iter().map(ToString::to_string).collect(),
     })
 }
 
@@ -158,6 +165,10 @@ impl fmt::Display for Inspection {
         row(f, "whole model", none(), self.parameters, whole)?;
         if self.cache_bytes_per_token > 0 {
             writeln!(f, "KV cache: {}B a token in f32", short(self.cache_bytes_per_token as f64))?;
+        }
+        if !self.defaults.is_empty() {
+            let defaults: Vec<String> = self.defaults.iter().map(ToString::to_string).collect();
+            writeln!(f, "defaults of absent keys: {}", defaults.join(", "))?;
         }
         let active: Vec<usize> = self.layers.iter().map(|layer| layer.num_shared_heads + layer.top_k).collect();
         write!(f, "active heads: {}; the largest saving possible is {:.1} %", runs(&active), 100.0 * self.saved())?;

@@ -12,7 +12,7 @@ use clap::Parser;
 use moh_export::check_part;
 use moh_export::inspect::Lengths;
 use moh_models::presets::Preset;
-use moh_models::{Config, Model};
+use moh_models::{Config, Model, Warning};
 use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
@@ -40,6 +40,7 @@ fn run() -> Result<()> {
             let Some(export) = args.export() else { return Ok(()) };
             let report = moh_export::export(&export.checkpoint, &export.output, &export.options)?;
             if !export.quiet {
+                warn(&report.warnings);
                 say(&report);
             }
             Ok(())
@@ -50,6 +51,14 @@ fn run() -> Result<()> {
 /// Prints a line; a closed pipe is no failure of what was done.
 fn say(what: &impl std::fmt::Display) {
     let _ = writeln!(std::io::stdout(), "{what}");
+}
+
+/// Prints what is probably not as it was meant, and what to do about it.
+fn warn(warnings: &[Warning]) {
+    for warning in warnings {
+        let hint = hints::of_warning(warning).map_or(String::new(), |hint| format!("; {hint}"));
+        eprintln!("warning: {warning}{hint}");
+    }
 }
 
 fn inspect(args: &InspectArgs) -> Result<()> {
@@ -64,14 +73,15 @@ fn inspect(args: &InspectArgs) -> Result<()> {
         (Some(path), _) => {
             let checkpoint = args.source.open(path, args.part.part())?;
             let model = Model::load(&checkpoint, family)?;
-            let shapes = checkpoint.names().filter_map(|name| checkpoint.get(name));
-            (model, shapes.map(|weight| (weight.name().to_owned(), weight.shape().to_vec())).collect())
+            let tensors = model.tensors().clone();
+            (model, tensors)
         }
         (None, Some(name)) => planned(Preset::named(name)?.complete()?.0)?,
         (None, None) => anyhow::bail!("neither a checkpoint nor --preset"),
     };
     check_part(args.part.part(), &model)?;
     let inspection = moh_export::inspect::inspect(&model, &tensors, lengths)?;
+    warn(model.warnings());
     match args.json {
         true => say(&serde_json::to_string_pretty(&inspection)?),
         false => say(&inspection),
@@ -89,7 +99,8 @@ fn random(args: &RandomArgs) -> Result<()> {
         true => (Config::read(&args.model)?, std::fs::read_to_string(&args.model)?),
         false => Preset::named(&args.model.to_string_lossy())?.complete()?,
     };
-    let tensors = moh_export::random::plan(&config, args.family.as_deref(), args.part.part())?;
+    let (tensors, warnings) = moh_export::random::plan(&config, args.family.as_deref(), args.part.part())?;
+    warn(&warnings);
     let dtype = args.dtype.element_type();
     for path in moh_export::random::write(&args.output, &text, &tensors, dtype, args.seed, args.force)? {
         say(&format!("wrote {}", path.display()));

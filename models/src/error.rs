@@ -3,8 +3,9 @@
 mod mismatch;
 mod torch;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use crate::checkpoint::UnusedKey;
 use crate::weight_type::WeightType;
 
 pub use mismatch::{Mismatch, Problem};
@@ -28,6 +29,22 @@ pub enum Error {
         /// The system's reason.
         reason: std::io::Error,
     },
+    /// Neither a file nor a folder where a checkpoint should be.
+    #[error("{}: no such file or folder; a checkpoint is {expected}", path.display())]
+    NoCheckpoint {
+        /// The path.
+        path: PathBuf,
+        /// What checkpoints are.
+        expected: &'static str,
+    },
+    /// Weights that were trained beside a model's, which are needed too.
+    #[error("{}: {}", path.display(), adapter(path, tensor.as_deref()))]
+    Adapter {
+        /// The file.
+        path: PathBuf,
+        /// A tensor that shows it; `None` where the file's name does.
+        tensor: Option<String>,
+    },
     /// A folder, device or socket where a file is needed.
     #[error("{}: not a file", file.display())]
     NotAFile {
@@ -43,7 +60,7 @@ pub enum Error {
         expected: String,
     },
     /// A folder with several files of weights, none of them by the usual name.
-    #[error("{}: the folder holds {}; name one of them", folder.display(), files.join(", "))]
+    #[error("{}: the folder holds {}; give the path of one of them", folder.display(), files.join(", "))]
     SeveralWeights {
         /// The folder.
         folder: PathBuf,
@@ -51,7 +68,7 @@ pub enum Error {
         files: Vec<String>,
     },
     /// A container format that this crate does not read.
-    #[error("{}: not a checkpoint by its name; expected {expected}", file.display())]
+    #[error("{}: not a checkpoint by the end of its name; a checkpoint is {expected}", file.display())]
     UnknownFormat {
         /// The file.
         file: PathBuf,
@@ -122,11 +139,13 @@ pub enum Error {
         /// What and where.
         fault: ArchiveFault,
     },
-    /// A pickle that is not what torch.save writes.
-    #[error("{}: data.pkl: {fault}", file.display())]
+    /// A pickle that is not what torch.save or pickle.dump writes.
+    #[error("{}: {part}: {fault}", file.display())]
     Pickle {
         /// The file.
         file: PathBuf,
+        /// Where in the file the pickle is.
+        part: &'static str,
         /// What and where.
         fault: PickleFault,
     },
@@ -157,7 +176,7 @@ pub enum Error {
         found: String,
     },
     /// A file without a dictionary of tensors where training code keeps it.
-    #[error("{}: no state dict; {}", file.display(), keys_with_tensors(keys))]
+    #[error("{}: {}", file.display(), no_state_dict(keys))]
     NoStateDict {
         /// The file.
         file: PathBuf,
@@ -191,7 +210,7 @@ pub enum Error {
         known: String,
     },
     /// Weights without a configuration whose model is not known.
-    #[error("{}: does not exist, and the weights are those of no preset known here; the presets are {known}", config.display())]
+    #[error("{}: does not exist, and the weights are those of no published model known here; the presets are {known}", config.display())]
     NoConfig {
         /// Where the configuration should be.
         config: PathBuf,
@@ -207,7 +226,7 @@ pub enum Error {
         choices: String,
     },
     /// A tensor of a type that this crate does not know.
-    #[error("{}: tensor {tensor:?} has type {found:?}, which is not supported", file.display())]
+    #[error("{}: tensor {tensor:?} has type {found:?}, which is not read; convert it to float32 or float16", file.display())]
     TensorType {
         /// The file.
         file: PathBuf,
@@ -319,9 +338,12 @@ pub enum Error {
         shard: PathBuf,
     },
     /// An infinity or NaN among the weights.
-    #[error("{}: tensor {tensor:?}: element {index} is {value}", file.display())]
+    #[error(
+        "{}element {index} is {value}; weights must be finite numbers (did training diverge?)",
+        named(file, tensor)
+    )]
     NotFinite {
-        /// The file; empty for a tensor that was computed.
+        /// The file; empty for a tensor that was computed from others.
         file: PathBuf,
         /// The tensor.
         tensor: String,
@@ -345,23 +367,76 @@ pub enum Error {
         /// What it holds.
         found: String,
     },
-    /// A model family that this crate does not know, or a configuration that says none.
-    #[error("{}: {} is no model family known here; the key `family` may be one of {known}", file.display(), found.escape_debug())]
+    /// Keys of a configuration that its model does not read, although they seem to say which heads it uses.
+    #[error(
+        "{}: not read by family {family}: {}; correct or remove what would otherwise be ignored",
+        file.display(),
+        listed(keys)
+    )]
+    UnusedKeys {
+        /// The configuration file.
+        file: PathBuf,
+        /// The family.
+        family: String,
+        /// The keys.
+        keys: Vec<UnusedKey>,
+    },
+    /// A model family that this crate does not know.
+    #[error("{}: no model family is called {:?}; there are {known}", file.display(), found)]
     Family {
         /// The configuration file.
         file: PathBuf,
-        /// What it says.
+        /// The name.
         found: String,
         /// The names known.
         known: String,
     },
-    /// A configuration that several model families share.
-    #[error("{}: the configuration does not say which of {choices} it is; the key `family` would", file.display())]
-    AmbiguousFamily {
+    /// A configuration that does not say which family's it is.
+    #[error("{}: the key \"family\" is missing, which says what the model is: one of {known}{}", file.display(), fits(fitting))]
+    NoFamily {
         /// The configuration file.
         file: PathBuf,
-        /// The names that fit.
-        choices: String,
+        /// The names known.
+        known: String,
+        /// The names that the configuration fits.
+        fitting: Vec<String>,
+    },
+    /// A configuration of another family than the one that it is read as.
+    #[error(
+        "{}: this configuration belongs to {} (it has {}), but is read as {family}, which needs {key:?}",
+        file.display(),
+        fitting.join(" or "),
+        keys.join(", ")
+    )]
+    WrongFamily {
+        /// The configuration file.
+        file: PathBuf,
+        /// The family that it is read as.
+        family: String,
+        /// The key that this family lacks.
+        key: String,
+        /// The families that it fits.
+        fitting: Vec<String>,
+        /// Keys that these read.
+        keys: Vec<String>,
+    },
+    /// A configuration of a model that no machine could hold.
+    #[error("{}: it describes a model of {parameters} parameters, more than {limit}", file.display())]
+    TooLarge {
+        /// The configuration file.
+        file: PathBuf,
+        /// Parameters of the model, or the largest number that can be counted.
+        parameters: usize,
+        /// The most that are accepted.
+        limit: usize,
+    },
+    /// A checkpoint that holds the model several times.
+    #[error("{}: the whole model is there {} times, with the prefixes {}", file.display(), prefixes.len(), quoted(prefixes))]
+    AmbiguousPrefix {
+        /// The file.
+        file: PathBuf,
+        /// The prefixes.
+        prefixes: Vec<String>,
     },
     /// A model input that was not given.
     #[error("input {0:?} is missing")]
@@ -377,14 +452,52 @@ pub enum Error {
     Candle(#[from] candle_core::Error),
 }
 
+fn quoted(names: &[String]) -> String {
+    names.iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ")
+}
+
+fn listed(keys: &[UnusedKey]) -> String {
+    keys.iter().map(UnusedKey::to_string).collect::<Vec<_>>().join(", ")
+}
+
 fn keys_with_tensors(keys: &[String]) -> String {
     match keys {
         [] => "no key holds tensors".to_owned(),
-        keys => {
-            format!(
-                "the keys that hold tensors are {}",
-                keys.iter().map(|key| format!("{key:?}")).collect::<Vec<_>>().join(", ")
-            )
-        }
+        keys => format!("the keys that hold tensors are {}", quoted(keys)),
     }
+}
+
+fn no_state_dict(keys: &[String]) -> String {
+    let found = format!("no state dict, a dictionary of tensors by their names; {}", keys_with_tensors(keys));
+    match keys {
+        [] => format!("{found}; save the weights in Python:\n{SAVE}"),
+        _ => found,
+    }
+}
+
+/// How to save the weights of a model in PyTorch.
+const SAVE: &str = "  from safetensors.torch import save_file\n  save_file(model.state_dict(), \"model.safetensors\")";
+
+fn fits(families: &[String]) -> String {
+    match families {
+        [] => String::new(),
+        families => format!("; its keys fit {}", families.join(" or ")),
+    }
+}
+
+/// The tensor in its file, or where it comes from.
+fn named(file: &Path, tensor: &str) -> String {
+    match file.as_os_str().is_empty() {
+        true => format!("{tensor:?}, computed from the checkpoint's tensors: "),
+        false => format!("{}: tensor {tensor:?}: ", file.display()),
+    }
+}
+
+fn adapter(path: &Path, tensor: Option<&str>) -> String {
+    let shown = tensor.map_or(String::new(), |tensor| format!(" (such as {tensor:?})"));
+    let folder = path.parent().unwrap_or(Path::new("")).display();
+    format!(
+        "these are adapter weights{shown}; merge them into the model first, in Python:\n  from peft import PeftModel\n  \
+         PeftModel.from_pretrained(base_model, \"{folder}\").merge_and_unload().save_pretrained(\"merged\")"
+    )
 }

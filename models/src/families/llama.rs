@@ -14,6 +14,7 @@ mod rope;
 
 use super::{Family, Inputs, Layer, Port, PortDim, Sizes, Workload};
 use crate::checkpoint::{Checkpoint, Config, Loader, Weight};
+use crate::heads::{MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_VOCABULARY, MAX_WIDTH};
 use crate::layers::HeadLinear;
 use crate::mixture::{ExpertCounts, Mixture};
 use crate::ops::{Argument, Binary, Linear, Ops, Result, Tap, Type};
@@ -72,6 +73,8 @@ const TOTAL: PortDim = PortDim::Named("past+sequence");
 /// The heads of every layer.
 fn head_sets(config: &Config, family: &str, num_heads: usize, layers: usize) -> Result<Vec<HeadSet>> {
     if family == "llama" {
+        let routing = ["shared_head", "routed_head", "shared_heads"];
+        config.refuse(&routing, "no such key in a dense `llama`: routed models are of family moh-llama or moh-llm")?;
         return Ok(vec![HeadSet::first(HeadCounts::dense(num_heads)); layers]);
     }
     if let Some(sets) = HeadSet::configured(config, &vec![num_heads; layers], "routed_head")? {
@@ -84,7 +87,12 @@ fn head_sets(config: &Config, family: &str, num_heads: usize, layers: usize) -> 
             let count = |i: usize| HeadCounts { num_heads, num_shared_heads: shared[i], top_k: top_k[i] };
             (0..layers).map(count).collect()
         }
-        _ => vec![fractions(config, num_heads)?; layers],
+        _ => {
+            // Such models have no weights to show that they are others.
+            let trained = "no such key in a `moh-llama`: a model with trained routers is of family moh-llm";
+            config.refuse(&["shared_head", "routed_head"], trained)?;
+            vec![fractions(config, num_heads)?; layers]
+        }
     };
     for (i, count) in counts.iter().enumerate() {
         // Without weights a router may have nothing to choose.
@@ -116,7 +124,8 @@ fn fractions(config: &Config, num_heads: usize) -> Result<HeadCounts> {
 impl Family for Llama {
     fn load(name: &str, checkpoint: &Checkpoint) -> Result<Llama> {
         let config = checkpoint.config();
-        let (hidden_size, num_heads) = (config.positive("hidden_size")?, config.positive("num_attention_heads")?);
+        let hidden_size = config.size("hidden_size", MAX_WIDTH)?;
+        let num_heads = config.size("num_attention_heads", MAX_HEADS)?;
         let kv_num_heads = config.usize_or("num_key_value_heads", num_heads)?;
         if kv_num_heads == 0 || !num_heads.is_multiple_of(kv_num_heads) {
             let expected = format!("a divisor of num_attention_heads = {num_heads}");
@@ -126,19 +135,22 @@ impl Family for Llama {
             let expected = format!("a divisor of hidden_size = {hidden_size}, as there is no head_dim");
             return Err(config.rejects("num_attention_heads", expected, num_heads.to_string()));
         }
-        let head_dim = config.usize_or("head_dim", hidden_size / num_heads)?;
-        if head_dim < 2 || !head_dim.is_multiple_of(2) {
+        let head_dim = config.size_or("head_dim", hidden_size / num_heads, MAX_HEAD_DIM)?;
+        if !head_dim.is_multiple_of(2) {
             return Err(config.rejects("head_dim", "an even number", head_dim.to_string()));
         }
+        config.note_default("hidden_act", "silu");
         match config.str_opt("hidden_act")? {
             None | Some("silu") => {}
             Some(other) => return Err(config.rejects("hidden_act", "silu", other)),
         }
-        let (layers, mlp_size) = (config.positive("num_hidden_layers")?, config.positive("intermediate_size")?);
-        let vocab_size = config.positive("vocab_size")?;
+        let layers = config.size("num_hidden_layers", MAX_LAYERS)?;
+        let mlp_size = config.size("intermediate_size", MAX_WIDTH)?;
+        let vocab_size = config.size("vocab_size", MAX_VOCABULARY)?;
         let (attention_bias, mlp_bias) = (config.bool_or("attention_bias", false)?, config.bool_or("mlp_bias", false)?);
         let tied = config.bool_or("tie_word_embeddings", false)?;
         let context = config.usize_or("max_position_embeddings", 2048)?.max(1);
+        let norm_eps = config.f64_or("rms_norm_eps", 1e-6)? as f32;
         let rope = Rope::configured(config, head_dim, context)?;
         let sets = head_sets(config, name, num_heads, layers)?;
         let experts = ExpertCounts::configured(config, layers)?;
@@ -191,7 +203,7 @@ impl Family for Llama {
             head_dim,
             vocab_size,
             context,
-            norm_eps: config.f64_or("rms_norm_eps", 1e-6)? as f32,
+            norm_eps,
             rope,
             embed_tokens,
             blocks,

@@ -7,6 +7,7 @@ mod constants;
 
 use super::{Family, Inputs, Layer, Port, PortDim, Sizes, Workload};
 use crate::checkpoint::{Checkpoint, Config, Loader, Weight};
+use crate::heads::{MAX_HEADS, MAX_LAYERS, MAX_VOCABULARY};
 use crate::mixture::{ExpertCounts, Mixture};
 use crate::ops::{Conv, Linear, Ops, Reduce, Result, Tap, Type, Unary};
 use crate::router::{HeadCounts, HeadSet, Router, TwoStage, load_linear};
@@ -88,6 +89,10 @@ impl Shape {
 
 const STAGES: usize = 4;
 
+/// More tokens a side of the first stage than any model has, and elements of all tables of relative biases: 16 GiB.
+const MAX_SIDE: usize = 1 << 10;
+const MAX_TABLES: usize = 1 << 32;
+
 /// One of `window_size`'s values: null and absence mean 3 where there is a window at all.
 fn window_size(config: &Config, stage: usize) -> Result<usize> {
     let window = match config.value("window_size") {
@@ -114,14 +119,16 @@ fn window_size(config: &Config, stage: usize) -> Result<usize> {
 fn shapes(config: &Config, routed: bool, image_size: usize, patch: usize) -> Result<Vec<Shape>> {
     let pretrain_size = config.usize_or("pretrain_size", image_size)?;
     for (key, size) in [("img_size", image_size), ("pretrain_size", pretrain_size)] {
-        if !size.is_multiple_of(8 * patch) || size < 16 * patch || size > 1 << 14 {
-            let expected = format!("a multiple of {} from {} on", 8 * patch, 16 * patch);
+        if !size.is_multiple_of(8 * patch) || !(16 * patch..=MAX_SIDE * patch).contains(&size) {
+            let expected = format!("a multiple of {} from {} to {}", 8 * patch, 16 * patch, MAX_SIDE * patch);
             return Err(config.rejects(key, expected, size.to_string()));
         }
     }
     let list = |key: &str| config.usize_or_list(key, STAGES);
     let (widths, heads, depths, ratios) =
         (list("embed_dims")?, list("num_heads")?, list("depths")?, list("sr_ratios")?);
+    config.note_default("mlp_ratios", "[8, 8, 4, 4]");
+    config.note_default("window_size", 3);
     let mlp_ratios = match config.has("mlp_ratios") {
         true => list("mlp_ratios")?,
         false => vec![8, 8, 4, 4],
@@ -130,21 +137,36 @@ fn shapes(config: &Config, routed: bool, image_size: usize, patch: usize) -> Res
         true if !config.has("shared_heads") => (list("shared_head")?, list("routed_head")?),
         _ => (heads.clone(), vec![0; STAGES]),
     };
-    let fixed = if config.has("fixed_pool_size") { Some(config.positive("fixed_pool_size")?) } else { None };
+    let fixed = match config.has("fixed_pool_size") {
+        true => Some(config.size("fixed_pool_size", MAX_SIDE)?),
+        false => None,
+    };
     let mut shapes = Vec::new();
     for i in 0..STAGES {
         let counts = HeadCounts { num_heads: heads[i], num_shared_heads: shared[i], top_k: top_k[i] };
-        if counts.num_heads == 0 || widths[i] == 0 || !widths[i].is_multiple_of(counts.num_heads) || widths[i] > 1 << 16
-        {
-            let expected = format!("a divisor of embed_dims in stage {}, {}", i + 1, widths[i]);
+        if !(1..=1 << 16).contains(&widths[i]) {
+            return Err(config.rejects("embed_dims", "numbers from 1 to 65536", widths[i].to_string()));
+        }
+        if !(1..=MAX_HEADS).contains(&counts.num_heads) || !widths[i].is_multiple_of(counts.num_heads) {
+            let expected = format!("a divisor of embed_dims in stage {}, {}, up to {MAX_HEADS}", i + 1, widths[i]);
             return Err(config.rejects("num_heads", expected, heads[i].to_string()));
+        }
+        if depths[i] > MAX_LAYERS / STAGES {
+            return Err(config.rejects(
+                "depths",
+                format!("numbers up to {}", MAX_LAYERS / STAGES),
+                depths[i].to_string(),
+            ));
+        }
+        if !(1..=1 << 10).contains(&mlp_ratios[i]) {
+            return Err(config.rejects("mlp_ratios", "numbers from 1 to 1024", mlp_ratios[i].to_string()));
         }
         counts.check().map_err(|found| {
             config.rejects("shared_head, routed_head", "counts that make a router", format!("stage {}: {found}", i + 1))
         })?;
         let side = image_size / (patch << i);
         let pooled = if ratios[i] == 1 { side } else { fixed.unwrap_or(side / ratios[i].max(1)) };
-        if ratios[i] == 0 || pooled == 0 || pooled > side || depths[i] > 1 << 10 || mlp_ratios[i] > 1 << 10 {
+        if ratios[i] == 0 || pooled == 0 || pooled > side {
             let expected = format!("pooling of {side} x {side} tokens in stage {}", i + 1);
             return Err(config.rejects("sr_ratios", expected, format!("{} (pool size {pooled})", ratios[i])));
         }
@@ -156,11 +178,17 @@ fn shapes(config: &Config, routed: bool, image_size: usize, patch: usize) -> Res
             pretrained: pretrain_size / (patch << i),
             window: if ratios[i] == 1 { None } else { Some(window_size(config, i)?) },
             mlp_hidden: 2 * (widths[i] * mlp_ratios[i]) / 3,
-            bias_hidden: config.usize_or("cpb_hidden", 512)?.min(1 << 16),
+            bias_hidden: config.size_or("cpb_hidden", 512, 1 << 16)?,
             qkv_bias: config.bool_or("qkv_bias", true)?,
             pool_norm_eps: config.f64_or("attn_pool_norm_eps", 1e-5)? as f32,
             depth: depths[i],
         });
+    }
+    let table = |shape: &Shape| shape.depth * shape.heads.num_heads * (shape.side * shape.pooled).pow(2);
+    let elements: usize = shapes.iter().map(table).sum();
+    if elements > MAX_TABLES {
+        let expected = format!("images whose tables of relative biases have up to {MAX_TABLES} elements");
+        return Err(config.rejects("img_size", expected, format!("{image_size}, which makes {elements}")));
     }
     Ok(shapes)
 }
@@ -243,7 +271,7 @@ fn load_block(l: &mut Loader<'_>, path: &str, shape: &Shape, plan: BlockPlan, ep
 }
 
 impl RawBlock {
-    fn fold(self, shape: &Shape) -> Block {
+    fn fold(self, shape: &Shape) -> Result<Block> {
         let [norm1, norm2] = self.norms;
         let hidden = shape.mlp_hidden;
         let mlp = match self.mlp {
@@ -253,7 +281,7 @@ impl RawBlock {
                 Mlp::Gated { gated, gate, depthwise, out }
             }
         };
-        Block { norm1, attention: self.attention.fold(shape), norm2, mlp }
+        Ok(Block { norm1, attention: self.attention.fold(shape)?, norm2, mlp })
     }
 }
 
@@ -261,11 +289,13 @@ impl Family for Vit {
     fn load(name: &str, checkpoint: &Checkpoint) -> Result<Vit> {
         let config = checkpoint.config();
         let routed = name == "moh-vit";
-        let (image_size, channels) = (config.positive("img_size")?, config.usize_or("in_chans", 3)?);
-        let (num_classes, patch_size) = (config.positive("num_classes")?, config.usize_or("patch_size", 4)?);
-        if !(1..=64).contains(&patch_size) || !(1..=1 << 10).contains(&channels) {
-            return Err(config.rejects("patch_size, in_chans", "small numbers", format!("{patch_size}, {channels}")));
+        if !routed {
+            let routing = ["shared_head", "routed_head", "shared_heads"];
+            config.refuse(&routing, "no such key in a dense `vit`: a routed model is of family moh-vit")?;
         }
+        let (image_size, channels) = (config.size("img_size", 1 << 16)?, config.size_or("in_chans", 3, 1 << 10)?);
+        let num_classes = config.size("num_classes", MAX_VOCABULARY)?;
+        let patch_size = config.size_or("patch_size", 4, 64)?;
         let shapes = shapes(config, routed, image_size, patch_size)?;
         let mut plans = block_plans(config, routed, &shapes)?.into_iter();
         let norm_eps = config.f64_or("norm_eps", 1e-6)? as f32;
@@ -293,15 +323,17 @@ impl Family for Vit {
         let buffers = ["relative_coords_table", "relative_pos_index", "seq_length_scale", "padding_mask"];
         loader.finish(|name| buffers.iter().any(|buffer| name.ends_with(buffer)))?;
 
-        let stages = raw.into_iter().zip(shapes).map(|((patch, patch_embed, patch_norm, blocks, norm), shape)| Stage {
-            patch,
-            patch_embed,
-            patch_norm,
-            blocks: blocks.into_iter().map(|block| block.fold(&shape)).collect(),
-            norm,
-            shape,
+        let stages = raw.into_iter().zip(shapes).map(|((patch, patch_embed, patch_norm, blocks, norm), shape)| {
+            Ok(Stage {
+                patch,
+                patch_embed,
+                patch_norm,
+                blocks: blocks.into_iter().map(|block| block.fold(&shape)).collect::<Result<_>>()?,
+                norm,
+                shape,
+            })
         });
-        Ok(Vit { image_size, channels, num_classes, stages: stages.collect(), head })
+        Ok(Vit { image_size, channels, num_classes, stages: stages.collect::<Result<_>>()?, head })
     }
 
     fn layers(&self) -> Vec<Layer> {
