@@ -1,5 +1,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod adapter;
 mod config;
 mod container;
 mod loader;
@@ -139,7 +140,10 @@ fn paths_that_hold_no_checkpoint() {
 
     let error = Checkpoint::open(&folder.path("nothing.safetensors"), None).unwrap_err();
     assert!(matches!(error, Error::NoCheckpoint { .. }));
-    assert_says(&error, &["nothing.safetensors: no such file or folder", "a folder with weights", "*.safetensors, *.pth"]);
+    assert_says(
+        &error,
+        &["nothing.safetensors: no such file or folder", "a folder with weights", "*.safetensors, *.pth"],
+    );
 
     let error = Checkpoint::open(&folder.write("model.h5", b"PK"), None).unwrap_err();
     assert!(matches!(error, Error::UnknownFormat { .. }));

@@ -1,6 +1,7 @@
 //! Files of torch.save: those of PyTorch itself, and made ones, well-formed and not.
 
 mod archive;
+mod arrays;
 mod integers;
 mod pickle;
 mod state;

@@ -115,7 +115,7 @@ fn folders() {
     let only = folder.write("anything.pt", &file(one("a")));
     assert_eq!(folder.open().unwrap().path(), only);
     folder.write("other.pth", &file(one("b")));
-    let error = folder.refused(&["anything.pt, other.pth; name one of them"]);
+    let error = folder.refused(&["anything.pt, other.pth; give the path of one of them"]);
     assert!(matches!(error, Error::SeveralWeights { .. }));
     assert_eq!(names(&Checkpoint::open(&only, None).unwrap()), ["a"]);
     folder.write("pytorch_model.bin", &file(one("c")));
