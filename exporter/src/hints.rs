@@ -38,7 +38,7 @@ fn of_model(error: &ModelError) -> Option<String> {
         }
         ModelError::AmbiguousPreset { .. } => "give --preset, or --config".to_owned(),
         ModelError::Family { .. } | ModelError::NoFamily { .. } => "choose it with --family".to_owned(),
-        ModelError::WrongFamily { .. } => "correct the key \"family\", or choose it with --family".to_owned(),
+        ModelError::WrongFamily { .. } => "the key \"family\" or --family chooses it".to_owned(),
         ModelError::AmbiguousPrefix { prefixes, .. } => {
             let one = prefixes.last().map_or("", String::as_str);
             format!("leave out all but one, with --ignore-unexpected '{one}*' for example")

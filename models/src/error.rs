@@ -403,21 +403,21 @@ pub enum Error {
     },
     /// A configuration of another family than the one that it is read as.
     #[error(
-        "{}: this configuration belongs to {} (it has {}), but is read as {family}, which needs {key:?}",
+        "{}: this configuration belongs to {}{}, not to {family} ({reason})",
         file.display(),
         fitting.join(" or "),
-        keys.join(", ")
+        has(keys)
     )]
     WrongFamily {
         /// The configuration file.
         file: PathBuf,
         /// The family that it is read as.
         family: String,
-        /// The key that this family lacks.
-        key: String,
+        /// What this family does not take.
+        reason: String,
         /// The families that it fits.
         fitting: Vec<String>,
-        /// Keys that these read.
+        /// Keys that these read, and that family does not.
         keys: Vec<String>,
     },
     /// A configuration of a model that no machine could hold.
@@ -483,6 +483,10 @@ fn fits(families: &[String]) -> String {
         [] => String::new(),
         families => format!("; its keys fit {}", families.join(" or ")),
     }
+}
+
+fn has(keys: &[String]) -> String {
+    if keys.is_empty() { String::new() } else { format!(" (it has {})", keys.join(", ")) }
 }
 
 /// The tensor in its file, or where it comes from.

@@ -9,6 +9,7 @@ use crate::warning::Warning;
 /// Reads `checkpoint` as family `name`, under the names in the files or without a prefix of theirs.
 pub(super) fn load(name: &str, checkpoint: &Checkpoint) -> Result<Model> {
     checkpoint.forget();
+    checkpoint.config().know(&["family"]);
     let mismatch = match AnyFamily::load(name, checkpoint) {
         Ok(family) => return model(name, family, checkpoint, None),
         Err(Error::Tensors(mismatch)) => mismatch,
@@ -129,22 +130,25 @@ fn fitting(checkpoint: &Checkpoint) -> Vec<(&'static str, Vec<String>)> {
 pub(super) fn explained(error: Error, name: &str, checkpoint: &Checkpoint) -> Error {
     let config = checkpoint.config();
     match error {
-        Error::Config { ref key, .. } if !key.contains(',') && !config.has(key) => {
+        Error::Config { ref key, ref expected, ref found, .. } => {
+            let absent = !key.contains(',') && !config.has(key);
             checkpoint.forget();
             let _ = AnyFamily::load(name, checkpoint);
             let own = config.used();
             let fitting = fitting(checkpoint);
-            let mut keys: Vec<String> = fitting.iter().flat_map(|(_, keys)| keys).cloned().collect();
-            keys.retain(|key| key != "family" && !own.contains(key));
-            keys.dedup();
+            // A key that is refused may be what the others read.
+            let shows = |other: &&String| *other == key || !own.contains(other);
+            let mut keys: Vec<String> = fitting.iter().flat_map(|(_, keys)| keys).filter(shows).cloned().collect();
+            let mut seen = std::collections::BTreeSet::new();
+            keys.retain(|key| seen.insert(key.clone()));
             keys.truncate(4);
-            if fitting.is_empty() || keys.is_empty() || fitting.iter().any(|(fits, _)| *fits == name) {
+            if fitting.is_empty() || fitting.iter().any(|(fits, _)| *fits == name) || (keys.is_empty() && !absent) {
                 return error;
             }
             Error::WrongFamily {
                 file: config.path().to_owned(),
                 family: name.to_owned(),
-                key: key.clone(),
+                reason: format!("{key:?}: expected {expected}, found {found}"),
                 fitting: fitting.into_iter().map(|(name, _)| name.to_owned()).collect(),
                 keys,
             }

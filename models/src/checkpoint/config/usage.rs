@@ -101,8 +101,10 @@ impl Config {
             if asked.iter().any(|(asked, _)| asked == key) || is_empty(value) || is_silent(key) {
                 continue;
             }
-            let absent = asked.iter().filter(|(key, _)| self.present(key).is_none());
-            let meant = nearest(key, absent.map(|(key, default)| (key.as_str(), default.as_deref())));
+            // One that is there is not misspelt, unless the two differ in `_`, `-` and case alone.
+            let candidates =
+                asked.iter().filter(|(asked, _)| self.present(asked).is_none() || plain(asked) == plain(key));
+            let meant = nearest(key, candidates.map(|(key, default)| (key.as_str(), default.as_deref())));
             let unused = UnusedKey {
                 key: key.clone(),
                 meant: meant.map(|(meant, _)| meant.to_owned()),
@@ -154,10 +156,14 @@ fn decides_heads(key: &str) -> bool {
     ["head", "expert", "top_k", "moe_", "gates", "routed", "shared_fraction"].iter().any(|part| key.contains(part))
 }
 
+/// A key without what does not count.
+fn plain(key: &str) -> String {
+    key.replace(['_', '-'], "").to_lowercase()
+}
+
 /// The candidate that `key` was probably meant to be, or that was probably meant by it: a third of the letters may differ, and
 /// case, `_` and `-` do not count.
 fn nearest<'a, T>(key: &str, candidates: impl Iterator<Item = (&'a str, T)>) -> Option<(&'a str, T)> {
-    let plain = |text: &str| text.replace(['_', '-'], "").to_lowercase();
     let key = plain(key);
     let distances = candidates.filter_map(|(candidate, value)| {
         let other = plain(candidate);
