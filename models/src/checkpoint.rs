@@ -10,6 +10,7 @@ mod map;
 mod names;
 pub(crate) mod pattern;
 mod preset;
+mod record;
 mod safetensors;
 #[cfg(test)]
 mod tests;
@@ -18,9 +19,9 @@ mod weight;
 
 use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 
 use crate::error::Error;
+use record::Record;
 
 pub use crate::error::{ArchiveFault, Mismatch, PickleFault, Problem, TensorFault};
 pub use crate::weight_type::WeightType;
@@ -43,8 +44,8 @@ const ENDINGS: &str =
 /// What PEFT calls the files of an adapter.
 const ADAPTER: [&str; 3] = ["adapter_model.safetensors", "adapter_model.bin", "adapter_config.json"];
 
-/// A configuration and the tensors that belong to it.
-#[derive(Debug)]
+/// A configuration and the tensors that belong to it. A copy shares the tensors.
+#[derive(Debug, Clone)]
 pub struct Checkpoint {
     path: PathBuf,
     config: Config,
@@ -59,7 +60,7 @@ pub struct Checkpoint {
     /// Patterns of the names of tensors that may be there although the model has no use for them.
     ignore: Vec<String>,
     /// Those that were.
-    ignored: Mutex<BTreeSet<String>>,
+    ignored: Record<BTreeSet<String>>,
 }
 
 /// What a container file holds.
@@ -129,7 +130,7 @@ impl Checkpoint {
             unreadable: BTreeMap::new(),
             metadata: BTreeMap::new(),
             ignore: Vec::new(),
-            ignored: Mutex::default(),
+            ignored: Record::default(),
         }
     }
 

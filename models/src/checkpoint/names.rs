@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::PoisonError;
 
 use super::{Checkpoint, Mismatch, Problem, Weight, pattern};
 
@@ -69,19 +68,7 @@ impl Checkpoint {
         let tensor = |weight: &Weight| Some(weight.renamed(&prefix.apply(weight.name())?));
         let tensors = self.tensors.values().filter_map(tensor).map(|weight| (weight.name().to_owned(), weight));
         let unreadable = self.unreadable.iter().filter_map(|(name, why)| Some((prefix.apply(name)?, why.clone())));
-        Checkpoint {
-            tensors: tensors.collect(),
-            unreadable: unreadable.collect(),
-            path: self.path.clone(),
-            config: self.config.clone(),
-            preset: self.preset,
-            weights_key: self.weights_key.clone(),
-            other_keys: self.other_keys.clone(),
-            files: self.files.clone(),
-            metadata: self.metadata.clone(),
-            ignore: self.ignore.clone(),
-            ignored: std::sync::Mutex::default(),
-        }
+        Checkpoint { tensors: tensors.collect(), unreadable: unreadable.collect(), ..self.clone() }
     }
 
     /// The tensors that are no part of the model once that is done to the names, but for those that are to be ignored.
@@ -105,20 +92,19 @@ impl Checkpoint {
     pub(super) fn ignores(&self, weight: &Weight) -> bool {
         let ignored = self.matches_ignored(weight);
         if ignored {
-            let mut all = self.ignored.lock().unwrap_or_else(PoisonError::into_inner);
-            all.insert(weight.place(0).tensor.to_owned());
+            self.ignored.get().insert(weight.place(0).tensor.to_owned());
         }
         ignored
     }
 
     /// The tensors that were ignored, by their names in the files.
     pub(crate) fn ignored(&self) -> Vec<String> {
-        self.ignored.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+        self.ignored.get().iter().cloned().collect()
     }
 
     /// Forgets which keys were asked for and which tensors were ignored.
     pub(crate) fn forget(&self) {
         self.config.forget();
-        self.ignored.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.ignored.get().clear();
     }
 }

@@ -6,11 +6,16 @@ use crate::error::Error;
 use crate::ops::Result;
 use crate::warning::Warning;
 
-/// Reads `checkpoint` as family `name`, under the names in the files or without a prefix of theirs.
-pub(super) fn load(name: &str, checkpoint: &Checkpoint) -> Result<Model> {
+/// Reads `checkpoint` as family `name`, whose keys are then known.
+fn read(name: &str, checkpoint: &Checkpoint) -> Result<AnyFamily> {
     checkpoint.forget();
     checkpoint.config().know(&["family"]);
-    let mismatch = match AnyFamily::load(name, checkpoint) {
+    AnyFamily::load(name, checkpoint)
+}
+
+/// Reads `checkpoint` as family `name`, under the names in the files or without a prefix of theirs.
+pub(super) fn load(name: &str, checkpoint: &Checkpoint) -> Result<Model> {
+    let mismatch = match read(name, checkpoint) {
         Ok(family) => return model(name, family, checkpoint, None),
         Err(Error::Tensors(mismatch)) => mismatch,
         Err(error) => return Err(error),
@@ -20,14 +25,15 @@ pub(super) fn load(name: &str, checkpoint: &Checkpoint) -> Result<Model> {
     let (mut found, mut best) = (Vec::new(), mismatch.clone());
     for prefix in checkpoint.prefixes(&mismatch) {
         let renamed = checkpoint.renamed(&prefix);
-        match AnyFamily::load(name, &renamed) {
+        match read(name, &renamed) {
             Ok(family) => found.push((family, renamed, prefix)),
             // A list of what remains wrong says more than that every name is another.
             Err(Error::Tensors(other)) if other.problems.len() < best.problems.len().div_ceil(2) => {
                 best = other;
                 best.prefix = Some(prefix);
             }
-            Err(_) => {}
+            Err(Error::Tensors(_) | Error::Config { .. }) => {}
+            Err(error) => return Err(error),
         }
     }
     match found.len() {
@@ -112,15 +118,23 @@ pub(super) fn configured_family(checkpoint: &Checkpoint) -> Result<String> {
 fn fitting(checkpoint: &Checkpoint) -> Vec<(&'static str, Vec<String>)> {
     let (mut whole, mut by_keys) = (Vec::new(), Vec::new());
     for &name in NAMES {
-        checkpoint.forget();
-        let loaded = AnyFamily::load(name, checkpoint);
-        let used = checkpoint.config().used();
-        match loaded {
-            Ok(_) => whole.push((name, used)),
-            Err(Error::Tensors(_)) => by_keys.push((name, used)),
-            // Chosen with each export, and not by the configuration.
-            Err(Error::Config { key, .. }) if key == "part" => by_keys.push((name, used)),
-            Err(_) => {}
+        // A part of a model is chosen with each export, and not by the configuration.
+        let parts = ["encoder", "decoder"].map(|part| {
+            let mut checkpoint = checkpoint.clone();
+            if !checkpoint.config().has("part") {
+                checkpoint.configure("part", part);
+            }
+            checkpoint
+        });
+        for checkpoint in parts {
+            let loaded = read(name, &checkpoint);
+            let used = checkpoint.config().used();
+            match loaded {
+                Ok(_) => whole.push((name, used)),
+                Err(Error::Tensors(_) | Error::NotFinite { .. }) => by_keys.push((name, used)),
+                Err(_) => continue,
+            }
+            break;
         }
     }
     if whole.is_empty() { by_keys } else { whole }
@@ -132,15 +146,15 @@ pub(super) fn explained(error: Error, name: &str, checkpoint: &Checkpoint) -> Er
     match error {
         Error::Config { ref key, ref expected, ref found, .. } => {
             let absent = !key.contains(',') && !config.has(key);
-            checkpoint.forget();
-            let _ = AnyFamily::load(name, checkpoint);
+            let _ = read(name, checkpoint);
             let own = config.used();
             let fitting = fitting(checkpoint);
             // A key that is refused may be what the others read.
-            let shows = |other: &&String| *other == key || !own.contains(other);
+            let shows = |other: &&String| *other != "part" && (*other == key || !own.contains(other));
             let mut keys: Vec<String> = fitting.iter().flat_map(|(_, keys)| keys).filter(shows).cloned().collect();
             let mut seen = std::collections::BTreeSet::new();
             keys.retain(|key| seen.insert(key.clone()));
+            keys.sort_by_key(|other| other != key);
             keys.truncate(4);
             if fitting.is_empty() || fitting.iter().any(|(fits, _)| *fits == name) || (keys.is_empty() && !absent) {
                 return error;
@@ -154,8 +168,7 @@ pub(super) fn explained(error: Error, name: &str, checkpoint: &Checkpoint) -> Er
             }
         }
         Error::Tensors(mut mismatch) => {
-            checkpoint.forget();
-            let _ = AnyFamily::load(name, checkpoint);
+            let _ = read(name, checkpoint);
             for key in config.usage().similar {
                 mismatch.hints.push(format!("{}: {key} is not read", config.path().display()));
             }

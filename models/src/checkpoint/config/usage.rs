@@ -1,26 +1,21 @@
 //! Which keys of a configuration nobody reads, and which defaults stand in for absent ones.
 
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 
 use serde_json::Value;
 
 use super::Config;
 use super::silent::is_silent;
+use crate::checkpoint::record::Record;
 
 /// The keys that were asked for, in order, with the defaults of absent ones.
-#[derive(Debug, Default)]
-pub(super) struct Asked(Mutex<Vec<(String, Option<String>)>>);
-
-impl Clone for Asked {
-    fn clone(&self) -> Asked {
-        Asked::default()
-    }
-}
+#[derive(Debug, Default, Clone)]
+pub(super) struct Asked(Record<Vec<(String, Option<String>)>>);
 
 impl Asked {
     fn keys(&self) -> MutexGuard<'_, Vec<(String, Option<String>)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.get()
     }
 
     pub(super) fn note(&self, key: &str) {
