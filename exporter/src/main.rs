@@ -21,8 +21,11 @@ fn main() -> ExitCode {
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            let hint = hints::hint(&error).map_or(String::new(), |hint| format!("; {hint}"));
-            eprintln!("error: {error:#}{hint}");
+            let error_text = format!("{error:#}");
+            // After a list the advice has a line of its own.
+            let between = if error_text.contains('\n') { "\n" } else { "; " };
+            let hint = hints::hint(&error).map_or(String::new(), |hint| format!("{between}{hint}"));
+            eprintln!("error: {error_text}{hint}");
             ExitCode::FAILURE
         }
     }

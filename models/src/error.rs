@@ -1,14 +1,16 @@
 //! Everything that can go wrong between a checkpoint on disk and a model that runs.
 
 mod mismatch;
+mod text;
 mod torch;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use crate::checkpoint::UnusedKey;
 use crate::weight_type::WeightType;
 
 pub use mismatch::{Mismatch, Problem};
+use text::{adapter, fits, has, keys_with_tensors, listed, named, no_state_dict, quoted};
 pub use torch::{ArchiveFault, PickleFault, TensorFault};
 
 /// Result of what this crate does.
@@ -296,7 +298,7 @@ pub enum Error {
         end: usize,
     },
     /// A file without tensors.
-    #[error("{}: no tensors", file.display())]
+    #[error("{}: it holds no tensors", file.display())]
     NoTensors {
         /// The file.
         file: PathBuf,
@@ -450,58 +452,4 @@ pub enum Error {
     /// candle failed.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
-}
-
-fn quoted(names: &[String]) -> String {
-    names.iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ")
-}
-
-fn listed(keys: &[UnusedKey]) -> String {
-    keys.iter().map(UnusedKey::to_string).collect::<Vec<_>>().join(", ")
-}
-
-fn keys_with_tensors(keys: &[String]) -> String {
-    match keys {
-        [] => "no key holds tensors".to_owned(),
-        keys => format!("the keys that hold tensors are {}", quoted(keys)),
-    }
-}
-
-fn no_state_dict(keys: &[String]) -> String {
-    let found = format!("no state dict, a dictionary of tensors by their names; {}", keys_with_tensors(keys));
-    match keys {
-        [] => format!("{found}; save the weights in Python:\n{SAVE}"),
-        _ => found,
-    }
-}
-
-/// How to save the weights of a model in PyTorch.
-const SAVE: &str = "  from safetensors.torch import save_file\n  save_file(model.state_dict(), \"model.safetensors\")";
-
-fn fits(families: &[String]) -> String {
-    match families {
-        [] => String::new(),
-        families => format!("; its keys fit {}", families.join(" or ")),
-    }
-}
-
-fn has(keys: &[String]) -> String {
-    if keys.is_empty() { String::new() } else { format!(" (it has {})", keys.join(", ")) }
-}
-
-/// The tensor in its file, or where it comes from.
-fn named(file: &Path, tensor: &str) -> String {
-    match file.as_os_str().is_empty() {
-        true => format!("{tensor:?}, computed from the checkpoint's tensors: "),
-        false => format!("{}: tensor {tensor:?}: ", file.display()),
-    }
-}
-
-fn adapter(path: &Path, tensor: Option<&str>) -> String {
-    let shown = tensor.map_or(String::new(), |tensor| format!(" (such as {tensor:?})"));
-    let folder = path.parent().unwrap_or(Path::new("")).display();
-    format!(
-        "these are adapter weights{shown}; merge them into the model first, in Python:\n  from peft import PeftModel\n  \
-         PeftModel.from_pretrained(base_model, \"{folder}\").merge_and_unload().save_pretrained(\"merged\")"
-    )
 }

@@ -1,6 +1,6 @@
 //! Names in a file that are the model's but for a prefix, and names that do not matter.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use super::{Checkpoint, Mismatch, Problem, Weight, pattern};
@@ -98,8 +98,8 @@ impl Checkpoint {
     }
 
     /// The tensors that were ignored, by their names in the files.
-    pub(crate) fn ignored(&self) -> Vec<String> {
-        self.ignored.get().iter().cloned().collect()
+    pub(crate) fn ignored(&self) -> BTreeSet<String> {
+        self.ignored.get().clone()
     }
 
     /// Forgets which keys were asked for and which tensors were ignored.

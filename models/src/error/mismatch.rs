@@ -98,7 +98,7 @@ impl fmt::Display for Problem {
 impl fmt::Display for Mismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SHOWN: usize = 20;
-        write!(f, "{}: the tensors are not those of this model", self.path.display())?;
+        write!(f, "{}: the tensors are not those of the model that the configuration describes", self.path.display())?;
         if let Some(prefix) = &self.prefix {
             write!(f, " (names with the prefix {prefix})")?;
         }

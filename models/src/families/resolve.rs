@@ -77,7 +77,7 @@ fn model(name: &str, family: AnyFamily, checkpoint: &Checkpoint, prefix: Option<
     }
     let ignored = checkpoint.ignored();
     let weights = || checkpoint.names().filter_map(|name| checkpoint.get(name));
-    let weights = || weights().filter(|weight| !ignored.iter().any(|name| name == weight.place(0).tensor));
+    let weights = || weights().filter(|weight| !ignored.contains(weight.place(0).tensor));
     let largest = weights().max_by_key(|weight| weight.elements());
     Ok(Model {
         tensors: weights().map(|weight| (weight.name().to_owned(), weight.shape().to_vec())).collect(),
@@ -85,7 +85,7 @@ fn model(name: &str, family: AnyFamily, checkpoint: &Checkpoint, prefix: Option<
         name: family_name(),
         family,
         prefix,
-        ignored,
+        ignored: ignored.into_iter().collect(),
         defaults: usage.defaults,
         warnings,
     })
