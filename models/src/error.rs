@@ -298,7 +298,7 @@ pub enum Error {
         end: usize,
     },
     /// A file without tensors.
-    #[error("{}: it holds no tensors", file.display())]
+    #[error("{}: no tensors", file.display())]
     NoTensors {
         /// The file.
         file: PathBuf,
@@ -322,7 +322,7 @@ pub enum Error {
         shard: String,
     },
     /// A shard that does not exist.
-    #[error("{}: the index names {}, which does not exist", file.display(), shard.display())]
+    #[error("{}: the index names {}, which does not exist (is the download complete?)", file.display(), shard.display())]
     ShardMissing {
         /// The index.
         file: PathBuf,
@@ -404,18 +404,11 @@ pub enum Error {
         fitting: Vec<String>,
     },
     /// A configuration of another family than the one that it is read as.
-    #[error(
-        "{}: this configuration belongs to {}{}, not to {family} ({reason})",
-        file.display(),
-        fitting.join(" or "),
-        has(keys)
-    )]
+    #[error("{}: this configuration belongs to {}{}, not to {reason}", file.display(), fitting.join(" or "), has(keys))]
     WrongFamily {
         /// The configuration file.
         file: PathBuf,
-        /// The family that it is read as.
-        family: String,
-        /// What this family does not take.
+        /// The family that it is read as, and what that does not take.
         reason: String,
         /// The families that it fits.
         fitting: Vec<String>,
@@ -452,4 +445,13 @@ pub enum Error {
     /// candle failed.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
+}
+
+#[cfg(test)]
+mod tests {
+    /// Results are moved often.
+    #[test]
+    fn errors_are_small() {
+        assert!(std::mem::size_of::<super::Error>() < 128);
+    }
 }

@@ -161,8 +161,7 @@ pub(super) fn explained(error: Error, name: &str, checkpoint: &Checkpoint) -> Er
             }
             Error::WrongFamily {
                 file: config.path().to_owned(),
-                family: name.to_owned(),
-                reason: format!("{key:?}: expected {expected}, found {found}"),
+                reason: format!("{name} ({key:?}: expected {expected}, found {found})"),
                 fitting: fitting.into_iter().map(|(name, _)| name.to_owned()).collect(),
                 keys,
             }
