@@ -54,16 +54,20 @@ pub(crate) struct SourceArgs {
     #[arg(long, value_name = "NAME", conflicts_with = "config", value_parser = PossibleValuesParser::new(presets::NAMES))]
     pub(crate) preset: Option<String>,
 
-    /// Key of the weights in a .pth, .pt or .bin file that holds several [default: a DiT's `ema`].
+    /// Key of the weights in a .pth, .pt, .bin, .ckpt or .pkl file that holds several [default: a DiT's `ema`].
     #[arg(long, value_name = "KEY")]
     pub(crate) weights_key: Option<String>,
+
+    /// Ignore tensors of that name that the model has no use for; * stands for any text. May be repeated.
+    #[arg(long, value_name = "PATTERN")]
+    pub(crate) ignore_unexpected: Vec<String>,
 }
 
 impl SourceArgs {
     /// Opens the checkpoint.
     pub(crate) fn open(&self, checkpoint: &Path, part: Option<Part>) -> Result<Checkpoint, moh_models::Error> {
         let source = Source::new(self.config.as_deref(), self.preset.as_deref());
-        let mut checkpoint = presets::open(checkpoint, source, self.weights_key.as_deref())?;
+        let mut checkpoint = presets::open(checkpoint, source, self.weights_key.as_deref(), &self.ignore_unexpected)?;
         if let Some(part) = part {
             checkpoint.configure("part", part.name());
         }
@@ -154,7 +158,7 @@ fn tolerance(text: &str) -> Result<f32, String> {
 /// Arguments of an export.
 #[derive(Debug, clap::Args)]
 struct ExportArgs {
-    /// A .safetensors, .pth, .pt or .bin file with config.json beside it, an .index.json, or a folder with one of them.
+    /// A .safetensors, .pth, .pt, .bin, .ckpt or .pkl file with config.json beside it, an .index.json, or a folder with one.
     #[arg(required = true)]
     checkpoint: Option<PathBuf>,
 
@@ -297,6 +301,7 @@ impl Args {
             config: args.source.config,
             preset: args.source.preset,
             weights_key: args.source.weights_key,
+            ignore_unexpected: args.source.ignore_unexpected,
             part: args.part.part(),
             dtype: args.dtype.map(Dtype::element_type),
             passes: args.passes,

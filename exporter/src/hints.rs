@@ -1,7 +1,8 @@
 //! What to do about an error, in the options of this command line: the libraries know nothing of them.
 
 use moh_export::{Error, Versioned};
-use moh_models::Error as ModelError;
+use moh_models::checkpoint::{Mismatch, Problem};
+use moh_models::{Error as ModelError, Warning};
 use std::io::ErrorKind;
 
 /// The advice that goes with an error, if there is any.
@@ -67,8 +68,34 @@ fn of_model(error: &ModelError) -> Option<String> {
                 .to_owned()
         }
         ModelError::AmbiguousPreset { .. } => "give --preset, or --config".to_owned(),
-        ModelError::Family { .. } | ModelError::AmbiguousFamily { .. } => "choose it with --family".to_owned(),
+        ModelError::Family { .. } | ModelError::NoFamily { .. } => "choose it with --family".to_owned(),
+        ModelError::WrongFamily { .. } => "the key \"family\" or --family chooses it".to_owned(),
+        ModelError::AmbiguousPrefix { prefixes, .. } => {
+            let one = prefixes.last().map_or("", String::as_str);
+            format!("leave out all but one, with --ignore-unexpected '{one}*' for example")
+        }
+        ModelError::Tensors(mismatch) => return of_mismatch(mismatch),
         ModelError::Config { key, .. } if key == "part" => "choose it with --part".to_owned(),
         _ => return None,
     })
+}
+
+/// Tensors that are too many, and nothing else that is wrong, may be meant to be left out.
+fn of_mismatch(mismatch: &Mismatch) -> Option<String> {
+    let unexpected = |problem: &Problem| match problem {
+        Problem::Unexpected { tensor, .. } => Some(tensor.clone()),
+        _ => None,
+    };
+    let names: Option<Vec<String>> = mismatch.problems.iter().map(unexpected).collect();
+    let first = names?.into_iter().next()?;
+    let module = first.split_once('.').map_or(first.clone(), |(module, _)| format!("{module}.*"));
+    Some(format!("if the model does not need them, leave them out with --ignore-unexpected '{module}'"))
+}
+
+/// The advice that goes with a warning, if there is any.
+pub(crate) fn of_warning(warning: &Warning) -> Option<String> {
+    match warning {
+        Warning::OtherWeights { .. } => Some("choose with --weights-key".to_owned()),
+        _ => None,
+    }
 }

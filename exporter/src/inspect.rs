@@ -4,6 +4,7 @@ use crate::check_sizes;
 use crate::error::Error;
 use crate::measured::Measured;
 use crate::report::{runs, short};
+use moh_models::checkpoint::DefaultValue;
 use moh_models::count::Macs;
 use moh_models::families::{PortDim, Sizes, Tensors};
 use moh_models::{Config, Model};
@@ -65,6 +66,10 @@ pub struct Inspection {
     pub gain: Gain,
     /// Times of this model, if it is a published one that was measured.
     pub measured: Option<Measured>,
+    /// Defaults that stand in for absent keys of the configuration, those of heads and routing first.
+    pub defaults: Vec<DefaultValue>,
+    /// What is probably not as it was meant.
+    pub warnings: Vec<String>,
 }
 
 /// What the kernels can make of a model.
@@ -192,6 +197,8 @@ pub fn inspect(model: &Model, tensors: &Tensors, lengths: Lengths) -> Result<Ins
         gain: Gain::new(whole, attention, model.active_share()),
         measured: None,
         cache_bytes_per_token: caches.map(|port| port.dims.iter().map(fixed).product::<usize>() * 4).sum(),
+        defaults: model.defaults().to_vec(),
+        warnings: model.warnings().iter().map(ToString::to_string).collect(),
     })
 }
 
@@ -233,6 +240,10 @@ impl fmt::Display for Inspection {
         row(f, "whole model", none(), self.parameters, whole)?;
         if self.cache_bytes_per_token > 0 {
             writeln!(f, "KV cache: {}B a token in f32", short(self.cache_bytes_per_token as f64))?;
+        }
+        if !self.defaults.is_empty() {
+            let defaults: Vec<String> = self.defaults.iter().map(ToString::to_string).collect();
+            writeln!(f, "defaults of absent keys: {}", defaults.join(", "))?;
         }
         let active: Vec<usize> = self.layers.iter().map(|layer| layer.num_shared_heads + layer.top_k).collect();
         writeln!(f, "active heads: {}", runs(&active))?;

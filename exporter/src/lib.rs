@@ -49,6 +49,8 @@ pub struct Options {
     pub preset: Option<String>,
     /// Key of the weights in a file of torch.save that holds several state dicts.
     pub weights_key: Option<String>,
+    /// Patterns of tensors to be ignored where the model has no use for them: [`Checkpoint::ignore_unexpected`].
+    pub ignore_unexpected: Vec<String>,
     /// The part of an encoder-decoder; `None`: as the configuration says.
     pub part: Option<Part>,
     /// Element type; `None`: the checkpoint's, but f16 for bf16.
@@ -85,6 +87,7 @@ impl Default for Options {
             config: None,
             preset: None,
             weights_key: None,
+            ignore_unexpected: Vec::new(),
             part: None,
             dtype: None,
             passes: passes::Options::default(),
@@ -131,10 +134,8 @@ fn check_versions(options: &Options) -> Result<i64, Error> {
 }
 
 /// The type that the model is written in, and what there is to know about that.
-fn choose_dtype(checkpoint: &Checkpoint, options: &Options) -> (ElementType, Option<&'static str>) {
-    let largest = checkpoint.names().filter_map(|name| checkpoint.get(name)).max_by_key(|weight| weight.elements());
-    let stored = largest.map_or(WeightType::F32, |weight| weight.dtype());
-    match (options.dtype, stored) {
+fn choose_dtype(model: &Model, options: &Options) -> (ElementType, Option<&'static str>) {
+    match (options.dtype, model.weight_type()) {
         (Some(ElementType::BF16), _) => (ElementType::BF16, Some(BF16_NOTE)),
         (Some(dtype), _) => (dtype, None),
         (None, WeightType::F16) => (ElementType::F16, None),
@@ -199,7 +200,7 @@ pub fn export(path: &Path, output: &Path, options: &Options) -> Result<Report, E
     let started = std::time::Instant::now();
     let ir_version = check_versions(options)?;
     let source = Source::new(options.config.as_deref(), options.preset.as_deref());
-    let mut checkpoint = presets::open(path, source, options.weights_key.as_deref())?;
+    let mut checkpoint = presets::open(path, source, options.weights_key.as_deref(), &options.ignore_unexpected)?;
     if let Some(part) = options.part {
         checkpoint.configure("part", part.name());
     }
@@ -210,7 +211,7 @@ pub fn export(path: &Path, output: &Path, options: &Options) -> Result<Report, E
     check_output(output, &checkpoint, options)?;
     let sides = sides::side_files(&checkpoint, output, options.force)?;
 
-    let (dtype, note) = choose_dtype(&checkpoint, options);
+    let (dtype, note) = choose_dtype(&model, options);
     let recording = record::Options { dtype, opset: options.opset, ir_version };
     let recorded = record::record_sized(&model, recording, &options.sizes)?;
     let mut graph = recorded.clone();

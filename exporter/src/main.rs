@@ -15,7 +15,7 @@ use clap::Parser;
 use moh_export::inspect::{self, Lengths};
 use moh_export::{BF16_NOTE, ElementType, check_part, measured};
 use moh_models::presets::Preset;
-use moh_models::{Config, Model};
+use moh_models::{Config, Model, Warning};
 use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
@@ -24,8 +24,11 @@ fn main() -> ExitCode {
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            let hint = hints::hint(&error).map_or(String::new(), |hint| format!("; {hint}"));
-            eprintln!("error: {error:#}{hint}");
+            let error_text = format!("{error:#}");
+            // After a list the advice has a line of its own.
+            let between = if error_text.contains('\n') { "\n" } else { "; " };
+            let hint = hints::hint(&error).map_or(String::new(), |hint| format!("{between}{hint}"));
+            eprintln!("error: {error_text}{hint}");
             ExitCode::FAILURE
         }
     }
@@ -44,6 +47,9 @@ fn run() -> Result<()> {
             // clap has required both paths where there is no other command.
             let Some(export) = args.export() else { return Ok(()) };
             let report = moh_export::export(&export.checkpoint, &export.output, &export.options)?;
+            if !export.quiet {
+                warn(&report.warnings);
+            }
             if report.dtype == ElementType::BF16 && !export.quiet {
                 eprintln!("warning: {}: {BF16_NOTE}", export.output.display());
             }
@@ -62,6 +68,14 @@ fn say(what: &impl std::fmt::Display) {
     let _ = writeln!(std::io::stdout(), "{what}");
 }
 
+/// Prints what is probably not as it was meant, and what to do about it.
+fn warn(warnings: &[Warning]) {
+    for warning in warnings {
+        let hint = hints::of_warning(warning).map_or(String::new(), |hint| format!("; {hint}"));
+        eprintln!("warning: {warning}{hint}");
+    }
+}
+
 fn inspect(args: &InspectArgs) -> Result<()> {
     let lengths = Lengths { tokens: args.tokens, past: args.past };
     let family = args.family.as_deref();
@@ -77,8 +91,7 @@ fn inspect(args: &InspectArgs) -> Result<()> {
             let checkpoint = args.source.open(path, args.part.part())?;
             let model = Model::load(&checkpoint, family)?;
             preset = checkpoint.preset().map(|preset| preset.name);
-            let shapes = checkpoint.names().filter_map(|name| checkpoint.get(name));
-            let tensors = shapes.map(|weight| (weight.name().to_owned(), weight.shape().to_vec())).collect();
+            let tensors = model.tensors().clone();
             (model, tensors, checkpoint.config().clone())
         }
         (None, Some(name)) => planned(Preset::named(name)?.complete()?.0)?,
@@ -90,6 +103,7 @@ fn inspect(args: &InspectArgs) -> Result<()> {
     let mut inspection = inspect::inspect(&model, &tensors, lengths)?;
     // At the lengths at which it was measured.
     inspection.measured = preset.filter(|_| inspection.tokens == usual && lengths.past == 0).and_then(measured::of);
+    warn(model.warnings());
     match args.json {
         true => say(&serde_json::to_string_pretty(&inspection)?),
         false => say(&inspection),
@@ -107,7 +121,8 @@ fn random(args: &RandomArgs) -> Result<()> {
         true => (Config::read(&args.model)?, std::fs::read_to_string(&args.model)?),
         false => Preset::named(&args.model.to_string_lossy())?.complete()?,
     };
-    let tensors = moh_export::random::plan(&config, args.family.as_deref(), args.part.part())?;
+    let (tensors, warnings) = moh_export::random::plan(&config, args.family.as_deref(), args.part.part())?;
+    warn(&warnings);
     let dtype = args.dtype.element_type();
     let written = moh_export::random::write(&args.output, &text, &tensors, dtype, args.seed, args.force)?;
     match args.json {

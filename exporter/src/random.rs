@@ -8,7 +8,7 @@ use crate::staging::{Staging, write_file};
 use moh_models::families::Tensors;
 use moh_models::families::moa::Part;
 use moh_models::sample::Rng;
-use moh_models::{Config, Model};
+use moh_models::{Config, Model, Warning};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,11 +25,12 @@ const SPREAD: f32 = 0.02;
 /// Names of tensors that a model whose parts share all embeddings has under another name already.
 const SHARED: [&str; 2] = ["decoder.embed_tokens.weight", "decoder.output_projection.weight"];
 
-/// The tensors of the model that `config` describes: of a model in parts those of `part`, or of both.
+/// The tensors of the model that `config` describes, and what is probably not as it was meant: of a model in parts those of `part`,
+/// or of both.
 ///
 /// # Errors
 /// Those of the configuration, or a part of a model that has none.
-pub fn plan(config: &Config, family: Option<&str>, part: Option<Part>) -> Result<Tensors, Error> {
+pub fn plan(config: &Config, family: Option<&str>, part: Option<Part>) -> Result<(Tensors, Vec<Warning>), Error> {
     let in_parts = config.has("encoder_layers") && config.has("decoder_layers") && !config.has("part");
     let of = |part: Option<Part>| {
         let mut config = config.clone();
@@ -38,16 +39,16 @@ pub fn plan(config: &Config, family: Option<&str>, part: Option<Part>) -> Result
         }
         let (model, tensors) = Model::plan(&config, family)?;
         check_part(part, &model)?;
-        Ok::<Tensors, Error>(tensors)
+        Ok::<_, Error>((tensors, model.warnings().to_vec()))
     };
     if !in_parts || part.is_some() {
         return of(part);
     }
-    let mut tensors = of(Some(Part::Encoder))?;
+    let (mut tensors, warnings) = of(Some(Part::Encoder))?;
     let shared = config.bool_or("share_all_embeddings", false)?;
-    let rest = of(Some(Part::Decoder))?;
+    let (rest, _) = of(Some(Part::Decoder))?;
     tensors.extend(rest.into_iter().filter(|(name, _)| !shared || !SHARED.contains(&name.as_str())));
-    Ok(tensors)
+    Ok((tensors, warnings))
 }
 
 /// A written checkpoint.

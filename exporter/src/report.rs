@@ -3,9 +3,10 @@
 use crate::error::Error;
 use crate::graph::ElementType;
 use crate::verify::{Compared, Verification};
+use moh_models::checkpoint::{DefaultValue, Prefix};
 use moh_models::count::Macs;
 use moh_models::families::Layer;
-use moh_models::{Checkpoint, Model};
+use moh_models::{Checkpoint, Model, Warning};
 use serde::{Serialize, Serializer};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -20,6 +21,16 @@ pub struct Report {
     pub preset: Option<&'static str>,
     /// The key of the weights, where the checkpoint held more than them.
     pub weights_key: Option<String>,
+    /// What was done to the names in the files to make them the model's.
+    #[serde(serialize_with = "prefix")]
+    pub prefix: Option<Prefix>,
+    /// Tensors that were ignored, as was asked for.
+    pub ignored: Vec<String>,
+    /// Defaults that stand in for absent keys of the configuration, those of heads and routing first.
+    pub defaults: Vec<DefaultValue>,
+    /// What is probably not as it was meant.
+    #[serde(serialize_with = "texts")]
+    pub warnings: Vec<Warning>,
     /// The attention layers.
     #[serde(serialize_with = "layers")]
     pub layers: Vec<Layer>,
@@ -71,6 +82,14 @@ pub(crate) fn shown<S: Serializer>(what: &ElementType, to: S) -> Result<S::Ok, S
     to.collect_str(what)
 }
 
+fn prefix<S: Serializer>(prefix: &Option<Prefix>, to: S) -> Result<S::Ok, S::Error> {
+    prefix.as_ref().map(ToString::to_string).serialize(to)
+}
+
+fn texts<S: Serializer>(warnings: &[Warning], to: S) -> Result<S::Ok, S::Error> {
+    to.collect_seq(warnings.iter().map(ToString::to_string))
+}
+
 fn seconds<S: Serializer>(elapsed: &Duration, to: S) -> Result<S::Ok, S::Error> {
     elapsed.as_secs_f64().serialize(to)
 }
@@ -107,6 +126,10 @@ impl Report {
             family: model.family().to_owned(),
             preset: checkpoint.preset().map(|preset| preset.name),
             weights_key: checkpoint.weights_key().map(str::to_owned),
+            prefix: model.prefix().cloned(),
+            ignored: model.ignored().to_vec(),
+            defaults: model.defaults().to_vec(),
+            warnings: model.warnings().to_vec(),
             layers: model.layers(),
             active_share: model.active_share(),
             parameters: model.parameters(),
@@ -139,6 +162,16 @@ fn bytes(n: u64) -> String {
     if text.contains(' ') { format!("{text}B") } else { format!("{text} B") }
 }
 
+/// The first of many things in one line.
+fn shortened(all: &[impl fmt::Display], what: &str) -> String {
+    const SHOWN: usize = 6;
+    let shown: Vec<String> = all.iter().take(SHOWN).map(|one| one.to_string()).collect();
+    match all.len() {
+        ..=SHOWN => shown.join(", "),
+        count => format!("{}, and {} more {what}", shown.join(", "), count - SHOWN),
+    }
+}
+
 /// Equal neighbours as one: `8 x 4, 6 x 2`.
 pub(crate) fn runs(counts: &[usize]) -> String {
     let mut groups: Vec<(usize, usize)> = Vec::new();
@@ -162,6 +195,18 @@ impl fmt::Display for Report {
         }
         if let Some(key) = &self.weights_key {
             writeln!(f, "weights key   {}", key.escape_debug())?;
+        }
+        if let Some(prefix) = &self.prefix {
+            writeln!(f, "name prefix   {prefix}")?;
+        }
+        if !self.ignored.is_empty() {
+            writeln!(f, "ignored       {}", shortened(&self.ignored, "tensors"))?;
+        }
+        if !self.defaults.is_empty() {
+            writeln!(f, "defaults      {}", shortened(&self.defaults, "keys"))?;
+        }
+        for warning in &self.warnings {
+            writeln!(f, "warning       {warning}")?;
         }
         writeln!(f, "layers        {}", self.layers.len())?;
         writeln!(f, "heads         {}", heads(&|layer| layer.heads.num_heads))?;

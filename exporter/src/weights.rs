@@ -2,6 +2,7 @@
 
 use crate::error::Error;
 use crate::graph::{ElementType, Graph, Initializer, Source};
+use moh_models::checkpoint::Place;
 use moh_models::{Weight, WeightType};
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -145,11 +146,11 @@ fn check(weight: &Weight, ty: ElementType, index: usize, value: f32) -> Result<(
     if value.is_finite() && (ty != ElementType::F16 || value.abs() < F16_LIMIT) {
         return Ok(());
     }
-    let (file, tensor) = (weight.file().to_owned(), weight.name().to_owned());
-    Err(match value.is_finite() {
-        false => moh_models::Error::NotFinite { file, tensor, index, value: f64::from(value) }.into(),
-        true => Error::Range { file, tensor, index, value, ty },
-    })
+    if !value.is_finite() {
+        return Err(weight.not_finite(index, f64::from(value)).into());
+    }
+    let Place { file, tensor, index } = weight.place(index);
+    Err(Error::Range { file: file.to_owned(), tensor: tensor.to_owned(), index, value, ty })
 }
 
 /// Appends the values as little-endian elements of `ty`.

@@ -7,48 +7,60 @@ mod config;
 mod index;
 mod loader;
 mod map;
+mod names;
+pub(crate) mod pattern;
 mod preset;
+mod record;
 mod safetensors;
 #[cfg(test)]
 mod tests;
 mod torch;
 mod weight;
 
-use std::collections::{BTreeMap, btree_map::Entry};
+use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 use std::path::{Path, PathBuf};
 
 use crate::error::Error;
+use record::Record;
 
 pub use crate::error::{ArchiveFault, Mismatch, PickleFault, Problem, TensorFault};
 pub use crate::weight_type::WeightType;
-pub use config::Config;
+pub use config::{Config, DefaultValue, UnusedKey};
 pub use loader::Loader;
+pub use names::Prefix;
 pub use preset::{NAMES as PRESET_NAMES, PRESETS, Preset};
-pub use weight::Weight;
+pub use weight::{Place, Weight};
 
 /// The configuration's name beside the weights.
 pub(crate) const CONFIG: &str = "config.json";
 /// The names of weights in a folder, the first one that is there.
 const NAMES: [&str; 4] =
     ["model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"];
-/// Files of torch.save, of which a folder without one of these names may hold one.
-const TORCH: [&str; 3] = [".pth", ".pt", ".bin"];
-const ENDINGS: &str = "a folder, *.safetensors, *.pth, *.pt, *.bin or *.index.json";
-/// What DataParallel and torch.compile put before every name.
-const WRAPPERS: [&str; 2] = ["module.", "_orig_mod."];
+/// Files of torch.save and pickle, of which a folder without one of these names may hold one. The usual endings come first:
+/// training leaves files with the others beside them.
+const TORCH: [&[&str]; 3] = [&[".pth", ".pt", ".bin"], &[".ckpt"], &[".pkl"]];
+const ENDINGS: &str =
+    "a folder with weights, or a file *.safetensors, *.pth, *.pt, *.bin, *.ckpt, *.pkl or *.index.json";
+/// What PEFT calls the files of an adapter.
+const ADAPTER: [&str; 3] = ["adapter_model.safetensors", "adapter_model.bin", "adapter_config.json"];
 
-/// A configuration and the tensors that belong to it.
-#[derive(Debug)]
+/// A configuration and the tensors that belong to it. A copy shares the tensors.
+#[derive(Debug, Clone)]
 pub struct Checkpoint {
     path: PathBuf,
     config: Config,
     preset: Option<&'static Preset>,
     weights_key: Option<String>,
+    other_keys: Vec<String>,
     files: Vec<PathBuf>,
     tensors: BTreeMap<String, Weight>,
     /// What is there but is no tensor that can be read, and why.
     unreadable: BTreeMap<String, String>,
     metadata: BTreeMap<String, String>,
+    /// Patterns of the names of tensors that may be there although the model has no use for them.
+    ignore: Vec<String>,
+    /// Those that were.
+    ignored: Record<BTreeSet<String>>,
 }
 
 /// What a container file holds.
@@ -58,6 +70,8 @@ struct Container {
     unreadable: BTreeMap<String, String>,
     /// The key of the dictionary that was chosen among several.
     weights_key: Option<String>,
+    /// The keys of other state dicts of the same tensors.
+    other_keys: Vec<String>,
     metadata: BTreeMap<String, String>,
 }
 
@@ -65,8 +79,9 @@ impl Checkpoint {
     /// Opens weights with a configuration file, `config`, else `config.json` beside the weights. [`crate::presets::open`] does
     /// without the file for published models.
     ///
-    /// Weights are a `.safetensors` file, a `.pth`, `.pt` or `.bin` file of torch.save, an `.index.json` file with its shards, or
-    /// a folder that holds `model.safetensors`, `pytorch_model.bin`, an index of one of them, or a single file of torch.save.
+    /// Weights are a `.safetensors` file, a `.pth`, `.pt`, `.bin`, `.ckpt` or `.pkl` file of torch.save or pickle, an `.index.json`
+    /// file with its shards, or a folder that holds `model.safetensors`, `pytorch_model.bin`, an index of one of them, or a single
+    /// file of torch.save.
     ///
     /// # Errors
     /// [`Error`] for the first file that is missing or malformed, see its variants.
@@ -87,8 +102,18 @@ impl Checkpoint {
         } else {
             checkpoint.add(checkpoint.path.clone(), weights_key)?;
         }
-        checkpoint.unwrap_names();
+        checkpoint.check_adapter()?;
         Ok(checkpoint)
+    }
+
+    /// Refuses what was trained beside a model that is not here.
+    fn check_adapter(&self) -> Result<(), Error> {
+        let is_adapter = |name: &&String| name.contains(".lora_") || name.contains("lora_A") || name.contains("lora_B");
+        let tensor = self.tensors.keys().find(is_adapter);
+        if tensor.is_none() && !ADAPTER.iter().any(|name| self.path.ends_with(name)) {
+            return Ok(());
+        }
+        Err(Error::Adapter { path: self.path.clone(), tensor: tensor.cloned() })
     }
 
     /// A checkpoint of tensors that do not exist: they have names and shapes, and read as zeros.
@@ -99,10 +124,13 @@ impl Checkpoint {
             config,
             preset: None,
             weights_key: None,
+            other_keys: Vec::new(),
             files: Vec::new(),
             tensors: tensors.iter().map(absent).collect(),
             unreadable: BTreeMap::new(),
             metadata: BTreeMap::new(),
+            ignore: Vec::new(),
+            ignored: Record::default(),
         }
     }
 
@@ -139,21 +167,11 @@ impl Checkpoint {
         }
         self.unreadable.extend(container.unreadable);
         self.weights_key = self.weights_key.take().or(container.weights_key);
+        if self.other_keys.is_empty() {
+            self.other_keys = container.other_keys;
+        }
         self.files.push(file);
         Ok(())
-    }
-
-    /// Takes off what wraps the model, if it is before the name of every tensor.
-    fn unwrap_names(&mut self) {
-        while let Some(wrapper) = WRAPPERS.iter().find(|w| self.tensors.keys().all(|name| name.starts_with(**w))) {
-            let tensors = std::mem::take(&mut self.tensors);
-            let names = tensors.values().map(|weight| weight.renamed(&weight.name()[wrapper.len()..]));
-            self.tensors = names.map(|weight| (weight.name().to_owned(), weight)).collect();
-            let unreadable = std::mem::take(&mut self.unreadable).into_iter();
-            let unwrapped =
-                |(name, why): (String, String)| (name.strip_prefix(wrapper).unwrap_or(&name).to_owned(), why);
-            self.unreadable = unreadable.map(unwrapped).collect();
-        }
     }
 
     /// Puts another configuration in the place of the present one.
@@ -186,6 +204,11 @@ impl Checkpoint {
     /// The key, in the files, of the state dict that was chosen; `None` where they hold nothing else.
     pub fn weights_key(&self) -> Option<&str> {
         self.weights_key.as_deref()
+    }
+
+    /// The keys of other state dicts in the files, with tensors of the same names as the chosen one's.
+    pub fn other_keys(&self) -> &[String] {
+        &self.other_keys
     }
 
     /// Sets a key of the configuration, whatever the file says.
@@ -222,22 +245,29 @@ impl Checkpoint {
 /// The file or index that `path`, a file or a folder, means.
 ///
 /// # Errors
-/// [`Error::Io`]; [`Error::NoWeights`] or [`Error::SeveralWeights`] for a folder.
+/// [`Error::Io`] and [`Error::NoCheckpoint`]; [`Error::NoWeights`] or [`Error::SeveralWeights`] for a folder.
 pub fn find_weights(path: &Path) -> Result<PathBuf, Error> {
-    let io = |reason| Error::Io { file: path.to_owned(), reason };
+    let io = |reason: std::io::Error| match reason.kind() {
+        std::io::ErrorKind::NotFound => Error::NoCheckpoint { path: path.to_owned(), expected: ENDINGS },
+        _ => Error::Io { file: path.to_owned(), reason },
+    };
     if !std::fs::metadata(path).map_err(io)?.is_dir() {
         return Ok(path.to_owned());
     }
     if let Some(found) = NAMES.map(|name| path.join(name)).into_iter().find(|candidate| candidate.exists()) {
         return Ok(found);
     }
-    let mut saved = Vec::new();
-    for entry in std::fs::read_dir(path).map_err(io)? {
-        let file = entry.map_err(io)?.path();
-        if TORCH.iter().any(|ending| has_ending(&file, ending)) {
-            saved.push(file);
-        }
+    if let Some(adapter) = ADAPTER.map(|name| path.join(name)).into_iter().find(|candidate| candidate.exists()) {
+        return Err(Error::Adapter { path: adapter, tensor: None });
     }
+    let files: std::io::Result<Vec<PathBuf>> =
+        std::fs::read_dir(path).and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect());
+    let files = files.map_err(io)?;
+    let with = |endings: &[&str]| -> Vec<PathBuf> {
+        let has = |file: &&PathBuf| endings.iter().any(|ending| has_ending(file, ending));
+        files.iter().filter(has).cloned().collect()
+    };
+    let mut saved = TORCH.into_iter().map(with).find(|files| !files.is_empty()).unwrap_or_default();
     saved.sort();
     let folder = path.to_owned();
     match saved.len() {
@@ -258,7 +288,7 @@ fn read_container(file: &Path, weights_key: Option<&str>) -> Result<Container, E
             Some(key) => Err(Error::WeightsKey { file: file.to_owned(), key: key.to_owned(), keys: Vec::new() }),
         };
     }
-    if TORCH.iter().any(|ending| has_ending(file, ending)) {
+    if TORCH.iter().copied().flatten().any(|ending| has_ending(file, ending)) {
         return torch::read(file, weights_key);
     }
     Err(Error::UnknownFormat { file: file.to_owned(), expected: ENDINGS })

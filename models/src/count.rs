@@ -116,7 +116,7 @@ impl Ops for Count {
         let (left, right) = (Shape::new(&a.dims[..rank_a - 2]), Shape::new(&b.dims[..rank_b - 2]));
         let mut shape = broadcast(&left, &right)?;
         shape.dims.extend([a.dims[rank_a - 2], b.dims[rank_b - 1]]);
-        let macs = shape.dims.iter().product::<usize>() * a.dims[rank_a - 1];
+        let macs = shape.elements().saturating_mul(a.dims[rank_a - 1]);
         self.spend(Macs::all(macs));
         Ok(shape)
     }
@@ -126,7 +126,7 @@ impl Ops for Count {
         if x.dims.last() != Some(&width) {
             return Err(Error::Internal("a linear layer of another width than its input"));
         }
-        let macs = x.dims.iter().product::<usize>() * out;
+        let macs = x.elements().saturating_mul(out);
         self.spend(Macs::all(macs));
         self.filled(Type::Model, x, out, 0.0)
     }
@@ -137,9 +137,9 @@ impl Ops for Count {
         };
         let size = |n: usize| (n + 2 * conv.padding - kernel) / conv.stride + 1;
         let dims = [batch, out, size(rows), size(columns)];
-        let macs = dims.iter().product::<usize>() * per_group * kernel * kernel;
-        self.spend(Macs::all(macs));
-        Ok(Shape::new(&dims))
+        let shape = Shape::new(&dims);
+        self.spend(Macs::all(shape.elements().saturating_mul(per_group * kernel * kernel)));
+        Ok(shape)
     }
 
     fn layer_norm(

@@ -1,13 +1,16 @@
 //! Everything that can go wrong between a checkpoint on disk and a model that runs.
 
 mod mismatch;
+mod text;
 mod torch;
 
 use std::path::PathBuf;
 
+use crate::checkpoint::UnusedKey;
 use crate::weight_type::WeightType;
 
 pub use mismatch::{Mismatch, Problem};
+use text::{adapter, fits, has, keys_with_tensors, listed, named, no_state_dict, quoted};
 pub use torch::{ArchiveFault, PickleFault, TensorFault};
 
 /// Result of what this crate does.
@@ -28,6 +31,22 @@ pub enum Error {
         /// The system's reason.
         reason: std::io::Error,
     },
+    /// Neither a file nor a folder where a checkpoint should be.
+    #[error("{}: no such file or folder; a checkpoint is {expected}", path.display())]
+    NoCheckpoint {
+        /// The path.
+        path: PathBuf,
+        /// What checkpoints are.
+        expected: &'static str,
+    },
+    /// Weights that were trained beside a model's, which are needed too.
+    #[error("{}: {}", path.display(), adapter(path, tensor.as_deref()))]
+    Adapter {
+        /// The file.
+        path: PathBuf,
+        /// A tensor that shows it; `None` where the file's name does.
+        tensor: Option<String>,
+    },
     /// A folder, device or socket where a file is needed.
     #[error("{}: not a file", file.display())]
     NotAFile {
@@ -43,7 +62,7 @@ pub enum Error {
         expected: String,
     },
     /// A folder with several files of weights, none of them by the usual name.
-    #[error("{}: the folder holds {}; name one of them", folder.display(), files.join(", "))]
+    #[error("{}: the folder holds {}; give the path of one of them", folder.display(), files.join(", "))]
     SeveralWeights {
         /// The folder.
         folder: PathBuf,
@@ -51,7 +70,7 @@ pub enum Error {
         files: Vec<String>,
     },
     /// A container format that this crate does not read.
-    #[error("{}: not a checkpoint by its name; expected {expected}", file.display())]
+    #[error("{}: not a checkpoint by the end of its name; a checkpoint is {expected}", file.display())]
     UnknownFormat {
         /// The file.
         file: PathBuf,
@@ -122,11 +141,13 @@ pub enum Error {
         /// What and where.
         fault: ArchiveFault,
     },
-    /// A pickle that is not what torch.save writes.
-    #[error("{}: data.pkl: {fault}", file.display())]
+    /// A pickle that is not what torch.save or pickle.dump writes.
+    #[error("{}: {part}: {fault}", file.display())]
     Pickle {
         /// The file.
         file: PathBuf,
+        /// Where in the file the pickle is.
+        part: &'static str,
         /// What and where.
         fault: PickleFault,
     },
@@ -157,7 +178,7 @@ pub enum Error {
         found: String,
     },
     /// A file without a dictionary of tensors where training code keeps it.
-    #[error("{}: no state dict; {}", file.display(), keys_with_tensors(keys))]
+    #[error("{}: {}", file.display(), no_state_dict(keys))]
     NoStateDict {
         /// The file.
         file: PathBuf,
@@ -191,7 +212,7 @@ pub enum Error {
         known: String,
     },
     /// Weights without a configuration whose model is not known.
-    #[error("{}: does not exist, and the weights are those of no preset known here; the presets are {known}", config.display())]
+    #[error("{}: does not exist, and the weights are those of no published model known here; the presets are {known}", config.display())]
     NoConfig {
         /// Where the configuration should be.
         config: PathBuf,
@@ -207,7 +228,7 @@ pub enum Error {
         choices: String,
     },
     /// A tensor of a type that this crate does not know.
-    #[error("{}: tensor {tensor:?} has type {found:?}, which is not supported", file.display())]
+    #[error("{}: tensor {tensor:?} has type {found:?}, which is not read; convert it to float32 or float16", file.display())]
     TensorType {
         /// The file.
         file: PathBuf,
@@ -301,7 +322,7 @@ pub enum Error {
         shard: String,
     },
     /// A shard that does not exist.
-    #[error("{}: the index names {}, which does not exist", file.display(), shard.display())]
+    #[error("{}: the index names {}, which does not exist (is the download complete?)", file.display(), shard.display())]
     ShardMissing {
         /// The index.
         file: PathBuf,
@@ -319,9 +340,12 @@ pub enum Error {
         shard: PathBuf,
     },
     /// An infinity or NaN among the weights.
-    #[error("{}: tensor {tensor:?}: element {index} is {value}", file.display())]
+    #[error(
+        "{}element {index} is {value}; weights must be finite numbers (did training diverge?)",
+        named(file, tensor)
+    )]
     NotFinite {
-        /// The file; empty for a tensor that was computed.
+        /// The file; empty for a tensor that was computed from others.
         file: PathBuf,
         /// The tensor.
         tensor: String,
@@ -345,23 +369,69 @@ pub enum Error {
         /// What it holds.
         found: String,
     },
-    /// A model family that this crate does not know, or a configuration that says none.
-    #[error("{}: {} is no model family known here; the key `family` may be one of {known}", file.display(), found.escape_debug())]
+    /// Keys of a configuration that its model does not read, although they seem to say which heads it uses.
+    #[error(
+        "{}: not read by family {family}: {}; correct or remove what would otherwise be ignored",
+        file.display(),
+        listed(keys)
+    )]
+    UnusedKeys {
+        /// The configuration file.
+        file: PathBuf,
+        /// The family.
+        family: String,
+        /// The keys.
+        keys: Vec<UnusedKey>,
+    },
+    /// A model family that this crate does not know.
+    #[error("{}: no model family is called {:?}; there are {known}", file.display(), found)]
     Family {
         /// The configuration file.
         file: PathBuf,
-        /// What it says.
+        /// The name.
         found: String,
         /// The names known.
         known: String,
     },
-    /// A configuration that several model families share.
-    #[error("{}: the configuration does not say which of {choices} it is; the key `family` would", file.display())]
-    AmbiguousFamily {
+    /// A configuration that does not say which family's it is.
+    #[error("{}: the key \"family\" is missing, which says what the model is: one of {known}{}", file.display(), fits(fitting))]
+    NoFamily {
         /// The configuration file.
         file: PathBuf,
-        /// The names that fit.
-        choices: String,
+        /// The names known.
+        known: String,
+        /// The names that the configuration fits.
+        fitting: Vec<String>,
+    },
+    /// A configuration of another family than the one that it is read as.
+    #[error("{}: this configuration belongs to {}{}, not to {reason}", file.display(), fitting.join(" or "), has(keys))]
+    WrongFamily {
+        /// The configuration file.
+        file: PathBuf,
+        /// The family that it is read as, and what that does not take.
+        reason: String,
+        /// The families that it fits.
+        fitting: Vec<String>,
+        /// Keys that these read, and that family does not.
+        keys: Vec<String>,
+    },
+    /// A configuration of a model that no machine could hold.
+    #[error("{}: it describes a model of {parameters} parameters, more than {limit}", file.display())]
+    TooLarge {
+        /// The configuration file.
+        file: PathBuf,
+        /// Parameters of the model, or the largest number that can be counted.
+        parameters: usize,
+        /// The most that are accepted.
+        limit: usize,
+    },
+    /// A checkpoint that holds the model several times.
+    #[error("{}: the whole model is there {} times, with the prefixes {}", file.display(), prefixes.len(), quoted(prefixes))]
+    AmbiguousPrefix {
+        /// The file.
+        file: PathBuf,
+        /// The prefixes.
+        prefixes: Vec<String>,
     },
     /// A model input that was not given.
     #[error("input {0:?} is missing")]
@@ -377,14 +447,11 @@ pub enum Error {
     Candle(#[from] candle_core::Error),
 }
 
-fn keys_with_tensors(keys: &[String]) -> String {
-    match keys {
-        [] => "no key holds tensors".to_owned(),
-        keys => {
-            format!(
-                "the keys that hold tensors are {}",
-                keys.iter().map(|key| format!("{key:?}")).collect::<Vec<_>>().join(", ")
-            )
-        }
+#[cfg(test)]
+mod tests {
+    /// Results are moved often.
+    #[test]
+    fn errors_are_small() {
+        assert!(std::mem::size_of::<super::Error>() < 128);
     }
 }

@@ -1,11 +1,14 @@
 //! The model families, and which one a checkpoint belongs to. A family is one file, and one line in `families!`.
 
-use crate::checkpoint::{Checkpoint, Config, Problem};
+mod resolve;
+
+use crate::checkpoint::{Checkpoint, Config, DefaultValue, Prefix, Problem, WeightType};
 use crate::count::{Count, Macs, Shape};
 use crate::error::Error;
 use crate::ops::{Ops, Result, Type};
 use crate::router::HeadCounts;
 use crate::sample::Sample;
+use crate::warning::Warning;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A dimension of an input or output.
@@ -167,25 +170,40 @@ fn unknown(checkpoint: &Checkpoint, name: &str) -> Error {
 /// Names and shapes of a model's tensors, in the order in which it asks for them.
 pub type Tensors = Vec<(String, Vec<usize>)>;
 
+/// More parameters than any machine holds, and few enough to count with.
+const MAX_PARAMETERS: usize = 1 << 42;
+
 /// A checkpoint read as a model of its family.
 pub struct Model {
     name: String,
     family: AnyFamily,
-    parameters: usize,
+    tensors: Tensors,
+    weight_type: WeightType,
+    prefix: Option<Prefix>,
+    ignored: Vec<String>,
+    defaults: Vec<DefaultValue>,
+    warnings: Vec<Warning>,
 }
 
 impl Model {
     /// Reads `checkpoint` as `family`, or as the one that its configuration names.
     ///
+    /// Where the names of tensors are the model's but for a prefix, it is removed or added ([`Model::prefix`]).
+    ///
     /// # Errors
-    /// An unknown or ambiguous family; see [`Family::load`].
+    /// An unknown, missing or wrong family; keys of the configuration that are misspelt ([`Error::UnusedKeys`]); several
+    /// models in one checkpoint ([`Error::AmbiguousPrefix`]); see [`Family::load`].
     pub fn load(checkpoint: &Checkpoint, family: Option<&str>) -> Result<Model> {
         let name = match family {
             Some(name) => name.to_owned(),
-            None => configured_family(checkpoint)?,
+            None => resolve::configured_family(checkpoint)?,
         };
-        let parameters = checkpoint.names().filter_map(|name| checkpoint.get(name)).map(|w| w.elements()).sum();
-        Ok(Model { family: AnyFamily::load(&name, checkpoint)?, name, parameters })
+        Model::read(checkpoint, &name).map_err(|error| resolve::explained(error, &name, checkpoint))
+    }
+
+    /// As [`Model::load`], without looking for what may be wrong.
+    pub(crate) fn read(checkpoint: &Checkpoint, name: &str) -> Result<Model> {
+        resolve::load(name, checkpoint)
     }
 
     /// The model that `config` describes, without weights, and the names and shapes of the tensors that it has.
@@ -203,6 +221,11 @@ impl Model {
             _ => None,
         };
         let tensors: Tensors = tensors.into_iter().filter_map(missing).collect();
+        let sizes = tensors.iter().map(|(_, shape)| shape.iter().fold(1, |n: usize, &dim| n.saturating_mul(dim)));
+        let parameters = sizes.fold(0, usize::saturating_add);
+        if parameters > MAX_PARAMETERS {
+            return Err(Error::TooLarge { file: config.path().to_owned(), parameters, limit: MAX_PARAMETERS });
+        }
         Ok((Model::load(&Checkpoint::planned(config.clone(), &tensors), family)?, tensors))
     }
 
@@ -213,7 +236,37 @@ impl Model {
 
     /// Numbers in the checkpoint.
     pub fn parameters(&self) -> usize {
-        self.parameters
+        self.tensors.iter().map(|(_, shape)| shape.iter().product::<usize>()).sum()
+    }
+
+    /// The tensors of the checkpoint by the model's names, but for those that were ignored.
+    pub fn tensors(&self) -> &Tensors {
+        &self.tensors
+    }
+
+    /// The element type of the largest tensor.
+    pub fn weight_type(&self) -> WeightType {
+        self.weight_type
+    }
+
+    /// What was done to the names in the files to make them the model's.
+    pub fn prefix(&self) -> Option<&Prefix> {
+        self.prefix.as_ref()
+    }
+
+    /// Tensors that were ignored as [`Checkpoint::ignore_unexpected`] says, by their names in the files.
+    pub fn ignored(&self) -> &[String] {
+        &self.ignored
+    }
+
+    /// The defaults that stand in for absent keys of the configuration, those of heads and routing first.
+    pub fn defaults(&self) -> &[DefaultValue] {
+        &self.defaults
+    }
+
+    /// What is probably not as its author meant it.
+    pub fn warnings(&self) -> &[Warning] {
+        &self.warnings
     }
 
     /// See [`Family::layers`].
@@ -293,23 +346,4 @@ impl Model {
             .fold((0, 0), |(active, all), layer| (active + layer.heads.active(), all + layer.heads.num_heads));
         active as f64 / all.max(1) as f64
     }
-}
-
-fn configured_family(checkpoint: &Checkpoint) -> Result<String> {
-    let config = checkpoint.config();
-    if let Some(name) = config.str_opt("family")? {
-        return Ok(name.to_owned());
-    }
-    let found = match config.str_opt("model_type")? {
-        // A published MoH-LLaMA has neither weights nor keys of its own: guessing would be silently wrong.
-        Some("llama") => {
-            return Err(Error::AmbiguousFamily {
-                file: config.path().to_owned(),
-                choices: "moh-llama, moh-llm, llama".to_owned(),
-            });
-        }
-        Some(model_type) => format!("model_type {model_type}"),
-        None => "no key `family`".to_owned(),
-    };
-    Err(unknown(checkpoint, &found))
 }

@@ -3,6 +3,16 @@
 use crate::checkpoint::Config;
 use crate::error::Result;
 
+/// More layers, heads or experts in a layer, and channels of a head than any model has: enough for all, and few enough that lists of
+/// them are small.
+pub(crate) const MAX_LAYERS: usize = 1 << 10;
+pub(crate) const MAX_HEADS: usize = 1 << 12;
+pub(crate) const MAX_HEAD_DIM: usize = 1 << 12;
+/// More channels or hidden units than any model has.
+pub(crate) const MAX_WIDTH: usize = 1 << 20;
+/// More tokens than any vocabulary has.
+pub(crate) const MAX_VOCABULARY: usize = 1 << 24;
+
 /// The head counts of one attention layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HeadCounts {
@@ -108,12 +118,14 @@ impl HeadSet {
 
     /// The sets of the layers with `num_heads` heads each, from the key `shared_heads` (a list of heads a layer) and the
     /// number of active routed heads in `top_k_key` or `top_k`; `None` where the configuration has no such key.
+    /// `shared_head` and `routed_head`, which they replace, may be there too.
     ///
     /// # Errors
     /// [`crate::Error::Config`] for a list of another length, a head that does not exist or occurs twice, or too large a `top_k`.
     pub fn configured(config: &Config, num_heads: &[usize], top_k_key: &str) -> Result<Option<Vec<HeadSet>>> {
         const KEY: &str = "shared_heads";
         let Some(value) = config.value(KEY) else { return Ok(None) };
+        config.know(&["shared_head", "routed_head"]);
         let lists: Option<Vec<Vec<usize>>> = serde_json::from_value(value.clone()).ok();
         let Some(lists) = lists.filter(|lists| lists.len() == num_heads.len()) else {
             let expected = format!("{} lists of heads, one a layer", num_heads.len());

@@ -18,8 +18,10 @@ pub mod presets;
 pub mod router;
 pub mod sample;
 mod shape;
+mod warning;
 mod weight_type;
 
 pub use checkpoint::{Checkpoint, Config, Loader, Weight, WeightType};
 pub use error::Error;
 pub use families::Model;
+pub use warning::Warning;

@@ -13,8 +13,8 @@ pub struct Macs {
 
 impl std::ops::AddAssign for Macs {
     fn add_assign(&mut self, other: Macs) {
-        self.dense += other.dense;
-        self.routed += other.routed;
+        self.dense = self.dense.saturating_add(other.dense);
+        self.routed = self.routed.saturating_add(other.routed);
     }
 }
 

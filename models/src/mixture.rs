@@ -4,6 +4,7 @@
 //! stacked, (experts, in, out).
 
 use crate::checkpoint::{Config, Loader};
+use crate::heads::MAX_HEADS;
 use crate::layers::Experts;
 use crate::ops::{Linear, Ops, Result, Type};
 use crate::router::{experts, gating, route};
@@ -30,11 +31,15 @@ impl ExpertCounts {
             return Ok(vec![None; layers]);
         }
         let experts = config.usize_or_list("moe_num_experts", layers)?;
+        config.note_default("moe_top_k", 1);
         let top_k = if config.has("moe_top_k") { config.usize_or_list("moe_top_k", layers)? } else { vec![1; layers] };
         let renormalize = config.bool_or("moe_renormalize", false)?;
         let count = |(num_experts, top_k): (usize, usize)| match num_experts {
             0 | 1 => Ok(None),
-            _ if top_k == 0 || top_k > num_experts || num_experts > 1 << 12 => {
+            _ if num_experts > MAX_HEADS => {
+                Err(config.rejects("moe_num_experts", format!("at most {MAX_HEADS}"), num_experts.to_string()))
+            }
+            _ if top_k == 0 || top_k > num_experts => {
                 Err(config.rejects("moe_top_k", format!("1 to {num_experts} experts"), top_k.to_string()))
             }
             _ => Ok(Some(ExpertCounts { num_experts, top_k, renormalize })),

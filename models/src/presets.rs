@@ -26,27 +26,37 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Opens weights with a configuration. `weights_key` is the key of the state dict in a file of torch.save that holds several.
+/// Opens weights with a configuration. `weights_key` is the key of the state dict in a file of torch.save that holds several;
+/// `ignore` are patterns of unexpected tensors, see [`Checkpoint::ignore_unexpected`].
 ///
 /// # Errors
 /// As [`Checkpoint::open`], [`Error::UnknownPreset`], and without `config.json` [`Error::NoConfig`] or
 /// [`Error::AmbiguousPreset`].
-pub fn open(path: &Path, source: Source<'_>, weights_key: Option<&str>) -> Result<Checkpoint, Error> {
+pub fn open(
+    path: &Path,
+    source: Source<'_>,
+    weights_key: Option<&str>,
+    ignore: &[String],
+) -> Result<Checkpoint, Error> {
     let weights = find_weights(path)?;
     let beside = weights.with_file_name(CONFIG);
-    let preset = match source {
-        Source::File(file) => return Checkpoint::read(weights, Config::read(file)?, weights_key),
-        Source::Beside if beside.exists() => return Checkpoint::read(weights, Config::read(&beside)?, weights_key),
-        Source::Preset(name) => Some(Preset::named(name)?),
-        Source::Beside => None,
+    let (config, preset) = match source {
+        Source::File(file) => (Some(Config::read(file)?), None),
+        Source::Beside if beside.exists() => (Some(Config::read(&beside)?), None),
+        Source::Beside => (None, None),
+        Source::Preset(name) => (None, Some(Preset::named(name)?)),
     };
-    let none = Config::new(&beside, serde_json::Map::new());
-    let mut checkpoint = Checkpoint::read(weights, none, weights_key)?;
-    let preset = match preset {
-        Some(preset) => preset,
-        None => detect(&mut checkpoint, beside)?,
-    };
-    checkpoint.set_preset(preset)?;
+    let configured = config.is_some();
+    let config = config.unwrap_or_else(|| Config::new(&beside, serde_json::Map::new()));
+    let mut checkpoint = Checkpoint::read(weights, config, weights_key)?;
+    checkpoint.ignore_unexpected(ignore);
+    if !configured {
+        let preset = match preset {
+            Some(preset) => preset,
+            None => detect(&mut checkpoint, beside)?,
+        };
+        checkpoint.set_preset(preset)?;
+    }
     Ok(checkpoint)
 }
 
@@ -58,7 +68,8 @@ fn detect(checkpoint: &mut Checkpoint, config: PathBuf) -> Result<&'static Prese
         if let Some((key, value)) = preset.choice {
             checkpoint.configure(key, value);
         }
-        if Model::load(checkpoint, None).is_ok() {
+        let family = checkpoint.config().str_opt("family")?.unwrap_or_default().to_owned();
+        if Model::read(checkpoint, &family).is_ok() {
             fitting.push(preset);
         }
     }

@@ -20,9 +20,9 @@ impl Shape {
         &self.dims
     }
 
-    /// The number of elements.
+    /// The number of elements; the largest number there is where it is larger.
     pub(crate) fn elements(&self) -> usize {
-        self.dims.iter().product()
+        self.dims.iter().fold(1, |n, &dim| n.saturating_mul(dim))
     }
 }
 

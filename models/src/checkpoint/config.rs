@@ -1,17 +1,27 @@
 //! A model's configuration.
 
+mod silent;
+mod usage;
+
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
 use super::map::read_json;
 use crate::error::Error;
+use usage::Asked;
+pub use usage::{DefaultValue, UnusedKey};
 
 /// A JSON object, and the file that it comes from. A key whose value is null counts as absent.
+///
+/// It remembers which keys were asked for, so that [`crate::Model::load`] can tell which ones nobody reads. A copy was asked
+/// for none.
 #[derive(Debug, Clone)]
 pub struct Config {
     path: PathBuf,
     values: Map<String, Value>,
+    asked: Asked,
 }
 
 impl Config {
@@ -26,12 +36,12 @@ impl Config {
             part: "configuration",
             reason,
         })?;
-        Ok(Config { path: path.to_owned(), values })
+        Ok(Config::new(path, values))
     }
 
     /// A configuration that no file holds; errors name it `path`.
     pub fn new(path: impl Into<PathBuf>, values: Map<String, Value>) -> Config {
-        Config { path: path.into(), values }
+        Config { path: path.into(), values, asked: Asked::default() }
     }
 
     /// Puts a value in the place of the file's.
@@ -46,7 +56,29 @@ impl Config {
 
     /// The value of `key`, if it is there and not null.
     pub fn value(&self, key: &str) -> Option<&Value> {
+        self.asked.note(key);
+        self.present(key)
+    }
+
+    fn present(&self, key: &str) -> Option<&Value> {
         self.values.get(key).filter(|value| !value.is_null())
+    }
+
+    /// Counts keys as asked for that another branch of the same family reads.
+    pub fn know(&self, keys: &[&str]) {
+        keys.iter().for_each(|key| self.asked.note(key));
+    }
+
+    /// Notes what stands in for `key` where it is absent, for people to see. The methods that take a default do so themselves.
+    pub fn note_default(&self, key: &str, default: impl Display) {
+        if self.value(key).is_none() {
+            self.asked.note_default(key, default.to_string());
+        }
+    }
+
+    /// Forgets which keys were asked for.
+    pub(crate) fn forget(&self) {
+        self.asked.clear();
     }
 
     /// Whether `key` is there and not null.
@@ -54,14 +86,52 @@ impl Config {
         self.value(key).is_some()
     }
 
-    /// A size: a number from 1 to 2^24, so that products of two or three do not overflow.
+    /// A size: a number from 1 to `limit`. Limits keep products from overflowing, and allocations within reason.
     ///
     /// # Errors
     /// [`Error::Config`] where it is absent, no whole number, or out of range.
-    pub fn positive(&self, key: &str) -> Result<usize, Error> {
-        match self.usize(key)? {
-            n @ 1..=0x100_0000 => Ok(n),
-            n => Err(self.rejects(key, "a number from 1 to 16777216", n.to_string())),
+    pub fn size(&self, key: &str, limit: usize) -> Result<usize, Error> {
+        let size = self.usize(key)?;
+        self.bounded(key, size, limit)
+    }
+
+    /// As [`Config::size`], or `default` where there is none.
+    ///
+    /// # Errors
+    /// [`Error::Config`] where it is no whole number, or out of range.
+    pub fn size_or(&self, key: &str, default: usize, limit: usize) -> Result<usize, Error> {
+        let size = self.usize_or(key, default)?;
+        self.bounded(key, size, limit)
+    }
+
+    /// A required size, which is repeated, or a list of `layers` of them.
+    ///
+    /// # Errors
+    /// As [`Config::size`], and for a list of another length.
+    pub fn size_or_list(&self, key: &str, layers: usize, limit: usize) -> Result<Vec<usize>, Error> {
+        let sizes = self.usize_or_list(key, layers)?;
+        sizes.into_iter().map(|size| self.bounded(key, size, limit)).collect()
+    }
+
+    /// `size`, which follows from `key`, if it is from 1 to `limit`.
+    ///
+    /// # Errors
+    /// [`Error::Config`] where it is not.
+    fn bounded(&self, key: &str, size: usize, limit: usize) -> Result<usize, Error> {
+        match (1..=limit).contains(&size) {
+            true => Ok(size),
+            false => Err(self.rejects(key, format!("a number from 1 to {limit}"), size.to_string())),
+        }
+    }
+
+    /// Refuses keys that are there although the model has no use for them: `expected` says why.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for the first one that is there.
+    pub fn refuse(&self, keys: &[&str], expected: &str) -> Result<(), Error> {
+        match keys.iter().find(|key| self.has(key)) {
+            Some(key) => Err(self.invalid(key, expected)),
+            None => Ok(()),
         }
     }
 
@@ -77,7 +147,7 @@ impl Config {
 
     /// The error that says `key` should be `expected`, and what it is.
     pub fn invalid(&self, key: &str, expected: impl Into<String>) -> Error {
-        let found = self.value(key).map_or_else(|| "nothing".to_owned(), shorten);
+        let found = self.present(key).map_or_else(|| self.nothing_like(key), shorten);
         Error::Config { file: self.path.clone(), key: key.to_owned(), expected: expected.into(), found }
     }
 
@@ -90,7 +160,7 @@ impl Config {
         self.value(key).map(|value| get(value).ok_or_else(|| self.invalid(key, expected))).transpose()
     }
 
-    /// A required non-negative integer.
+    /// A required integer from 0 to 2^24.
     ///
     /// # Errors
     /// [`Error::Config`] if it is absent or something else.
@@ -98,11 +168,12 @@ impl Config {
         self.typed(key, INTEGER, integer)?.ok_or_else(|| self.invalid(key, INTEGER))
     }
 
-    /// A non-negative integer, or `default` where there is none.
+    /// An integer from 0 to 2^24, or `default` where there is none.
     ///
     /// # Errors
     /// [`Error::Config`] if it is something else.
     pub fn usize_or(&self, key: &str, default: usize) -> Result<usize, Error> {
+        self.note_default(key, default);
         Ok(self.typed(key, INTEGER, integer)?.unwrap_or(default))
     }
 
@@ -119,6 +190,7 @@ impl Config {
     /// # Errors
     /// [`Error::Config`] if it is something else.
     pub fn f64_or(&self, key: &str, default: f64) -> Result<f64, Error> {
+        self.note_default(key, default);
         Ok(self.typed(key, NUMBER, Value::as_f64)?.unwrap_or(default))
     }
 
@@ -127,6 +199,7 @@ impl Config {
     /// # Errors
     /// [`Error::Config`] if it is something else.
     pub fn bool_or(&self, key: &str, default: bool) -> Result<bool, Error> {
+        self.note_default(key, default);
         Ok(self.typed(key, "true or false", Value::as_bool)?.unwrap_or(default))
     }
 
@@ -138,7 +211,7 @@ impl Config {
         self.typed(key, "a text", Value::as_str)
     }
 
-    /// A required list of non-negative integers.
+    /// A required list of integers from 0 to 2^24.
     ///
     /// # Errors
     /// [`Error::Config`] if it is absent or something else.
@@ -146,7 +219,7 @@ impl Config {
         self.typed(key, INTEGERS, integers)?.ok_or_else(|| self.invalid(key, INTEGERS))
     }
 
-    /// A required non-negative integer, which is repeated, or a list of `layers` of them.
+    /// A required integer from 0 to 2^24, which is repeated, or a list of `layers` of them.
     ///
     /// # Errors
     /// [`Error::Config`] if it is absent, something else, or of another length.
@@ -161,12 +234,14 @@ impl Config {
     }
 }
 
-const INTEGER: &str = "a non-negative integer";
-const INTEGERS: &str = "a list of non-negative integers";
+/// No size of a model is larger, and memory for as many numbers does no harm.
+const LARGEST: usize = 1 << 24;
+const INTEGER: &str = "an integer from 0 to 16777216";
+const INTEGERS: &str = "a list of integers from 0 to 16777216";
 const NUMBER: &str = "a number";
 
 fn integer(value: &Value) -> Option<usize> {
-    value.as_u64().and_then(|n| usize::try_from(n).ok())
+    value.as_u64().and_then(|n| usize::try_from(n).ok()).filter(|&n| n <= LARGEST)
 }
 
 fn integers(value: &Value) -> Option<Vec<usize>> {

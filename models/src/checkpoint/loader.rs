@@ -65,13 +65,15 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// Ends the collection. Tensors that nobody asked for are unexpected, unless `ignorable` says that their name does not matter.
+    /// Ends the collection. Tensors that nobody asked for are unexpected, unless `ignorable` says that their name does not
+    /// matter, or [`Checkpoint::ignore_unexpected`].
     ///
     /// # Errors
     /// [`Error::Tensors`] with all that does not fit.
     pub fn finish(self, ignorable: impl Fn(&str) -> bool) -> Result<(), Error> {
         let Loader { checkpoint, taken, mut problems, .. } = self;
         let rest = checkpoint.tensors.values().filter(|w| !taken.contains(w.name()) && !ignorable(w.name()));
+        let rest = rest.filter(|weight| !checkpoint.ignores(weight));
         problems.extend(rest.map(|weight| Problem::Unexpected {
             file: weight.file().to_owned(),
             tensor: weight.name().to_owned(),
@@ -80,6 +82,11 @@ impl<'a> Loader<'a> {
         if problems.is_empty() {
             return Ok(());
         }
-        Err(Error::Tensors(Box::new(Mismatch { path: checkpoint.path().to_owned(), problems })))
+        Err(Error::Tensors(Box::new(Mismatch {
+            path: checkpoint.path().to_owned(),
+            problems,
+            prefix: None,
+            hints: Vec::new(),
+        })))
     }
 }

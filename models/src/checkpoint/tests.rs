@@ -1,5 +1,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod adapter;
 mod config;
 mod container;
 mod loader;
@@ -138,10 +139,13 @@ fn paths_that_hold_no_checkpoint() {
     assert!(matches!(error, Error::NotAFile { .. }));
 
     let error = Checkpoint::open(&folder.path("nothing.safetensors"), None).unwrap_err();
-    assert!(matches!(error, Error::Io { .. }));
-    assert_says(&error, &["nothing.safetensors", "No such file"]);
+    assert!(matches!(error, Error::NoCheckpoint { .. }));
+    assert_says(
+        &error,
+        &["nothing.safetensors: no such file or folder", "a folder with weights", "*.safetensors, *.pth"],
+    );
 
-    let error = Checkpoint::open(&folder.write("model.ckpt", b"PK"), None).unwrap_err();
+    let error = Checkpoint::open(&folder.write("model.h5", b"PK"), None).unwrap_err();
     assert!(matches!(error, Error::UnknownFormat { .. }));
-    assert_says(&error, &["model.ckpt", "*.safetensors, *.pth"]);
+    assert_says(&error, &["model.h5", "*.safetensors, *.pth"]);
 }

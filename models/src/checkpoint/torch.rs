@@ -1,20 +1,22 @@
 //! Files that torch.save wrote, in the form that it has since PyTorch 1.6: a zip file with a pickle that says which tensors
-//! there are, and one entry of bytes for each storage. No code in the file is ever run.
+//! there are, and one entry of bytes for each storage. Also pickles of numpy arrays, which hold the bytes themselves, within such
+//! a file or alone. No code in the file is ever run.
 
 mod pickle;
 mod state;
 mod tensor;
 mod zip;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
 use super::map::Map;
 use super::{Container, Weight, WeightType};
-use crate::error::{ArchiveFault, Error};
-use pickle::{Node, Pickle, Tensor};
-use tensor::{View, element_type};
+use crate::error::{ArchiveFault, Error, TensorFault};
+use pickle::{Array, Node, Pickle, Tensor};
+use tensor::{View, array_bytes, array_type, element_type};
 use zip::Archive;
 
 /// Maps a file and checks the tensors of the dictionary below `key`, or of the only one that holds weights.
@@ -23,41 +25,64 @@ pub(super) fn read(file: &Path, key: Option<&str>) -> Result<Container, Error> {
     if let Some(found) = other_format(map.bytes()) {
         return Err(Error::NotTorch { file: file.to_owned(), found });
     }
-    let archive = Archive::open(map.bytes()).map_err(|fault| Error::Archive { file: file.to_owned(), fault })?;
-    let reader = Reader { file, map: &map, folder: folder(file, &archive)?, archive };
-    reader.check_byte_order()?;
-    let bytes = reader.entry("data.pkl")?;
-    let pickle = pickle::parse(bytes).map_err(|fault| Error::Pickle { file: file.to_owned(), fault })?;
+    let (zip, part) = match map.bytes().starts_with(PICKLE) {
+        true => (None, "the pickle"),
+        false => {
+            let archive =
+                Archive::open(map.bytes()).map_err(|fault| Error::Archive { file: file.to_owned(), fault })?;
+            (Some(Zip { folder: folder(file, &archive)?, archive }), "data.pkl")
+        }
+    };
+    let reader = Reader { file, map: &map, zip };
+    let bytes = match &reader.zip {
+        None => map.bytes(),
+        Some(zip) => {
+            reader.check_byte_order(zip)?;
+            reader.entry(zip, "data.pkl")?
+        }
+    };
+    let pickle = pickle::parse(bytes).map_err(|fault| Error::Pickle { file: file.to_owned(), part, fault })?;
     let state = state::choose(file, &pickle, key)?;
     reader.container(&pickle, state)
 }
 
+/// How every pickle of protocol 2 or newer begins.
+const PICKLE: &[u8] = &[0x80];
+
 /// What a file is that is no zip file, and what to do about it.
 fn other_format(bytes: &[u8]) -> Option<&'static str> {
-    const LEGACY: &[u8] = &[0x8a, 0x0a, 0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19];
-    if bytes.starts_with(b"PK\x03\x04") {
+    if bytes.starts_with(b"PK\x03\x04") || bytes.starts_with(PICKLE) && !legacy(bytes) {
         return None;
     }
     Some(match bytes {
         [] => "an empty file",
-        [0x80, _, rest @ ..] if rest.starts_with(LEGACY) => {
-            "a file in PyTorch's form before 1.6: load it in PyTorch and save it again"
-        }
-        [0x80, ..] => "a pickle without tensors of PyTorch's",
+        [0x80, ..] => "a file in PyTorch's form before 1.6: load it in PyTorch and save it again",
         [_, _, _, _, _, _, _, _, b'{', ..] => "a safetensors file: its name should end in .safetensors",
         _ if bytes.starts_with(b"version https://git-lfs") => "a pointer of Git LFS: fetch the file itself",
         _ if bytes.get(257..262) == Some(b"ustar") => {
             "a tar file, PyTorch's form before 0.1.10: load it in PyTorch and save it again"
         }
-        _ => "no zip file",
+        _ => "something else: neither a zip file nor a pickle of protocol 2 or newer",
     })
+}
+
+/// Whether a pickle is the first of several, a number that says so.
+fn legacy(bytes: &[u8]) -> bool {
+    const NUMBER: &[u8] = &[0x8a, 0x0a, 0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19];
+    bytes.get(2..).is_some_and(|rest| rest.starts_with(NUMBER))
 }
 
 /// The folder in the archive that holds everything.
 fn folder<'a>(file: &Path, archive: &Archive<'a>) -> Result<&'a str, Error> {
     let mut folders = archive.names().filter_map(|name| name.strip_suffix("/data.pkl")).filter(|f| !f.contains('/'));
     let not_torch = |found| Error::NotTorch { file: file.to_owned(), found };
-    let folder = folders.next().ok_or_else(|| not_torch("a zip file without data.pkl"))?;
+    let arrays = || archive.names().any(|name| name.ends_with(".npy"));
+    let folder = folders.next().ok_or_else(|| {
+        not_torch(match arrays() {
+            true => "a .npz file of numpy: save the arrays with safetensors.numpy.save_file",
+            false => "a zip file without data.pkl",
+        })
+    })?;
     if folders.next().is_some() {
         return Err(not_torch("a zip file with more than one data.pkl"));
     }
@@ -67,11 +92,16 @@ fn folder<'a>(file: &Path, archive: &Archive<'a>) -> Result<&'a str, Error> {
     Ok(folder)
 }
 
+struct Zip<'a> {
+    archive: Archive<'a>,
+    folder: &'a str,
+}
+
 struct Reader<'a> {
     file: &'a Path,
     map: &'a Arc<Map>,
-    archive: Archive<'a>,
-    folder: &'a str,
+    /// `None`: the file is a pickle.
+    zip: Option<Zip<'a>>,
 }
 
 impl<'a> Reader<'a> {
@@ -79,17 +109,17 @@ impl<'a> Reader<'a> {
         Error::Archive { file: self.file.to_owned(), fault }
     }
 
-    fn entry(&self, name: &str) -> Result<&'a [u8], Error> {
-        self.archive.read(&format!("{}/{name}", self.folder)).map_err(|fault| self.archive_error(fault))
+    fn entry(&self, zip: &Zip<'a>, name: &str) -> Result<&'a [u8], Error> {
+        zip.archive.read(&format!("{}/{name}", zip.folder)).map_err(|fault| self.archive_error(fault))
     }
 
     /// Files from before PyTorch 2.1 do not say their byte order, which is then that of nearly all machines.
-    fn check_byte_order(&self) -> Result<(), Error> {
-        let name = format!("{}/byteorder", self.folder);
-        if !self.archive.names().any(|found| found == name) {
+    fn check_byte_order(&self, zip: &Zip<'a>) -> Result<(), Error> {
+        let name = format!("{}/byteorder", zip.folder);
+        if !zip.archive.names().any(|found| found == name) {
             return Ok(());
         }
-        match self.entry("byteorder")? {
+        match self.entry(zip, "byteorder")? {
             b"little" => Ok(()),
             other => {
                 let found = String::from_utf8_lossy(&other[..other.len().min(20)]).into_owned();
@@ -102,37 +132,40 @@ impl<'a> Reader<'a> {
         let (mut tensors, mut unreadable) = (Vec::new(), BTreeMap::new());
         let mut left = self.map.bytes().len();
         for (name, value) in state.entries {
-            match pickle.node(value) {
-                Some(Node::Tensor(tensor)) => match element_type(&tensor.storage) {
-                    Some(dtype) => tensors.push(self.weight(name, pickle, tensor, dtype, &mut left)?),
-                    None => {
-                        unreadable.insert(name.to_owned(), format!("elements of type {}", tensor.storage.class));
-                    }
+            let read = match (pickle.node(value), &self.zip) {
+                (Some(Node::Tensor(tensor)), Some(zip)) => match element_type(&tensor.storage) {
+                    Some(dtype) => self.weight(name, pickle, (zip, tensor), dtype, &mut left).map(Ok),
+                    None => Ok(Err(format!("elements of type {}", tensor.storage.class))),
                 },
-                Some(Node::Opaque(global)) => {
-                    unreadable.insert(name.to_owned(), format!("an object of {global}"));
-                }
-                _ => {}
+                (Some(Node::Tensor(_)), None) => Ok(Err("a tensor whose elements are not in this file".to_owned())),
+                (Some(Node::Array(array)), _) => self.array(name, pickle, array, &mut left),
+                (Some(Node::Opaque(global)), _) => Ok(Err(format!("an object of {global}"))),
+                _ => continue,
+            };
+            match read? {
+                Ok(weight) => tensors.push(weight),
+                Err(why) => drop(unreadable.insert(name.to_owned(), why)),
             }
         }
         if tensors.is_empty() {
             return Err(Error::NoTensors { file: self.file.to_owned() });
         }
         let weights_key = state.key.map(str::to_owned);
-        Ok(Container { tensors, unreadable, weights_key, ..Container::default() })
+        let other_keys = state.others.into_iter().map(str::to_owned).collect();
+        Ok(Container { tensors, unreadable, weights_key, other_keys, ..Container::default() })
     }
 
     fn weight(
         &self,
         name: &str,
         pickle: &Pickle<'a>,
-        tensor: &Tensor<'a>,
+        (zip, tensor): (&Zip<'a>, &Tensor<'a>),
         dtype: WeightType,
         left: &mut usize,
     ) -> Result<Weight, Error> {
-        let fault = |fault| Error::TorchTensor { file: self.file.to_owned(), tensor: name.to_owned(), fault };
-        let entry = format!("{}/data/{}", self.folder, tensor.storage.key);
-        let storage = self.archive.range(&entry).map_err(|fault| self.archive_error(fault))?;
+        let fault = |fault| self.fault(name, fault);
+        let entry = format!("{}/data/{}", zip.folder, tensor.storage.key);
+        let storage = zip.archive.range(&entry).map_err(|fault| self.archive_error(fault))?;
         let view = View::check(pickle, tensor, dtype, storage.len()).map_err(fault)?;
         let size = dtype.bytes();
         if let Some(elements) = view.contiguous() {
@@ -141,5 +174,42 @@ impl<'a> Reader<'a> {
         }
         let bytes = view.copy(&self.map.bytes()[storage], size, left).map_err(fault)?;
         Ok(Weight::copied(name.to_owned(), view.shape, dtype, self.file, bytes))
+    }
+
+    /// An array, or why it can't be read.
+    fn array(
+        &self,
+        name: &str,
+        pickle: &Pickle<'a>,
+        array: &Array<'a>,
+        left: &mut usize,
+    ) -> Result<Result<Weight, String>, Error> {
+        let dtype = match array_type(pickle, array) {
+            Ok(dtype) => dtype,
+            Err(why) => return Ok(Err(why)),
+        };
+        let fault = |fault| self.fault(name, fault);
+        let Some(bytes) = array_bytes(pickle, array, left) else {
+            return Ok(Err("a numpy array whose elements are not bytes".to_owned()));
+        };
+        let bytes = bytes.map_err(fault)?;
+        let view = View::of_array(pickle, array, dtype, bytes.len()).map_err(fault)?;
+        let (name, size) = (name.to_owned(), dtype.bytes());
+        Ok(Ok(match (view.contiguous(), bytes) {
+            (None, bytes) => {
+                let bytes = view.copy(&bytes, size, left).map_err(fault)?;
+                Weight::copied(name, view.shape, dtype, self.file, bytes)
+            }
+            (Some(_), Cow::Owned(bytes)) => Weight::copied(name, view.shape, dtype, self.file, bytes),
+            (Some(_), Cow::Borrowed(bytes)) => {
+                // They are part of the map: an array is read in place.
+                let start = bytes.as_ptr().addr() - self.map.bytes().as_ptr().addr();
+                Weight::mapped(name, view.shape, dtype, Arc::clone(self.map), start..start + bytes.len())
+            }
+        }))
+    }
+
+    fn fault(&self, tensor: &str, fault: TensorFault) -> Error {
+        Error::TorchTensor { file: self.file.to_owned(), tensor: tensor.to_owned(), fault }
     }
 }

@@ -21,6 +21,30 @@ struct Inner {
     shape: Vec<usize>,
     dtype: WeightType,
     data: Data,
+    /// Where the elements come from, in order; `None`: from the tensor of this name.
+    origins: Option<Arc<[Origin]>>,
+}
+
+/// Elements of a tensor in a file.
+#[derive(Debug, Clone)]
+struct Origin {
+    file: PathBuf,
+    /// The name in the file.
+    tensor: String,
+    /// Index of the first of them in the weight, and in the file's tensor.
+    start: usize,
+    at: usize,
+}
+
+/// Where an element is in the checkpoint's files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place<'a> {
+    /// The file; empty for an element that was computed.
+    pub file: &'a Path,
+    /// The tensor's name in the file.
+    pub tensor: &'a str,
+    /// Index of the element in row-major order.
+    pub index: usize,
 }
 
 #[derive(Clone)]
@@ -39,6 +63,10 @@ enum Data {
 }
 
 impl Weight {
+    fn new(name: String, shape: Vec<usize>, dtype: WeightType, data: Data, origins: Option<Arc<[Origin]>>) -> Weight {
+        Weight(Arc::new(Inner { name, shape, dtype, data, origins }))
+    }
+
     /// `range` of the file holds `shape` elements of `dtype`.
     pub(super) fn mapped(
         name: String,
@@ -47,19 +75,18 @@ impl Weight {
         map: Arc<Map>,
         range: Range<usize>,
     ) -> Weight {
-        Weight(Arc::new(Inner { name, shape, dtype, data: Data::Mapped { map, range } }))
+        Weight::new(name, shape, dtype, Data::Mapped { map, range }, None)
     }
 
     /// `bytes` hold `shape` elements of `dtype`, which `file` has in another order.
     pub(super) fn copied(name: String, shape: Vec<usize>, dtype: WeightType, file: &Path, bytes: Vec<u8>) -> Weight {
-        let data = Data::Memory { file: file.to_owned(), bytes };
-        Weight(Arc::new(Inner { name, shape, dtype, data }))
+        Weight::new(name, shape, dtype, Data::Memory { file: file.to_owned(), bytes }, None)
     }
 
     /// The same tensor by another name.
     pub(super) fn renamed(&self, name: &str) -> Weight {
         let Inner { shape, dtype, data, .. } = &*self.0;
-        Weight(Arc::new(Inner { name: name.to_owned(), shape: shape.clone(), dtype: *dtype, data: data.clone() }))
+        Weight::new(name.to_owned(), shape.clone(), *dtype, data.clone(), Some(self.origins()))
     }
 
     /// A tensor that no file holds: a computed constant.
@@ -70,18 +97,13 @@ impl Weight {
         let (name, shape) = (name.into(), shape.into());
         assert_eq!(shape.iter().product::<usize>(), values.len(), "values of {name:?} for shape {shape:?}");
         let bytes = values.into_iter().flat_map(f32::to_le_bytes).collect();
-        Weight(Arc::new(Inner {
-            name,
-            shape,
-            dtype: WeightType::F32,
-            data: Data::Memory { file: PathBuf::new(), bytes },
-        }))
+        Weight::new(name, shape, WeightType::F32, Data::Memory { file: PathBuf::new(), bytes }, None)
     }
 
     /// Stands for a tensor that is not there: it reads as zeros and has no bytes, whatever its shape says.
-    pub(super) fn absent(name: &str, shape: &[usize]) -> Weight {
+    pub(crate) fn absent(name: &str, shape: &[usize]) -> Weight {
         let (name, shape) = (name.to_owned(), shape.to_vec());
-        Weight(Arc::new(Inner { name, shape, dtype: WeightType::F32, data: Data::Absent }))
+        Weight::new(name, shape, WeightType::F32, Data::Absent, None)
     }
 
     /// Rows `range` of the first axis as a tensor of their own, named `name[start:end]`. Copies nothing of a mapped file.
@@ -105,7 +127,13 @@ impl Weight {
             Data::Memory { file, bytes: all } => Data::Memory { file: file.clone(), bytes: all[bytes].to_vec() },
             Data::Absent => Data::Absent,
         };
-        Weight(Arc::new(Inner { name, shape, dtype: self.dtype(), data }))
+        let first = range.start * self.0.shape[1..].iter().product::<usize>();
+        let mut origins = self.origins().to_vec();
+        for origin in &mut origins {
+            origin.at += first.saturating_sub(origin.start);
+            origin.start = origin.start.saturating_sub(first);
+        }
+        Weight::new(name, shape, self.dtype(), data, Some(origins.into()))
     }
 
     /// Matrices of one width, one below the other, copied as f32 under a new name.
@@ -113,10 +141,18 @@ impl Weight {
         let rows = parts.iter().map(|part| part.shape()[0]).sum();
         let shape = [rows, parts.first().map_or(0, |part| part.shape()[1])];
         // What is only planned, or missing, may be of any size.
-        if parts.iter().any(|part| matches!(part.0.data, Data::Absent)) {
+        if parts.iter().any(Weight::is_absent) {
             return Weight::absent(&name, &shape);
         }
-        Weight::from_f32(name, shape, parts.iter().flat_map(Weight::to_f32).collect())
+        let (mut origins, mut start) = (Vec::new(), 0);
+        for part in parts {
+            origins
+                .extend(part.origins().iter().cloned().map(|origin| Origin { start: start + origin.start, ..origin }));
+            start += part.elements();
+        }
+        let bytes = parts.iter().flat_map(Weight::to_f32).flat_map(f32::to_le_bytes).collect();
+        let data = Data::Memory { file: PathBuf::new(), bytes };
+        Weight::new(name, shape.to_vec(), WeightType::F32, data, Some(origins.into()))
     }
 
     /// The same elements in another shape.
@@ -127,10 +163,31 @@ impl Weight {
         let (name, shape) = (self.0.name.clone(), shape.into());
         let elements: usize = shape.iter().product();
         assert_eq!(elements, self.elements(), "{name:?} with shape {:?} as {shape:?}", self.0.shape);
-        Weight(Arc::new(Inner { name, shape, dtype: self.dtype(), data: self.0.data.clone() }))
+        Weight::new(name, shape, self.dtype(), self.0.data.clone(), Some(self.origins()))
     }
 
-    /// The name in the checkpoint.
+    /// Whether the tensor is only planned, or missing.
+    pub(crate) fn is_absent(&self) -> bool {
+        matches!(self.0.data, Data::Absent)
+    }
+
+    fn origins(&self) -> Arc<[Origin]> {
+        let own = || Origin { file: self.file().to_owned(), tensor: self.name().to_owned(), start: 0, at: 0 };
+        self.0.origins.clone().unwrap_or_else(|| Arc::new([own()]))
+    }
+
+    /// Where element `index` is in the checkpoint's files: also of a tensor that was renamed, cut or merged from others.
+    pub fn place(&self, index: usize) -> Place<'_> {
+        let origins = self.0.origins.as_deref().unwrap_or_default();
+        match origins.iter().rev().find(|origin| origin.start <= index) {
+            Some(origin) => {
+                Place { file: &origin.file, tensor: &origin.tensor, index: origin.at + (index - origin.start) }
+            }
+            None => Place { file: self.file(), tensor: self.name(), index },
+        }
+    }
+
+    /// The name in the model. It is another than in the file where a prefix was removed.
     pub fn name(&self) -> &str {
         &self.0.name
     }
@@ -228,12 +285,13 @@ impl Weight {
         let Some(index) = index else { return Ok(()) };
         let mut value = Vec::new();
         self.read_f32(index..index + 1, &mut value);
-        Err(Error::NotFinite {
-            file: self.file().to_owned(),
-            tensor: self.name().to_owned(),
-            index,
-            value: value.first().copied().map_or(f64::NAN, f64::from),
-        })
+        Err(self.not_finite(index, value.first().copied().map_or(f64::NAN, f64::from)))
+    }
+
+    /// The error that element `index` is `value`.
+    pub fn not_finite(&self, index: usize, value: f64) -> Error {
+        let Place { file, tensor, index } = self.place(index);
+        Error::NotFinite { file: file.to_owned(), tensor: tensor.to_owned(), index, value }
     }
 }
 

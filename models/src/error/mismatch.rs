@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use crate::checkpoint::Prefix;
 use crate::weight_type::WeightType;
 
 /// A tensor that does not fit its model.
@@ -60,6 +61,10 @@ pub struct Mismatch {
     pub path: PathBuf,
     /// What does not fit; never empty.
     pub problems: Vec<Problem>,
+    /// What was done to the files' names, where that makes more of them fit: tensors are named without or with it.
+    pub prefix: Option<Prefix>,
+    /// What may be the reason: whole sentences, without a full stop.
+    pub hints: Vec<String>,
 }
 
 impl Problem {
@@ -93,7 +98,10 @@ impl fmt::Display for Problem {
 impl fmt::Display for Mismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SHOWN: usize = 20;
-        write!(f, "{}: the tensors are not those of this model", self.path.display())?;
+        write!(f, "{}: the tensors are not those of the model that the configuration describes", self.path.display())?;
+        if let Some(prefix) = &self.prefix {
+            write!(f, " (names with the prefix {prefix})")?;
+        }
         for kind in ["missing", "unreadable", "of another shape", "of another type", "unexpected"] {
             let mut of_kind = self.problems.iter().filter(|problem| problem.kind() == kind);
             let count = of_kind.clone().count();
@@ -107,6 +115,9 @@ impl fmt::Display for Mismatch {
             if count > SHOWN {
                 write!(f, "\n  and {} more", count - SHOWN)?;
             }
+        }
+        for hint in &self.hints {
+            write!(f, "\n{hint}")?;
         }
         Ok(())
     }

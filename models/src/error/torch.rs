@@ -10,7 +10,7 @@ pub enum PickleFault {
         at: usize,
     },
     /// An instruction of protocols 0 and 1, of out-of-band buffers or of none.
-    #[error("byte {at}: instruction {opcode:#04x} is not one that torch.save writes")]
+    #[error("byte {at}: instruction {opcode:#04x} is not one that torch.save or pickle (protocols 2 to 5) writes")]
     Opcode {
         /// Where.
         at: usize,
@@ -59,7 +59,7 @@ pub enum PickleFault {
     },
 }
 
-/// What is wrong with a tensor.
+/// What is wrong with a tensor or array.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TensorFault {
     /// A shape or strides that no tensor has.
@@ -94,6 +94,16 @@ pub enum TensorFault {
         last: usize,
         /// Elements of the storage.
         elements: usize,
+    },
+    /// An array of another length than its shape says.
+    #[error("a numpy array of shape {shape:?} takes {expected:?} bytes, but has {found}")]
+    ArrayLength {
+        /// Its shape.
+        shape: Vec<usize>,
+        /// Bytes by its shape; `None`: more than can be counted.
+        expected: Option<usize>,
+        /// Bytes in the file.
+        found: usize,
     },
     /// A view that has to be copied, and is larger than its file.
     #[error(

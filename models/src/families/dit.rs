@@ -6,6 +6,7 @@ use super::vit::to_tokens;
 use super::{Family, Inputs, Layer, Port, PortDim, Sizes, Workload};
 use crate::checkpoint::{Checkpoint, Config, Loader, Weight};
 use crate::error::Error;
+use crate::heads::{MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_VOCABULARY, MAX_WIDTH};
 use crate::layers::HeadLinear;
 use crate::ops::{Argument, Conv, Linear, Ops, Result, Tap, Type, Unary};
 use crate::router::{HeadCounts, HeadSet, Router, TwoStage, load_linear};
@@ -43,6 +44,14 @@ struct Block {
     fc2: Linear,
 }
 
+/// Keys that only a routed model has.
+const ROUTING: &[&str] = &["shared_head", "routed_head", "shared_heads"];
+
+/// More pixels or latents a side, patches a side and channels than any model has.
+const MAX_SIZE: usize = 1 << 14;
+const MAX_SIDE: usize = 1 << 10;
+const MAX_CHANNELS: usize = 1 << 10;
+
 /// Period of the slowest timestep frequency.
 const MAX_PERIOD: f32 = 10_000.0;
 
@@ -54,11 +63,12 @@ impl Dit {
 
 /// Head counts and widths of every block.
 fn block_heads(config: &Config, routed: bool, depth: usize, hidden_size: usize) -> Result<Vec<(HeadSet, usize)>> {
-    let num_heads = config.usize_or_list("num_heads", depth)?;
+    let num_heads = config.size_or_list("num_heads", depth, MAX_HEADS)?;
+    config.note_default("head_dim", "hidden_size / num_heads");
     let head_dims = match config.has("head_dim") {
-        true => config.usize_or_list("head_dim", depth)?,
+        true => config.size_or_list("head_dim", depth, MAX_HEAD_DIM)?,
         false => {
-            let divides = |&heads: &usize| heads > 0 && hidden_size.is_multiple_of(heads);
+            let divides = |&heads: &usize| hidden_size.is_multiple_of(heads);
             if let Some(heads) = num_heads.iter().find(|h| !divides(h)) {
                 let expected = format!("divisors of hidden_size = {hidden_size}, as there is no head_dim");
                 return Err(config.rejects("num_heads", expected, heads.to_string()));
@@ -66,25 +76,23 @@ fn block_heads(config: &Config, routed: bool, depth: usize, hidden_size: usize) 
             num_heads.iter().map(|heads| hidden_size / heads).collect()
         }
     };
-    let counted = || -> Result<Vec<HeadCounts>> {
+    let counted = || -> Result<Vec<HeadSet>> {
         let (shared, top_k) =
             (config.usize_or_list("shared_head", depth)?, config.usize_or_list("routed_head", depth)?);
-        let count = |i: usize| HeadCounts { num_heads: num_heads[i], num_shared_heads: shared[i], top_k: top_k[i] };
-        Ok((0..depth).map(count).collect())
+        let set = |i: usize| {
+            let counts = HeadCounts { num_heads: num_heads[i], num_shared_heads: shared[i], top_k: top_k[i] };
+            counts.check().map_err(|found| {
+                config.rejects("shared_head, routed_head", "counts that make a router", format!("layer {i}: {found}"))
+            })?;
+            Ok(HeadSet::first(counts))
+        };
+        (0..depth).map(set).collect()
     };
-    let sets: Vec<HeadSet> = match (routed, HeadSet::configured(config, &num_heads, "routed_head")?) {
+    let sets = match (routed, HeadSet::configured(config, &num_heads, "routed_head")?) {
         (true, Some(sets)) => sets,
-        (true, None) => counted()?.into_iter().map(HeadSet::first).collect(),
+        (true, None) => counted()?,
         (false, _) => num_heads.iter().map(|&heads| HeadSet::first(HeadCounts::dense(heads))).collect(),
     };
-    for (i, count) in sets.iter().map(HeadSet::counts).enumerate() {
-        if count.num_heads == 0 || head_dims[i] == 0 {
-            return Err(config.rejects("num_heads", "at least one head of width 1", format!("none in layer {i}")));
-        }
-        count.check().map_err(|found| {
-            config.rejects("shared_head, routed_head", "counts that make a router", format!("layer {i}: {found}"))
-        })?;
-    }
     Ok(sets.into_iter().zip(head_dims).collect())
 }
 
@@ -92,26 +100,32 @@ impl Family for Dit {
     fn load(name: &str, checkpoint: &Checkpoint) -> Result<Dit> {
         let config = checkpoint.config();
         let routed = name == "moh-dit";
-        if let (false, Some(key)) =
-            (routed, ["shared_head", "routed_head", "shared_heads"].into_iter().find(|key| config.has(key)))
-        {
-            return Err(config.rejects(key, "no such key in a dense `dit`", "a routed model, of family moh-dit"));
+        if !routed {
+            config.refuse(ROUTING, "no such key in a dense `dit`: a routed model is of family moh-dit")?;
         }
-        let (input_size, patch_size) = (config.positive("input_size")?, config.positive("patch_size")?);
+        let (input_size, patch_size) = (config.size("input_size", MAX_SIZE)?, config.size("patch_size", MAX_SIZE)?);
         if !input_size.is_multiple_of(patch_size) {
             let expected = format!("a multiple of patch_size = {patch_size}");
             return Err(config.rejects("input_size", expected, input_size.to_string()));
         }
-        let (hidden_size, depth) = (config.positive("hidden_size")?, config.positive("depth")?);
-        let in_channels = config.positive("in_channels")?;
-        let num_classes = config.positive("num_classes")?;
-        let frequency_size = config.usize_or("frequency_embedding_size", 256)?;
-        if frequency_size < 2 || !frequency_size.is_multiple_of(2) {
+        if input_size / patch_size > MAX_SIDE {
+            let expected = format!("at most {MAX_SIDE} times patch_size = {patch_size}");
+            return Err(config.rejects("input_size", expected, input_size.to_string()));
+        }
+        let (hidden_size, depth) = (config.size("hidden_size", MAX_WIDTH)?, config.size("depth", MAX_LAYERS)?);
+        let in_channels = config.size("in_channels", MAX_CHANNELS)?;
+        let num_classes = config.size("num_classes", MAX_VOCABULARY)?;
+        let frequency_size = config.size_or("frequency_embedding_size", 256, MAX_WIDTH)?;
+        if !frequency_size.is_multiple_of(2) {
             return Err(config.rejects("frequency_embedding_size", "an even number", frequency_size.to_string()));
         }
         let out_channels = if config.bool_or("learn_sigma", true)? { 2 * in_channels } else { in_channels };
         let num_labels = num_classes + usize::from(config.f64_or("class_dropout_prob", 0.1)? > 0.0);
         let mlp_size = (hidden_size as f64 * config.f64_or("mlp_ratio", 4.0)?) as usize;
+        if !(1..=MAX_WIDTH).contains(&mlp_size) {
+            let expected = format!("a ratio that makes 1 to {MAX_WIDTH} of hidden_size = {hidden_size}");
+            return Err(config.invalid("mlp_ratio", expected));
+        }
         let heads = block_heads(config, routed, depth, hidden_size)?;
 
         let mut loader = Loader::new(checkpoint);

@@ -10,15 +10,18 @@
 //!
 //! All take `shared_heads`, any set of heads a layer, with `top_k`; `moh-llm` and `moh-llama` take experts ([`crate::mixture`]).
 
+mod heads;
 mod rope;
 
 use super::{Family, Inputs, Layer, Port, PortDim, Sizes, Workload};
-use crate::checkpoint::{Checkpoint, Config, Loader, Weight};
+use crate::checkpoint::{Checkpoint, Loader, Weight};
+use crate::heads::{MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_VOCABULARY, MAX_WIDTH};
 use crate::layers::HeadLinear;
 use crate::mixture::{ExpertCounts, Mixture};
 use crate::ops::{Argument, Binary, Linear, Ops, Result, Tap, Type};
-use crate::router::{HeadCounts, HeadSet, QueryNorm, Router, TwoStage, load_linear};
+use crate::router::{QueryNorm, Router, TwoStage, load_linear};
 use crate::sample::{Rng, Sample, SampleData};
+use heads::head_sets;
 use moh_operators::routed_mlp::Activation;
 use moh_operators::{RoutedAttention, routed_attention};
 use rope::{Rope, Rotation};
@@ -69,54 +72,11 @@ const SEQUENCE: PortDim = PortDim::Named("sequence");
 /// Cached and new tokens. tract reads the name as the sum that it is.
 const TOTAL: PortDim = PortDim::Named("past+sequence");
 
-/// The heads of every layer.
-fn head_sets(config: &Config, family: &str, num_heads: usize, layers: usize) -> Result<Vec<HeadSet>> {
-    if family == "llama" {
-        return Ok(vec![HeadSet::first(HeadCounts::dense(num_heads)); layers]);
-    }
-    if let Some(sets) = HeadSet::configured(config, &vec![num_heads; layers], "routed_head")? {
-        return Ok(sets);
-    }
-    let counts: Vec<HeadCounts> = match family {
-        "moh-llm" => {
-            let shared = config.usize_or_list("shared_head", layers)?;
-            let top_k = config.usize_or_list("routed_head", layers)?;
-            let count = |i: usize| HeadCounts { num_heads, num_shared_heads: shared[i], top_k: top_k[i] };
-            (0..layers).map(count).collect()
-        }
-        _ => vec![fractions(config, num_heads)?; layers],
-    };
-    for (i, count) in counts.iter().enumerate() {
-        // Without weights a router may have nothing to choose.
-        if family == "moh-llm" {
-            count.check().map_err(|found| {
-                config.rejects("shared_head, routed_head", "counts that make a router", format!("layer {i}: {found}"))
-            })?;
-        }
-    }
-    Ok(counts.into_iter().map(HeadSet::first).collect())
-}
-
-fn fractions(config: &Config, num_heads: usize) -> Result<HeadCounts> {
-    let share = |key: &str, default: f64| -> Result<usize> {
-        let fraction = config.f64_or(key, default)?;
-        if !(0.0..=1.0).contains(&fraction) {
-            return Err(config.rejects(key, "a share of the heads, 0 to 1", fraction.to_string()));
-        }
-        Ok((num_heads as f64 * fraction) as usize)
-    };
-    let (shared, top_k) = (share("moh_shared_fraction", 0.5)?, share("moh_routed_fraction", 0.25)?);
-    if shared + top_k > num_heads || shared + top_k == 0 {
-        let expected = format!("with moh_shared_fraction 1 to {num_heads} active heads");
-        return Err(config.rejects("moh_routed_fraction", expected, format!("{shared} + {top_k}")));
-    }
-    Ok(HeadCounts { num_heads, num_shared_heads: shared, top_k })
-}
-
 impl Family for Llama {
     fn load(name: &str, checkpoint: &Checkpoint) -> Result<Llama> {
         let config = checkpoint.config();
-        let (hidden_size, num_heads) = (config.positive("hidden_size")?, config.positive("num_attention_heads")?);
+        let hidden_size = config.size("hidden_size", MAX_WIDTH)?;
+        let num_heads = config.size("num_attention_heads", MAX_HEADS)?;
         let kv_num_heads = config.usize_or("num_key_value_heads", num_heads)?;
         if kv_num_heads == 0 || !num_heads.is_multiple_of(kv_num_heads) {
             let expected = format!("a divisor of num_attention_heads = {num_heads}");
@@ -126,19 +86,22 @@ impl Family for Llama {
             let expected = format!("a divisor of hidden_size = {hidden_size}, as there is no head_dim");
             return Err(config.rejects("num_attention_heads", expected, num_heads.to_string()));
         }
-        let head_dim = config.usize_or("head_dim", hidden_size / num_heads)?;
-        if head_dim < 2 || !head_dim.is_multiple_of(2) {
+        let head_dim = config.size_or("head_dim", hidden_size / num_heads, MAX_HEAD_DIM)?;
+        if !head_dim.is_multiple_of(2) {
             return Err(config.rejects("head_dim", "an even number", head_dim.to_string()));
         }
+        config.note_default("hidden_act", "silu");
         match config.str_opt("hidden_act")? {
             None | Some("silu") => {}
             Some(other) => return Err(config.rejects("hidden_act", "silu", other)),
         }
-        let (layers, mlp_size) = (config.positive("num_hidden_layers")?, config.positive("intermediate_size")?);
-        let vocab_size = config.positive("vocab_size")?;
+        let layers = config.size("num_hidden_layers", MAX_LAYERS)?;
+        let mlp_size = config.size("intermediate_size", MAX_WIDTH)?;
+        let vocab_size = config.size("vocab_size", MAX_VOCABULARY)?;
         let (attention_bias, mlp_bias) = (config.bool_or("attention_bias", false)?, config.bool_or("mlp_bias", false)?);
         let tied = config.bool_or("tie_word_embeddings", false)?;
         let context = config.usize_or("max_position_embeddings", 2048)?.max(1);
+        let norm_eps = config.f64_or("rms_norm_eps", 1e-6)? as f32;
         let rope = Rope::configured(config, head_dim, context)?;
         let sets = head_sets(config, name, num_heads, layers)?;
         let experts = ExpertCounts::configured(config, layers)?;
@@ -191,7 +154,7 @@ impl Family for Llama {
             head_dim,
             vocab_size,
             context,
-            norm_eps: config.f64_or("rms_norm_eps", 1e-6)? as f32,
+            norm_eps,
             rope,
             embed_tokens,
             blocks,

@@ -63,7 +63,8 @@ const SENTENCE_ENCODER: &str = "encoder.sentence_encoder";
 fn root(checkpoint: &Checkpoint, part: Part) -> &'static str {
     match part {
         Part::Decoder => "decoder",
-        Part::Encoder if checkpoint.names().any(|name| name.starts_with(SENTENCE_ENCODER)) => SENTENCE_ENCODER,
+        // Behind a prefix that is to be removed, too.
+        Part::Encoder if checkpoint.names().any(|name| name.contains(SENTENCE_ENCODER)) => SENTENCE_ENCODER,
         Part::Encoder => "encoder",
     }
 }

@@ -4,15 +4,18 @@
 
 mod attention;
 mod constants;
+mod shape;
 
 use super::{Family, Inputs, Layer, Port, PortDim, Sizes, Workload};
 use crate::checkpoint::{Checkpoint, Config, Loader, Weight};
+use crate::heads::MAX_VOCABULARY;
 use crate::mixture::{ExpertCounts, Mixture};
 use crate::ops::{Conv, Linear, Ops, Reduce, Result, Tap, Type, Unary};
-use crate::router::{HeadCounts, HeadSet, Router, TwoStage, load_linear};
+use crate::router::{HeadSet, Router, TwoStage, load_linear};
 use crate::sample::{Rng, Sample};
 use attention::{Module, Raw};
 use moh_operators::routed_mlp::Activation;
+use shape::{Shape, shapes};
 
 /// A ViT with its weights.
 pub struct Vit {
@@ -55,114 +58,6 @@ struct Norm {
     weight: Weight,
     bias: Weight,
     eps: f32,
-}
-
-/// The sizes of a stage.
-#[derive(Debug, Clone)]
-struct Shape {
-    /// Channels.
-    width: usize,
-    heads: HeadCounts,
-    /// Tokens a side.
-    side: usize,
-    /// Pooled tokens a side.
-    pooled: usize,
-    /// Tokens a side at the resolution of pre-training.
-    pretrained: usize,
-    /// Side of the local window; `None` for full attention.
-    window: Option<usize>,
-    /// Hidden units of a gated MLP's half.
-    mlp_hidden: usize,
-    /// Hidden units of the relative bias MLP.
-    bias_hidden: usize,
-    qkv_bias: bool,
-    pool_norm_eps: f32,
-    depth: usize,
-}
-
-impl Shape {
-    fn head_dim(&self) -> usize {
-        self.width / self.heads.num_heads
-    }
-}
-
-const STAGES: usize = 4;
-
-/// One of `window_size`'s values: null and absence mean 3 where there is a window at all.
-fn window_size(config: &Config, stage: usize) -> Result<usize> {
-    let window = match config.value("window_size") {
-        None => 3,
-        Some(value) => {
-            let one = value.as_array().map_or(Some(value), |list| list.get(stage)).filter(|value| !value.is_null());
-            match one.map(serde_json::Value::as_u64) {
-                None => 3,
-                Some(Some(window)) => window as usize,
-                Some(None) => 0,
-            }
-        }
-    };
-    if window % 2 == 1 && window < 1 << 10 {
-        return Ok(window);
-    }
-    Err(config.rejects(
-        "window_size",
-        "odd numbers, one a stage",
-        config.value("window_size").map_or(String::new(), |v| v.to_string()),
-    ))
-}
-
-fn shapes(config: &Config, routed: bool, image_size: usize, patch: usize) -> Result<Vec<Shape>> {
-    let pretrain_size = config.usize_or("pretrain_size", image_size)?;
-    for (key, size) in [("img_size", image_size), ("pretrain_size", pretrain_size)] {
-        if !size.is_multiple_of(8 * patch) || size < 16 * patch || size > 1 << 14 {
-            let expected = format!("a multiple of {} from {} on", 8 * patch, 16 * patch);
-            return Err(config.rejects(key, expected, size.to_string()));
-        }
-    }
-    let list = |key: &str| config.usize_or_list(key, STAGES);
-    let (widths, heads, depths, ratios) =
-        (list("embed_dims")?, list("num_heads")?, list("depths")?, list("sr_ratios")?);
-    let mlp_ratios = match config.has("mlp_ratios") {
-        true => list("mlp_ratios")?,
-        false => vec![8, 8, 4, 4],
-    };
-    let (shared, top_k) = match routed {
-        true if !config.has("shared_heads") => (list("shared_head")?, list("routed_head")?),
-        _ => (heads.clone(), vec![0; STAGES]),
-    };
-    let fixed = if config.has("fixed_pool_size") { Some(config.positive("fixed_pool_size")?) } else { None };
-    let mut shapes = Vec::new();
-    for i in 0..STAGES {
-        let counts = HeadCounts { num_heads: heads[i], num_shared_heads: shared[i], top_k: top_k[i] };
-        if counts.num_heads == 0 || widths[i] == 0 || !widths[i].is_multiple_of(counts.num_heads) || widths[i] > 1 << 16
-        {
-            let expected = format!("a divisor of embed_dims in stage {}, {}", i + 1, widths[i]);
-            return Err(config.rejects("num_heads", expected, heads[i].to_string()));
-        }
-        counts.check().map_err(|found| {
-            config.rejects("shared_head, routed_head", "counts that make a router", format!("stage {}: {found}", i + 1))
-        })?;
-        let side = image_size / (patch << i);
-        let pooled = if ratios[i] == 1 { side } else { fixed.unwrap_or(side / ratios[i].max(1)) };
-        if ratios[i] == 0 || pooled == 0 || pooled > side || depths[i] > 1 << 10 || mlp_ratios[i] > 1 << 10 {
-            let expected = format!("pooling of {side} x {side} tokens in stage {}", i + 1);
-            return Err(config.rejects("sr_ratios", expected, format!("{} (pool size {pooled})", ratios[i])));
-        }
-        shapes.push(Shape {
-            width: widths[i],
-            heads: counts,
-            side,
-            pooled,
-            pretrained: pretrain_size / (patch << i),
-            window: if ratios[i] == 1 { None } else { Some(window_size(config, i)?) },
-            mlp_hidden: 2 * (widths[i] * mlp_ratios[i]) / 3,
-            bias_hidden: config.usize_or("cpb_hidden", 512)?.min(1 << 16),
-            qkv_bias: config.bool_or("qkv_bias", true)?,
-            pool_norm_eps: config.f64_or("attn_pool_norm_eps", 1e-5)? as f32,
-            depth: depths[i],
-        });
-    }
-    Ok(shapes)
 }
 
 /// Heads and experts of every block, stage by stage.
@@ -243,7 +138,7 @@ fn load_block(l: &mut Loader<'_>, path: &str, shape: &Shape, plan: BlockPlan, ep
 }
 
 impl RawBlock {
-    fn fold(self, shape: &Shape) -> Block {
+    fn fold(self, shape: &Shape) -> Result<Block> {
         let [norm1, norm2] = self.norms;
         let hidden = shape.mlp_hidden;
         let mlp = match self.mlp {
@@ -253,7 +148,7 @@ impl RawBlock {
                 Mlp::Gated { gated, gate, depthwise, out }
             }
         };
-        Block { norm1, attention: self.attention.fold(shape), norm2, mlp }
+        Ok(Block { norm1, attention: self.attention.fold(shape)?, norm2, mlp })
     }
 }
 
@@ -261,11 +156,13 @@ impl Family for Vit {
     fn load(name: &str, checkpoint: &Checkpoint) -> Result<Vit> {
         let config = checkpoint.config();
         let routed = name == "moh-vit";
-        let (image_size, channels) = (config.positive("img_size")?, config.usize_or("in_chans", 3)?);
-        let (num_classes, patch_size) = (config.positive("num_classes")?, config.usize_or("patch_size", 4)?);
-        if !(1..=64).contains(&patch_size) || !(1..=1 << 10).contains(&channels) {
-            return Err(config.rejects("patch_size, in_chans", "small numbers", format!("{patch_size}, {channels}")));
+        if !routed {
+            let routing = ["shared_head", "routed_head", "shared_heads"];
+            config.refuse(&routing, "no such key in a dense `vit`: a routed model is of family moh-vit")?;
         }
+        let (image_size, channels) = (config.size("img_size", 1 << 16)?, config.size_or("in_chans", 3, 1 << 10)?);
+        let num_classes = config.size("num_classes", MAX_VOCABULARY)?;
+        let patch_size = config.size_or("patch_size", 4, 64)?;
         let shapes = shapes(config, routed, image_size, patch_size)?;
         let mut plans = block_plans(config, routed, &shapes)?.into_iter();
         let norm_eps = config.f64_or("norm_eps", 1e-6)? as f32;
@@ -293,15 +190,17 @@ impl Family for Vit {
         let buffers = ["relative_coords_table", "relative_pos_index", "seq_length_scale", "padding_mask"];
         loader.finish(|name| buffers.iter().any(|buffer| name.ends_with(buffer)))?;
 
-        let stages = raw.into_iter().zip(shapes).map(|((patch, patch_embed, patch_norm, blocks, norm), shape)| Stage {
-            patch,
-            patch_embed,
-            patch_norm,
-            blocks: blocks.into_iter().map(|block| block.fold(&shape)).collect(),
-            norm,
-            shape,
+        let stages = raw.into_iter().zip(shapes).map(|((patch, patch_embed, patch_norm, blocks, norm), shape)| {
+            Ok(Stage {
+                patch,
+                patch_embed,
+                patch_norm,
+                blocks: blocks.into_iter().map(|block| block.fold(&shape)).collect::<Result<_>>()?,
+                norm,
+                shape,
+            })
         });
-        Ok(Vit { image_size, channels, num_classes, stages: stages.collect(), head })
+        Ok(Vit { image_size, channels, num_classes, stages: stages.collect::<Result<_>>()?, head })
     }
 
     fn layers(&self) -> Vec<Layer> {

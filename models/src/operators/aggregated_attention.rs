@@ -50,7 +50,7 @@ impl ModelOperator for RoutedAggregatedAttention {
         let (cells, pooled) = (attributes.window.pow(2), inputs.pooled_key.dims()[1]);
         // Scores and values of the window and of the pooled tokens, and the learnable tokens.
         let per_channel = 3 * cells + 2 * pooled;
-        Macs::of_heads(inputs.query.elements() * per_channel, attributes.num_heads, inputs.head_gates)
+        Macs::of_heads(inputs.query.elements().saturating_mul(per_channel), attributes.num_heads, inputs.head_gates)
     }
 }
 

@@ -58,6 +58,6 @@ impl ModelOperator for RoutedAttention {
         let (batch, q_len, head_dim) = (query[0], query[1], query[2] / num_heads);
         let seen = |i: usize| if is_causal { (i + 1 + kv_len).saturating_sub(q_len) } else { kv_len };
         let pairs = batch * (0..q_len).map(|i| seen(i).min(kv_len)).sum::<usize>();
-        Macs::of_heads(pairs * (head_dim + value_dim) * num_heads, num_heads, inputs.head_gates)
+        Macs::of_heads(pairs.saturating_mul((head_dim + value_dim) * num_heads), num_heads, inputs.head_gates)
     }
 }

@@ -29,6 +29,6 @@ impl ModelOperator for RoutedCombine {
             [width, ..] => width,
             [] => 0,
         };
-        Macs::of_heads(inputs.x.elements() * width, attributes.num_heads, inputs.head_gates)
+        Macs::of_heads(inputs.x.elements().saturating_mul(width), attributes.num_heads, inputs.head_gates)
     }
 }

@@ -43,6 +43,6 @@ impl ModelOperator for RoutedMlp {
     fn macs(attributes: &Attributes, inputs: &Inputs<List<'_, &Shape>>) -> Macs {
         let tokens: usize = inputs.x.dims()[..2].iter().product();
         let numbers = inputs.fc1_weight.elements() + inputs.fc2_weight.elements();
-        Macs::of_heads(tokens * numbers, attributes.num_experts, inputs.expert_gates)
+        Macs::of_heads(tokens.saturating_mul(numbers), attributes.num_experts, inputs.expert_gates)
     }
 }

@@ -29,6 +29,6 @@ impl ModelOperator for RoutedProjection {
             [blocks, ..] => blocks,
             [] => 0,
         };
-        Macs::of_heads(inputs.x.elements() * blocks, attributes.num_heads, inputs.head_gates)
+        Macs::of_heads(inputs.x.elements().saturating_mul(blocks), attributes.num_heads, inputs.head_gates)
     }
 }

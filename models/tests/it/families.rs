@@ -83,7 +83,7 @@ fn every_family_finishes_finite() {
         llama_config("moh-llama", json!({})),
         llama_config("moh-llm", json!({"shared_head": 2, "routed_head": [1, 2]})),
         vit_config(json!({})),
-        vit_config(json!({"family": "vit"})),
+        vit_config(json!({"family": "vit", "shared_head": null, "routed_head": null})),
     ];
     for config in &configs {
         let (outputs, _) = run_config(config);

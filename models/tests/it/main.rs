@@ -4,6 +4,8 @@
 
 mod families;
 mod golden;
+mod keys;
 mod moa;
+mod names;
 mod presets;
 mod weights;

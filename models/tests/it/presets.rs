@@ -44,7 +44,7 @@ fn folder_of(tensors: &Tensors) -> TempDir {
 }
 
 fn detect(tensors: &Tensors) -> Result<Checkpoint, Error> {
-    presets::open(folder_of(tensors).path(), Source::Beside, None)
+    presets::open(folder_of(tensors).path(), Source::Beside, None, &[])
 }
 
 #[test]
@@ -185,7 +185,7 @@ fn weights_of_no_preset() {
     }
 
     let folder = folder_of(&tensors);
-    let checkpoint = presets::open(folder.path(), Source::Preset("moh-dit-s-75"), None).unwrap();
+    let checkpoint = presets::open(folder.path(), Source::Preset("moh-dit-s-75"), None, &[]).unwrap();
     let text = Model::load(&checkpoint, None).err().unwrap().to_string();
     assert!(text.contains("y_embedder.embedding_table.weight\": expected [1001, 384], found [11, 384]"), "{text}");
 }
@@ -195,17 +195,17 @@ fn a_configuration_file_comes_first() {
     let preset = Preset::named("moh-dit-s-90").unwrap();
     let folder = folder_of(&planned(preset).1);
     std::fs::write(folder.path().join("config.json"), r#"{"family": "mine"}"#).unwrap();
-    let checkpoint = presets::open(folder.path(), Source::Beside, None).unwrap();
+    let checkpoint = presets::open(folder.path(), Source::Beside, None, &[]).unwrap();
     assert!(checkpoint.preset().is_none() && checkpoint.config().str_opt("family").unwrap() == Some("mine"));
-    let checkpoint = presets::open(folder.path(), Source::Preset(preset.name), None).unwrap();
+    let checkpoint = presets::open(folder.path(), Source::Preset(preset.name), None, &[]).unwrap();
     assert_eq!(checkpoint.preset().map(|found| found.name), Some(preset.name));
     Model::load(&checkpoint, None).unwrap();
 
     std::fs::write(folder.path().join("config.json"), "{").unwrap();
-    assert!(matches!(presets::open(folder.path(), Source::Beside, None).unwrap_err(), Error::Json { .. }));
+    assert!(matches!(presets::open(folder.path(), Source::Beside, None, &[]).unwrap_err(), Error::Json { .. }));
     let other = folder.path().join("other.json");
     std::fs::write(&other, preset.config).unwrap();
-    let checkpoint = presets::open(folder.path(), Source::File(&other), None).unwrap();
+    let checkpoint = presets::open(folder.path(), Source::File(&other), None, &[]).unwrap();
     assert_eq!((checkpoint.preset().is_none(), checkpoint.config().path()), (true, other.as_path()));
     Model::load(&checkpoint, None).unwrap();
 }

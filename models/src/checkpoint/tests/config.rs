@@ -15,7 +15,7 @@ fn config() -> Config {
 #[test]
 fn values_and_defaults() {
     let config = config();
-    assert_eq!((config.usize("depth").unwrap(), config.positive("depth").unwrap()), (12, 12));
+    assert_eq!((config.usize("depth").unwrap(), config.size("depth", 12).unwrap()), (12, 12));
     assert_eq!((config.usize_or("depth", 1).unwrap(), config.usize_or("absent", 1).unwrap()), (12, 1));
     assert_eq!((config.f64("eps").unwrap(), config.f64("depth").unwrap()), (1e-6, 12.0));
     assert_eq!(config.f64_or("nothing", 0.5).unwrap(), 0.5);
@@ -35,22 +35,23 @@ fn errors_name_file_key_and_value() {
         assert!(matches!(error, Error::Config { .. }));
         assert_says(&error, &["model/config.json", &format!("{key:?}"), expected, &format!("found {found}")]);
     };
-    check(config.usize("absent").unwrap_err(), "absent", "a non-negative integer", "nothing");
-    check(config.usize("nothing").unwrap_err(), "nothing", "a non-negative integer", "nothing");
-    check(config.usize("negative").unwrap_err(), "negative", "a non-negative integer", "-1");
-    check(config.positive("zero").unwrap_err(), "zero", "a number from 1 to 16777216", "0");
-    check(config.positive("huge").unwrap_err(), "huge", "a number from 1 to 16777216", "16777217");
-    check(config.positive("absent").unwrap_err(), "absent", "a non-negative integer", "nothing");
+    check(config.usize("absent").unwrap_err(), "absent", "an integer from 0 to 16777216", "nothing");
+    check(config.usize("nothing").unwrap_err(), "nothing", "an integer from 0 to 16777216", "nothing");
+    check(config.usize("negative").unwrap_err(), "negative", "an integer from 0 to 16777216", "-1");
+    check(config.size("zero", 16).unwrap_err(), "zero", "a number from 1 to 16", "0");
+    check(config.size("depth", 11).unwrap_err(), "depth", "a number from 1 to 11", "12");
+    check(config.usize("huge").unwrap_err(), "huge", "an integer from 0 to 16777216", "16777217");
+    check(config.size("absent", 1).unwrap_err(), "absent", "an integer from 0 to 16777216", "nothing");
     check(config.rejects("depth", "an even number", "13"), "depth", "an even number", "13");
-    check(config.usize_or("eps", 1).unwrap_err(), "eps", "a non-negative integer", "1e-6");
+    check(config.usize_or("eps", 1).unwrap_err(), "eps", "an integer from 0 to 16777216", "1e-6");
     check(config.f64("name").unwrap_err(), "name", "a number", "\"dit\"");
     check(config.f64("absent").unwrap_err(), "absent", "a number", "nothing");
     check(config.f64_or("bias", 0.0).unwrap_err(), "bias", "a number", "true");
     check(config.bool_or("depth", true).unwrap_err(), "depth", "true or false", "12");
     check(config.str_opt("depth").unwrap_err(), "depth", "a text", "12");
-    check(config.usize_list("scalar").unwrap_err(), "scalar", "a list of non-negative integers", "6");
-    check(config.usize_list("mixed").unwrap_err(), "mixed", "a list of non-negative integers", "[1,\"a\"]");
-    check(config.usize_list("absent").unwrap_err(), "absent", "a list of non-negative integers", "nothing");
+    check(config.usize_list("scalar").unwrap_err(), "scalar", "a list of integers from 0 to 16777216", "6");
+    check(config.usize_list("mixed").unwrap_err(), "mixed", "a list of integers from 0 to 16777216", "[1,\"a\"]");
+    check(config.usize_list("absent").unwrap_err(), "absent", "a list of integers from 0 to 16777216", "nothing");
     check(config.usize_or_list("heads", 4).unwrap_err(), "heads", "or a list of 4", "[4,4,6]");
     check(config.usize_or_list("absent", 4).unwrap_err(), "absent", "or a list of 4", "nothing");
     check(config.invalid("depth", "a multiple of 5"), "depth", "a multiple of 5", "12");

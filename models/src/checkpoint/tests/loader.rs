@@ -53,7 +53,7 @@ fn all_that_does_not_fit() {
     assert_eq!(mismatch.problems, expected);
     let file = file.display();
     let text = format!(
-        "{file}: the tensors are not those of this model\n\
+        "{file}: the tensors are not those of the model that the configuration describes\n\
          1 missing:\n  \"x.weight\" [18446744073709551615, 3]\n\
          1 of another shape:\n  \"b.weight\": expected [1, 2], found [2, 1] in {file}\n\
          2 of another type:\n  \"d.weight\": expected F64, F32, F16 or BF16, found I64 in {file}\n  \

@@ -49,9 +49,9 @@ fn a_shard_that_is_missing() {
 #[test]
 fn a_shard_of_an_unknown_format() {
     let folder = Folder::new();
-    folder.write("model-1.ckpt", b"PK");
-    index(&folder, &json!({ "a": "model-1.ckpt" }));
-    assert!(matches!(folder.refused(&["model-1.ckpt"]), Error::UnknownFormat { .. }));
+    folder.write("model-1.h5", b"PK");
+    index(&folder, &json!({ "a": "model-1.h5" }));
+    assert!(matches!(folder.refused(&["model-1.h5"]), Error::UnknownFormat { .. }));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Files of torch.save: those of PyTorch itself, and made ones, well-formed and not.
 
 mod archive;
+mod arrays;
 mod integers;
 mod pickle;
 mod state;
@@ -28,7 +29,7 @@ fn refused(bytes: &[u8], parts: &[&str]) -> Error {
 }
 
 fn open_with_key(folder: &Folder, key: &str) -> Result<Checkpoint, Error> {
-    crate::presets::open(folder.0.path(), crate::presets::Source::Beside, Some(key))
+    crate::presets::open(folder.0.path(), crate::presets::Source::Beside, Some(key), &[])
 }
 
 fn names(checkpoint: &Checkpoint) -> Vec<&str> {

@@ -91,6 +91,36 @@ fn a_computed_tensor() {
     assert_eq!(format!("{weight:?}"), "angles F32 [2, 2]");
 }
 
+/// Elements keep the name and place that they have in the file.
+#[test]
+fn places_of_elements() {
+    let folder = Folder::new();
+    folder.write("model.safetensors", &file_of(&[("a", &[2, 3], 1.0), ("b", &[4, 3], 2.0)]));
+    let checkpoint = folder.open().unwrap();
+    let (a, b) = (checkpoint.get("a").unwrap(), checkpoint.get("b").unwrap());
+    let file = folder.path("model.safetensors");
+    let check = |weight: &Weight, index: usize, tensor: &str, expected: usize| {
+        assert_eq!(weight.place(index), Place { file: &file, tensor, index: expected }, "{weight:?}");
+    };
+    check(a, 5, "a", 5);
+    check(&a.renamed("other"), 5, "a", 5);
+    check(&b.rows(1..3), 4, "b", 7);
+    check(&b.rows(1..3).reshaped([6]).rows(1..6), 4, "b", 8);
+    let stacked = Weight::stacked("router".to_owned(), &[a.renamed("x"), b.rows(1..4), a.clone()]);
+    assert_eq!(stacked.shape(), [7, 3]);
+    check(&stacked, 0, "a", 0);
+    check(&stacked, 5, "a", 5);
+    check(&stacked, 6, "b", 3);
+    check(&stacked, 14, "b", 11);
+    check(&stacked, 15, "a", 0);
+    check(&stacked.rows(3..6), 0, "b", 6);
+    check(&stacked.rows(3..6), 6, "a", 0);
+    let error = stacked.not_finite(7, f64::INFINITY);
+    assert_says(&error, &["model.safetensors: tensor \"b\": element 4 is inf; weights must be finite"]);
+    let computed = Weight::from_f32("angles", [1], vec![1.0]).not_finite(0, f64::NAN);
+    assert_says(&computed, &["\"angles\", computed from the checkpoint's tensors: element 0 is NaN"]);
+}
+
 #[test]
 fn a_weight_outlives_its_checkpoint() {
     let (folder, weight) = open_one("F32", &[1], &2.5f32.to_le_bytes(), 0);

@@ -19,9 +19,11 @@ const RANK: usize = 64;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Value<'a> {
     Int(i64),
+    Bool(bool),
     Text(&'a str),
+    Bytes(&'a [u8]),
     Node(usize),
-    /// Anything that is not part of a tensor: None, truth values, floats, bytes.
+    /// Anything that is not part of a tensor: None, floats.
     Other,
 }
 
@@ -33,6 +35,10 @@ pub(super) enum Node<'a> {
     Global(Global<'a>),
     Storage(Storage<'a>),
     Tensor(Tensor<'a>),
+    /// Bytes as text, which protocol 2 has no other way to store: each character is a byte.
+    Latin1(&'a str),
+    ElementType(ElementType<'a>),
+    Array(Array<'a>),
     /// An object that only Python could build: what it would call.
     Opaque(Global<'a>),
 }
@@ -69,6 +75,25 @@ pub(super) struct Tensor<'a> {
     /// Tuples, of which any number of tensors may share one.
     pub(super) shape: Value<'a>,
     pub(super) strides: Value<'a>,
+}
+
+/// numpy's element type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ElementType<'a> {
+    /// Kind and bytes: `f4`.
+    pub(super) code: &'a str,
+    pub(super) big_endian: bool,
+}
+
+/// A numpy array, as the file says it, unchecked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Array<'a> {
+    pub(super) shape: Value<'a>,
+    pub(super) element_type: Value<'a>,
+    /// Whether the first index counts fastest.
+    pub(super) fortran: bool,
+    /// Bytes, or text that stands for them.
+    pub(super) data: Value<'a>,
 }
 
 /// Everything that a pickle holds.

@@ -16,6 +16,8 @@ const DIT: ([&str; 2], &str, &str) =
 /// A dictionary of tensors, and the key that it was below.
 pub(super) struct State<'a> {
     pub(super) key: Option<&'a str>,
+    /// The keys of other dictionaries of tensors with the same names.
+    pub(super) others: Vec<&'a str>,
     pub(super) entries: BTreeMap<&'a str, Value<'a>>,
 }
 
@@ -28,7 +30,15 @@ pub(super) fn choose<'a>(file: &Path, pickle: &Pickle<'a>, key: Option<&str>) ->
     let nested: Vec<&str> =
         root.iter().filter(|(_, value)| holds_tensors(pickle, **value)).map(|(key, _)| *key).collect();
     let owned = |keys: &[&str]| keys.iter().map(|key| (*key).to_owned()).collect::<Vec<String>>();
-    let below = |key: &'a str| State { key: Some(key), entries: entries(pickle, root[key]) };
+    let below = |key: &'a str| {
+        let chosen = entries(pickle, root[key]);
+        // Averages of the weights, for one; an optimizer's state has other names.
+        let alike = |other: &&str| {
+            let names = || entries(pickle, root[*other]).into_keys();
+            *other != key && chosen.keys().next().is_some_and(|name| names().any(|other| other.ends_with(name)))
+        };
+        State { key: Some(key), others: nested.iter().copied().filter(alike).collect(), entries: chosen }
+    };
 
     if let Some(wanted) = key {
         let found = nested.iter().find(|key| **key == wanted);
@@ -42,7 +52,7 @@ pub(super) fn choose<'a>(file: &Path, pickle: &Pickle<'a>, key: Option<&str>) ->
     match *usual {
         [only] => Ok(below(only)),
         // Random states are tensors beside a model; a state dict's own entries hold no dictionaries.
-        [] if holds_tensors(pickle, pickle.root()) => Ok(State { key: None, entries: root }),
+        [] if holds_tensors(pickle, pickle.root()) => Ok(State { key: None, others: Vec::new(), entries: root }),
         [] => Err(Error::NoStateDict { file: file.to_owned(), keys: owned(&nested) }),
         _ => {
             let (names, model, average) = DIT;
@@ -51,7 +61,7 @@ pub(super) fn choose<'a>(file: &Path, pickle: &Pickle<'a>, key: Option<&str>) ->
                 names.iter().all(|name| state.keys().any(|key| key.ends_with(name)))
             };
             if usual.len() == 2 && usual.contains(&model) && usual.contains(&average) && is_dit(model) {
-                return Ok(State { key: Some(average), entries: entries(pickle, root[average]) });
+                return Ok(below(average));
             }
             Err(Error::AmbiguousWeights { file: file.to_owned(), keys: owned(&usual) })
         }
@@ -64,5 +74,5 @@ fn entries<'a>(pickle: &Pickle<'a>, value: Value<'a>) -> BTreeMap<&'a str, Value
 }
 
 fn holds_tensors<'a>(pickle: &Pickle<'a>, value: Value<'a>) -> bool {
-    pickle.named(value).any(|(_, value)| matches!(pickle.node(value), Some(Node::Tensor(_))))
+    pickle.named(value).any(|(_, value)| matches!(pickle.node(value), Some(Node::Tensor(_) | Node::Array(_))))
 }

@@ -1,8 +1,9 @@
-//! A tensor of a torch.save file: a view of a storage, checked before a byte of it is touched.
+//! A tensor of a torch.save file, or a numpy array: a view of a storage, checked before a byte of it is touched.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
-use super::pickle::{Pickle, Storage, Tensor};
+use super::pickle::{Array, Node, Pickle, Storage, Tensor, Value};
 use crate::error::TensorFault;
 use crate::weight_type::WeightType;
 
@@ -24,6 +25,54 @@ pub(super) fn element_type(storage: &Storage<'_>) -> Option<WeightType> {
         "DoubleStorage" => WeightType::F64,
         _ => return None,
     })
+}
+
+/// The element type of an array.
+///
+/// # Errors
+/// What its type is instead, for people.
+pub(super) fn array_type(pickle: &Pickle<'_>, array: &Array<'_>) -> Result<WeightType, String> {
+    let Some(Node::ElementType(element)) = pickle.node(array.element_type) else {
+        return Err("a numpy array of objects".to_owned());
+    };
+    let refused = |order: &str| Err(format!("a numpy array of type {:?}", format!("{order}{}", element.code)));
+    if element.big_endian {
+        return refused(">");
+    }
+    Ok(match element.code {
+        "b1" => WeightType::Bool,
+        "u1" => WeightType::U8,
+        "i1" => WeightType::I8,
+        "u2" => WeightType::U16,
+        "i2" => WeightType::I16,
+        "f2" => WeightType::F16,
+        "u4" => WeightType::U32,
+        "i4" => WeightType::I32,
+        "f4" => WeightType::F32,
+        "u8" => WeightType::U64,
+        "i8" => WeightType::I64,
+        "f8" => WeightType::F64,
+        _ => return refused(""),
+    })
+}
+
+/// The bytes of an array: part of the file, or decoded from text; `None` for what is neither. `left` is what copies may still take.
+pub(super) fn array_bytes<'a>(
+    pickle: &Pickle<'a>,
+    array: &Array<'a>,
+    left: &mut usize,
+) -> Option<Result<Cow<'a, [u8]>, TensorFault>> {
+    let text = match (array.data, pickle.node(array.data)) {
+        (Value::Bytes(bytes), _) => return Some(Ok(Cow::Borrowed(bytes))),
+        (_, Some(Node::Latin1(text))) => *text,
+        _ => return None,
+    };
+    let Some(rest) = left.checked_sub(text.len()) else {
+        return Some(Err(TensorFault::Copy { bytes: text.len(), left: *left }));
+    };
+    *left = rest;
+    let bytes: Result<Vec<u8>, _> = text.chars().map(u8::try_from).collect();
+    bytes.ok().map(|bytes| Ok(Cow::Owned(bytes)))
 }
 
 /// Where a tensor's elements are in its storage.
@@ -68,6 +117,28 @@ impl View {
             return Err(TensorFault::Beyond { key, last, elements: stored });
         }
         Ok(View { shape, strides, offset, elements })
+    }
+
+    /// Checks an array's shape against its bytes, of which there are `found`.
+    pub(super) fn of_array(
+        pickle: &Pickle<'_>,
+        array: &Array<'_>,
+        dtype: WeightType,
+        found: usize,
+    ) -> Result<View, TensorFault> {
+        let shape = pickle.sizes(array.shape).ok_or(TensorFault::Layout)?;
+        let elements = shape.iter().try_fold(1usize, |n, &size| n.checked_mul(size));
+        let expected = elements.and_then(|n| n.checked_mul(dtype.bytes()));
+        let (Some(elements), true) = (elements, expected == Some(found)) else {
+            return Err(TensorFault::ArrayLength { shape, expected, found });
+        };
+        let mut strides = vec![1; shape.len()];
+        let axes: Vec<usize> =
+            if array.fortran { (0..shape.len()).collect() } else { (0..shape.len()).rev().collect() };
+        for pair in axes.windows(2) {
+            strides[pair[1]] = usize::saturating_mul(strides[pair[0]], shape[pair[0]]);
+        }
+        Ok(View { shape, strides, offset: 0, elements })
     }
 
     /// The elements as a range of the storage's, if they lie there in row-major order without gaps.

@@ -19,25 +19,34 @@ pub(super) struct Rotation<V> {
 }
 
 impl Rope {
-    /// Reads `rope_theta` and `rope_scaling`.
+    /// Reads `rope_theta` and `rope_scaling`, or `rope_parameters`, which holds both from transformers 5 on.
     ///
     /// # Errors
     /// [`crate::Error::Config`] for a kind or number that is not known.
     pub(super) fn configured(config: &Config, head_dim: usize, context: usize) -> Result<Rope> {
-        const KEY: &str = "rope_scaling";
-        let theta = config.f64_or("rope_theta", 10_000.0)?;
+        let parameters = config.value("rope_parameters");
+        let (key, scaling) = match parameters {
+            Some(_) => ("rope_parameters", parameters),
+            None => ("rope_scaling", config.value("rope_scaling")),
+        };
+        let theta = match parameters.and_then(|parameters| parameters.get("rope_theta")) {
+            Some(theta) => theta.as_f64().ok_or_else(|| config.invalid(key, "a number \"rope_theta\""))?,
+            None => config.f64_or("rope_theta", 10_000.0)?,
+        };
         let plain: Vec<f64> = (0..head_dim / 2).map(|i| theta.powf(-2.0 * i as f64 / head_dim as f64)).collect();
         let rounded = |frequencies: Vec<f64>, dynamic| Rope {
             inverse_frequencies: frequencies.into_iter().map(|f| f as f32).collect(),
             dynamic,
         };
-        let Some(scaling) = config.value(KEY) else { return Ok(rounded(plain, None)) };
+        let Some(scaling) = scaling else { return Ok(rounded(plain, None)) };
         let kind = scaling.get("rope_type").or(scaling.get("type")).and_then(serde_json::Value::as_str);
-        let number = |key: &str| {
-            let value = scaling.get(key).and_then(serde_json::Value::as_f64).filter(|v| *v > 0.0 && v.is_finite());
-            value.ok_or_else(|| config.invalid(KEY, format!("a positive {key:?}")))
+        let number = |name: &str| {
+            let value = scaling.get(name).and_then(serde_json::Value::as_f64).filter(|v| *v > 0.0 && v.is_finite());
+            value.ok_or_else(|| config.invalid(key, format!("a positive {name:?}")))
         };
         match kind {
+            // Parameters without a type say theta alone.
+            None if parameters.is_some() => Ok(rounded(plain, None)),
             Some("default") => Ok(rounded(plain, None)),
             Some("linear") => {
                 let factor = number("factor")?;
@@ -48,7 +57,7 @@ impl Rope {
                 let (factor, low, high) = (number("factor")?, number("low_freq_factor")?, number("high_freq_factor")?);
                 let length = number("original_max_position_embeddings")?;
                 if high <= low {
-                    return Err(config.invalid(KEY, "a high_freq_factor above low_freq_factor"));
+                    return Err(config.invalid(key, "a high_freq_factor above low_freq_factor"));
                 }
                 let scaled = |f: f64| {
                     let periods = length * f / std::f64::consts::TAU;
@@ -57,7 +66,7 @@ impl Rope {
                 };
                 Ok(rounded(plain.into_iter().map(scaled).collect(), None))
             }
-            _ => Err(config.invalid(KEY, "a rope_type of default, linear, dynamic or llama3")),
+            _ => Err(config.invalid(key, "a rope_type of default, linear, dynamic or llama3")),
         }
     }
 

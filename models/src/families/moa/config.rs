@@ -1,6 +1,7 @@
 //! What a MoA configuration says.
 
 use crate::checkpoint::{Checkpoint, Config};
+use crate::heads::{MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_VOCABULARY, MAX_WIDTH};
 use crate::ops::{Result, Unary};
 use moh_operators::routed_mlp::Activation;
 
@@ -22,9 +23,17 @@ impl Part {
         }
     }
 
+    fn other(self) -> Part {
+        match self {
+            Part::Encoder => Part::Decoder,
+            Part::Decoder => Part::Encoder,
+        }
+    }
+
     fn configured(checkpoint: &Checkpoint) -> Result<Part> {
         let config = checkpoint.config();
-        let holds = |part: Part| checkpoint.names().any(|name| name.starts_with(part.name()));
+        // Behind a prefix that is to be removed, too.
+        let holds = |part: Part| checkpoint.names().any(|name| name.split('.').any(|module| module == part.name()));
         match (config.str_opt("part")?, holds(Part::Encoder), holds(Part::Decoder)) {
             (Some("encoder"), ..) | (None, true, false) => Ok(Part::Encoder),
             (Some("decoder"), ..) | (None, false, true) => Ok(Part::Decoder),
@@ -64,38 +73,63 @@ pub(super) struct Settings {
     pub(super) max_positions: usize,
 }
 
-/// fairseq's keys are the same for both parts, with or without the part's name before them.
+/// fairseq's keys are the same for both parts, with or without the part's name before them. Those of the other part count as
+/// asked for.
 pub(super) fn key(config: &Config, part: Part, name: &str) -> String {
-    let own = format!("{}_{name}", part.name());
-    if config.has(&own) { own } else { name.to_owned() }
+    let [own, _] = [part, part.other()].map(|part| {
+        let key = format!("{}_{name}", part.name());
+        config.has(&key).then_some(key)
+    });
+    own.unwrap_or_else(|| name.to_owned())
 }
 
 /// Keys of fairseq that change what is computed and that this family does not know. Those with tensors of their own are found
 /// by their tensors.
 const UNSUPPORTED: &[&str] = &["cross_self_attention", "no_cross_attention", "adaptive_input", "tie_adaptive_weights"];
 
+/// Keys that only one part reads, or one kind of layers, or a model with embeddings.
+const ELSEWHERE: &[&str] = &[
+    "decoder_embed_dim",
+    "no_decoder_final_norm",
+    "max_source_positions",
+    "max_target_positions",
+    "ffd_moe_k",
+    "padding_idx",
+    "no_token_positional_embeddings",
+    "no_scale_embedding",
+    "layernorm_embedding",
+    "share_all_embeddings",
+    "share_decoder_input_output_embed",
+];
+
 impl Settings {
     pub(super) fn read(checkpoint: &Checkpoint) -> Result<Settings> {
         let config = checkpoint.config();
         let part = Part::configured(checkpoint)?;
-        if let Some(found) = UNSUPPORTED.iter().find(|key| config.bool_or(key, false).unwrap_or(true)) {
-            return Err(config.invalid(found, "false"));
+        for unsupported in UNSUPPORTED {
+            if config.value(unsupported).is_some_and(|value| *value != false) {
+                return Err(config.invalid(unsupported, "false"));
+            }
         }
-        if config.has("adaptive_softmax_cutoff") {
-            return Err(config.invalid("adaptive_softmax_cutoff", "null"));
-        }
+        config.refuse(&["adaptive_softmax_cutoff"], "null")?;
         let key = |name: &str| key(config, part, name);
-        let width = config.positive(&format!("{}_embed_dim", part.name()))?;
+        let width = config.size(&format!("{}_embed_dim", part.name()), MAX_WIDTH)?;
         for name in ["decoder_input_dim", "decoder_output_dim"] {
-            if part == Part::Decoder && config.usize_or(name, width)? != width {
+            let other = config.value(name).is_some_and(|value| *value != width);
+            if part == Part::Decoder && other {
                 return Err(config.invalid(name, format!("decoder_embed_dim = {width}")));
             }
         }
+        // Of use to one part only, or in one kind of layers.
+        config.know(ELSEWHERE);
+        config.know(&[&key("ffn_embed_dim"), &key("learned_pos"), &key("vocab_size")]);
         let source_width = match part {
             Part::Encoder => width,
-            Part::Decoder => config.positive("encoder_embed_dim")?,
+            Part::Decoder => config.size("encoder_embed_dim", MAX_WIDTH)?,
         };
-        let num_expert = config.positive("num_expert")?;
+        let num_expert = config.size("num_expert", MAX_HEADS)?;
+        config.note_default("ffd_type", "normal");
+        config.note_default("activation_fn", "relu");
         let mixture = match config.str_opt("ffd_type")? {
             None | Some("normal") => None,
             Some("moe") => Some(config.usize_or("ffd_moe_k", 4)?.clamp(1, num_expert)),
@@ -114,20 +148,20 @@ impl Settings {
         };
         Ok(Settings {
             part,
-            layers: config.positive(&key("layers"))?,
+            layers: config.size(&key("layers"), MAX_LAYERS)?,
             width,
             source_width,
-            head_dim: config.positive("head_dim")?,
+            head_dim: config.size("head_dim", MAX_HEAD_DIM)?,
             num_expert,
-            top_k: config.positive(&key("attention_heads"))?.min(num_expert),
-            ffn_width: if mixture.is_some() { 0 } else { config.positive(&key("ffn_embed_dim"))? },
+            top_k: config.size(&key("attention_heads"), MAX_HEADS)?.min(num_expert),
+            ffn_width: if mixture.is_some() { 0 } else { config.size(&key("ffn_embed_dim"), MAX_WIDTH)? },
             mixture,
             activation,
             renormalize: config.bool_or("renormalize_gates", false)?,
             normalize_before,
             final_norm: normalize_before && !bare,
             norm_eps: config.f64_or("layer_norm_eps", 1e-5)? as f32,
-            max_positions: if config.has(positions) { config.positive(positions)? } else { 1024 },
+            max_positions: config.size_or(positions, 1024, MAX_VOCABULARY)?,
         })
     }
 

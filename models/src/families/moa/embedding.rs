@@ -3,6 +3,7 @@
 use super::config::{Part, Settings, key};
 use super::layers::Norm;
 use crate::checkpoint::{Checkpoint, Loader, Weight};
+use crate::heads::MAX_VOCABULARY;
 use crate::ops::{Binary, Linear, Ops, Reduce, Result, Type, Unary};
 use crate::router::load_linear;
 
@@ -42,7 +43,7 @@ impl Embedding {
         }
         let vocab_key = key(config, part, "vocab_size");
         let vocab_size = match (config.has(&vocab_key), rows(&name)) {
-            (true, _) => config.positive(&vocab_key)?,
+            (true, _) => config.size(&vocab_key, MAX_VOCABULARY)?,
             (false, Some(rows)) => rows,
             (false, None) => return Ok(None),
         };

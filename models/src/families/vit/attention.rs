@@ -128,7 +128,17 @@ impl Raw {
     }
 
     /// Computes what does not depend on the input.
-    pub(super) fn fold(self, shape: &Shape) -> Module {
+    ///
+    /// # Errors
+    /// [`crate::Error::NotFinite`] for a weight that the exporter will not see.
+    pub(super) fn fold(self, shape: &Shape) -> Result<Module> {
+        self.bias.iter().chain([&self.temperature]).try_for_each(Weight::check_finite)?;
+        // A model that is only planned has no numbers, and may be of any size.
+        let planned = self.bias.iter().any(Weight::is_absent);
+        let table = |name: String, shape: Vec<usize>, values: &dyn Fn() -> Vec<f32>| match planned {
+            true => Weight::absent(&name, &shape),
+            false => Weight::from_f32(name, shape, values()),
+        };
         let [fc1_weight, fc1_bias, fc2_weight, fc2_bias] = self.bias.map(|weight| weight.to_f32());
         let mlp = BiasMlp { fc1_weight, fc1_bias, fc2_weight, fc2_bias };
         let temperatures: Vec<f32> = self.temperature.to_f32().into_iter().map(softplus).collect();
@@ -152,7 +162,9 @@ impl Raw {
                     query_embedding: self.query_embedding,
                     query_scale: constant("query_scale", &[tokens, heads], scales),
                     local_bias: raw.local_bias,
-                    pooled_bias: constant("pooled_bias", &[heads, tokens, pooled], mlp.table(grid, shape.pretrained)),
+                    pooled_bias: table(format!("{}.pooled_bias", self.path), vec![heads, tokens, pooled], &|| {
+                        mlp.table(grid, shape.pretrained)
+                    }),
                     learnable_tokens: raw.learnable_tokens,
                     learnable_bias: raw.learnable_bias,
                 };
@@ -166,16 +178,17 @@ impl Raw {
             }
             _ => {
                 let grid = Grid { side: shape.side, pooled: shape.side };
-                let table = mlp.table(grid, shape.pretrained);
                 Kind::Full {
                     query_embedding: self.query_embedding,
                     query_scale: temperatures.iter().map(|tau| tau * (tokens as f32).ln()).collect(),
-                    bias: Weight::from_f32(format!("{}.bias", self.path), [1, heads, tokens, tokens], table),
+                    bias: table(format!("{}.bias", self.path), vec![1, heads, tokens, tokens], &|| {
+                        mlp.table(grid, shape.pretrained)
+                    }),
                 }
             }
         };
         let Raw { router, query, key, value, proj, .. } = self;
-        Module { router, kind, query, key, value, proj }
+        Ok(Module { router, kind, query, key, value, proj })
     }
 }
 

@@ -75,11 +75,10 @@ fn other_formats() {
     for (file, said) in [
         (&b""[..], "an empty file"),
         (&legacy, "before 1.6: load it in PyTorch and save it again"),
-        (&program(dict(&[])), "a pickle"),
         (&tar, "a tar file"),
         (&file_of(&[("a", &[1], 1.0)]), "a safetensors file"),
         (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS"),
-        (b"<!DOCTYPE html>", "no zip file"),
+        (b"<!DOCTYPE html>", "neither a zip file nor a pickle"),
     ] {
         assert!(matches!(refused(file, &[said]), Error::NotTorch { .. }));
     }
@@ -87,6 +86,9 @@ fn other_formats() {
     assert!(matches!(refused(&folders, &["more than one data.pkl"]), Error::NotTorch { .. }));
     let script = zip_of(|zip| zip.add("archive/constants.pkl", b"."));
     assert!(matches!(refused(&script, &["TorchScript"]), Error::NotTorch { .. }));
+    let mut arrays = Zip::default();
+    arrays.add("a.npy", b"");
+    assert!(matches!(refused(&arrays.finish(), &[".npz", "safetensors.numpy.save_file"]), Error::NotTorch { .. }));
     let mut empty = Zip::default();
     empty.add("archive/other", b"");
     assert!(matches!(refused(&empty.finish(), &["a zip file without data.pkl"]), Error::NotTorch { .. }));

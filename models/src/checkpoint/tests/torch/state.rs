@@ -75,21 +75,15 @@ fn files_without_tensors() {
     assert!(matches!(refused(&file(dict(&[("w", only_complex)])), &["no tensors"]), Error::NoTensors { .. }));
 }
 
+/// Averages of the weights are named, an optimizer's state is not.
 #[test]
-fn wrappers_are_taken_off() {
-    for wrapped in ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module.module."] {
-        let name = |name: &str| format!("{wrapped}{name}");
-        let (a, b, odd) = (name("a.weight"), name("b.weight"), name("odd"));
-        let value = dict(&[(&a, floats(2)), (&b, floats(2)), (&odd, call("x", "y", &[]))]);
-        let (_folder, checkpoint) = opened(&file(value));
-        assert_eq!(names(&checkpoint), ["a.weight", "b.weight"]);
-        assert_eq!(checkpoint.get("a.weight").unwrap().name(), "a.weight");
-        let mut loader = Loader::new(&checkpoint);
-        loader.weight("odd", &[1]);
-        assert_says(&loader.finish(|_| true).unwrap_err(), &["1 unreadable:\n  \"odd\""]);
-    }
-    let (_folder, checkpoint) = opened(&file(dict(&[("module.a", floats(2)), ("b", floats(2))])));
-    assert_eq!(names(&checkpoint), ["b", "module.a"]);
+fn other_state_dicts() {
+    let average = dict(&[("module.w", floats(2)), ("n_averaged", floats(2))]);
+    let value = dict(&[("model", one("w")), ("model_ema", average), ("opt", one("exp_avg")), ("epoch", int(1))]);
+    let folder = folder_of(&file(value));
+    let checkpoint = folder.open().unwrap();
+    assert_eq!((checkpoint.weights_key(), checkpoint.other_keys()), (Some("model"), &["model_ema".to_owned()][..]));
+    assert_eq!(names(&open_with_key(&folder, "model_ema").unwrap()), ["module.w", "n_averaged"]);
 }
 
 #[test]
@@ -106,8 +100,8 @@ fn shards() {
     let index = folder.write_json("pytorch_model.bin.index.json", &json!({ "metadata": {}, "weight_map": map }));
     for path in [folder.0.path(), index.as_path()] {
         let checkpoint = Checkpoint::open(path, None).unwrap();
-        assert_eq!(names(&checkpoint), ["a", "b"]);
-        assert_eq!(checkpoint.get("b").unwrap().to_f32(), [0.0, 3.0, 1.0, 4.0, 2.0, 5.0]);
+        assert_eq!(names(&checkpoint), ["module.a", "module.b"]);
+        assert_eq!(checkpoint.get("module.b").unwrap().to_f32(), [0.0, 3.0, 1.0, 4.0, 2.0, 5.0]);
     }
     folder.write("pytorch_model-00002-of-00002.bin", &saved(one("module.c"), &[&DATA]));
     assert!(matches!(folder.refused(&["\"module.b\""]), Error::NotInShard { .. }));
@@ -121,7 +115,7 @@ fn folders() {
     let only = folder.write("anything.pt", &file(one("a")));
     assert_eq!(folder.open().unwrap().path(), only);
     folder.write("other.pth", &file(one("b")));
-    let error = folder.refused(&["anything.pt, other.pth; name one of them"]);
+    let error = folder.refused(&["anything.pt, other.pth; give the path of one of them"]);
     assert!(matches!(error, Error::SeveralWeights { .. }));
     assert_eq!(names(&Checkpoint::open(&only, None).unwrap()), ["a"]);
     folder.write("pytorch_model.bin", &file(one("c")));

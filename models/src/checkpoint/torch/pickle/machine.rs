@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::{Global, Node, Pickle, PickleFault, Storage, Tensor, Value};
+use super::{Array, ElementType, Global, Node, Pickle, PickleFault, Storage, Tensor, Value};
 
 /// Instructions of a pickle: enough for a hundred thousand tensors, and a bound on memory.
 const INSTRUCTIONS: usize = 1 << 22;
@@ -62,7 +62,8 @@ impl<'a> Machine<'a> {
                 self.stack.push(top);
             }
 
-            b'N' | 0x88 | 0x89 => self.stack.push(Value::Other),
+            b'N' => self.stack.push(Value::Other),
+            0x88 | 0x89 => self.stack.push(Value::Bool(opcode == 0x88)),
             b'K' | b'M' | b'J' | 0x8a | 0x8b => self.integer()?,
             b'G' => self.other::<8>()?,
             b'X' | 0x8c | 0x8d => {
@@ -71,8 +72,8 @@ impl<'a> Machine<'a> {
                 self.stack.push(text.map_or(Value::Other, Value::Text));
             }
             b'B' | b'C' | b'T' | b'U' | 0x8e | 0x96 => {
-                self.take_counted()?;
-                self.stack.push(Value::Other);
+                let bytes = self.take_counted()?;
+                self.stack.push(Value::Bytes(bytes));
             }
 
             b')' => self.push(Node::Tuple(Vec::new())),
@@ -126,8 +127,11 @@ impl<'a> Machine<'a> {
                 let opaque = Node::Opaque(self.global(callable));
                 self.push(opaque);
             }
-            // The state of an object: a dictionary's attributes, or what only Python could use.
-            b'b' => self.ignore_top()?,
+            b'b' => {
+                let state = self.pop()?;
+                let object = self.top()?;
+                self.build(object, state);
+            }
             b'Q' => self.persistent()?,
             _ => return Err(PickleFault::Opcode { at: self.start, opcode }),
         }
@@ -323,6 +327,21 @@ impl<'a> Machine<'a> {
         let result = match (global.module, global.name) {
             ("collections", "OrderedDict") if arguments.is_empty() => Node::Dict(Vec::new()),
             ("torch._utils", "_rebuild_tensor_v2") => self.tensor(arguments).unwrap_or(Node::Opaque(global)),
+            ("_codecs", "encode") => match *arguments {
+                [Value::Text(text), Value::Text("latin1")] => Node::Latin1(text),
+                _ => Node::Opaque(global),
+            },
+            ("__builtin__" | "builtins", "bytes") if arguments.is_empty() => Node::Latin1(""),
+            ("numpy", "dtype") => match *arguments {
+                [Value::Text(code), ..] => Node::ElementType(ElementType { code, big_endian: false }),
+                _ => Node::Opaque(global),
+            },
+            ("numpy.core.numeric" | "numpy._core.numeric", "_frombuffer") => match *arguments {
+                [data, element_type, shape, Value::Text(order)] => {
+                    Node::Array(Array { shape, element_type, fortran: order == "F", data })
+                }
+                _ => Node::Opaque(global),
+            },
             // A parameter is its tensor.
             ("torch._utils", "_rebuild_parameter" | "_rebuild_parameter_with_state") if !arguments.is_empty() => {
                 let tensor = arguments[0];
@@ -331,6 +350,28 @@ impl<'a> Machine<'a> {
             _ => Node::Opaque(global),
         };
         self.push(result);
+    }
+
+    /// Gives an object its state. That of a dictionary is attributes, and that of most objects is for Python alone; numpy's arrays
+    /// and element types are made empty and get their contents here.
+    fn build(&mut self, object: Value<'a>, state: Value<'a>) {
+        let built = match (self.node(object), self.tuple(state)) {
+            (Some(Node::ElementType(element)), [_, Value::Text(order), ..]) => {
+                Node::ElementType(ElementType { big_endian: *order == ">", ..*element })
+            }
+            (Some(Node::Opaque(global)), &[_, shape, element_type, Value::Bool(fortran), data])
+                if matches!(global.module, "numpy.core.multiarray" | "numpy._core.multiarray")
+                    && global.name == "_reconstruct" =>
+            {
+                Node::Array(Array { shape, element_type, fortran, data })
+            }
+            _ => return,
+        };
+        if let Value::Node(index) = object
+            && let Some(node) = self.nodes.get_mut(index)
+        {
+            *node = built;
+        }
     }
 
     fn tensor(&self, arguments: &[Value<'a>]) -> Option<Node<'a>> {
