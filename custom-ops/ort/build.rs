@@ -1,4 +1,4 @@
-//! Keeps the library loaded: see `registry.rs`.
+//! Linker flag that keeps the library loaded: see `registry.rs`.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
