@@ -5,8 +5,8 @@ use crate::isa::Isa;
 /// Computes `c = scale * c + a b`; without `scale`, `c = a b`. `c` is `rows` rows of `V` vectors, `width` floats
 /// apart; `k` is the inner length.
 ///
-/// `b` is `k` rows of `V` vectors, `width` floats apart. `a` is read by broadcasting: its element (row, k) is at `row
-/// * stride + k`, or with `ACROSS` at `k * stride + row`.
+/// `b` is `k` rows of `V` vectors, `width` floats apart. `a` is read by broadcasting: its element (row, k) is at
+/// `row * stride + k`, or with `ACROSS` at `k * stride + row`.
 ///
 /// # Safety
 /// Every address named above is valid for reading, those of `c` also for writing.

@@ -93,8 +93,8 @@ pub(super) fn attend<I: Isa, T: Element>(
     macs
 }
 
-/// Recomputes rows that are NaN, using only their visible keys: in a tile, masked keys get weight 0, but 0 * NaN and 0
-/// * infinity are NaN.
+/// Recomputes rows that are NaN, using only their visible keys: in a tile, masked keys get weight 0, but the product of
+/// 0 with NaN or infinity is NaN.
 pub(super) fn repair<I: Isa, T: Element>(
     call: &Call<'_, I, T>,
     head: Head,

@@ -1,5 +1,4 @@
-//! RoutedAggregatedAttention's function body: computes every head, then replaces the outputs of heads that are off by
-//! 0.
+//! RoutedAggregatedAttention's function body: computes every head, then sets the outputs of heads that are off to 0.
 
 use super::{Attributes, RoutedAggregatedAttention};
 use crate::attributes::name_of;
