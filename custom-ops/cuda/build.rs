@@ -1,10 +1,10 @@
-//! Compiles `kernels/*.cu` to images for the GPU, and fails where the compiler says that a kernel will be slow.
+//! Compiles `kernels/*.cu` to GPU images. Register spills and serialised wgmma, which ptxas reports, are errors.
 //!
-//! Only for feature `kernels`. nvcc is `MOH_NVCC`, or that of `CUDA_HOME`, of the PATH, or of `target/cuda`, where
-//! `ci/cuda-toolchain.sh` puts it. No GPU and no driver are needed. `MOH_NVCC_FLAGS` are added to its arguments.
+//! Only with feature `kernels`. nvcc is taken from `MOH_NVCC`, `CUDA_HOME`, the PATH, or `target/cuda`, where
+//! `ci/cuda-toolchain.sh` installs it. No GPU or driver is needed. `MOH_NVCC_FLAGS` are appended to its arguments.
 //!
-//! Each `NAME.cu` becomes `NAME.fatbin` and a static `NAME` in `modules.rs`; what ptxas says of each kernel goes to
-//! `resources.tsv`, which `ci/cuda-report.sh` shows.
+//! Each `NAME.cu` becomes `NAME.fatbin` and a static `NAME` in `modules.rs`. The resource usage that ptxas reports per
+//! kernel is written to `resources.tsv`, which `ci/cuda-report.sh` prints.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -16,13 +16,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::{env, fs};
 
 const ARGUMENTS: &[&str] = &["-std=c++17", "-O3", "--fatbin", "-Xfatbin=-compress-all", "-Xptxas=-v", "-Ikernels"];
-/// Machine code for Ampere and for Hopper, and PTX for what comes later.
+/// Machine code for Ampere and Hopper, and PTX for later GPUs.
 const PORTABLE: &[&str] = &[
     "-gencode=arch=compute_80,code=sm_80",
     "-gencode=arch=compute_90,code=sm_90",
     "-gencode=arch=compute_90,code=compute_90",
 ];
-/// wgmma and setmaxnreg exist on Hopper alone.
+/// wgmma and setmaxnreg exist only on Hopper.
 const HOPPER: &[&str] = &["-gencode=arch=compute_90a,code=sm_90a"];
 
 type Result<T> = std::result::Result<T, String>;
@@ -44,13 +44,13 @@ fn compile_all() -> Result<()> {
     for variable in ["MOH_NVCC", "MOH_NVCC_FLAGS", "CUDA_HOME"] {
         println!("cargo:rerun-if-env-changed={variable}");
     }
-    // Headers change what comes out as well.
+    // The whole folder, because headers are included.
     println!("cargo:rerun-if-changed=kernels");
     let nvcc = find_nvcc()?;
     let toolkit = toolkit(&nvcc)?;
     let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("no OUT_DIR")?);
-    // Checks, tests and builds have output folders of their own, and compiling takes minutes: they share what they compile. The
-    // target folder is above PROFILE/build/CRATE/out.
+    // Checks, tests and builds have separate output folders. Compiling takes minutes, so they share a cache in the
+    // target folder, which is above PROFILE/build/CRATE/out.
     let cache = out.ancestors().nth(4).unwrap_or(&out).join("cuda-images");
     fs::create_dir_all(&cache).map_err(|e| format!("{}: {e}", cache.display()))?;
     let entries: Vec<fs::DirEntry> =
@@ -121,7 +121,7 @@ fn find_nvcc() -> Result<PathBuf> {
     })
 }
 
-/// What an image depends on beside its source.
+/// The inputs of an image besides its source; part of the cache key.
 #[derive(Hash)]
 struct Compiler {
     nvcc: PathBuf,
@@ -129,7 +129,7 @@ struct Compiler {
     flags: String,
 }
 
-/// The CUDA version that nvcc is of.
+/// The CUDA version of nvcc.
 fn toolkit(nvcc: &Path) -> Result<u32> {
     let said = Command::new(nvcc).arg("--version").output().map_err(|e| format!("{}: {e}", nvcc.display()))?;
     let said = String::from_utf8_lossy(&said.stdout).into_owned();
@@ -144,7 +144,7 @@ fn toolkit(nvcc: &Path) -> Result<u32> {
     }
 }
 
-/// Compiles one file, and judges what ptxas says.
+/// Compiles one file and checks the report of ptxas.
 fn compile(compiler: &Compiler, source: &Path, out: &Path, cache: &Path) -> Result<Vec<Resources>> {
     let name = stem(source);
     let text = fs::read_to_string(source).map_err(|e| format!("{}: {e}", source.display()))?;
@@ -156,7 +156,8 @@ fn compile(compiler: &Compiler, source: &Path, out: &Path, cache: &Path) -> Resu
         Ok(said) if image.is_file() => said,
         _ => {
             let said = run_nvcc(compiler, source, &name, &known)?;
-            // Last, because it says that the image is whole; renamed, because others may do the same.
+            // Written last, as the sign that the image is complete; renamed into place, because other builds may write
+            // it too.
             let temporary = known.with_extension(std::process::id().to_string());
             write(&temporary, &said)?;
             fs::rename(&temporary, &report).map_err(|e| format!("{}: {e}", report.display()))?;
@@ -183,7 +184,7 @@ fn compile(compiler: &Compiler, source: &Path, out: &Path, cache: &Path) -> Resu
     }
 }
 
-/// The texts of a file and of what it includes, by name; the emulator's headers are not nvcc's.
+/// The contents of a file and of its includes, by name, without the emulator's headers.
 fn with_headers(source: &Path) -> Result<BTreeMap<PathBuf, String>> {
     let (mut texts, mut open) = (BTreeMap::new(), vec![source.to_owned()]);
     while let Some(path) = open.pop() {
@@ -198,7 +199,7 @@ fn with_headers(source: &Path) -> Result<BTreeMap<PathBuf, String>> {
     Ok(texts)
 }
 
-/// Writes `KNOWN.fatbin`; what nvcc says.
+/// Writes `KNOWN.fatbin`; returns the output of nvcc.
 fn run_nvcc(compiler: &Compiler, source: &Path, name: &str, known: &Path) -> Result<String> {
     let temporary = known.with_extension(format!("{}.fatbin", std::process::id()));
     let output = Command::new(&compiler.nvcc)
@@ -221,7 +222,7 @@ fn run_nvcc(compiler: &Compiler, source: &Path, name: &str, known: &Path) -> Res
     Ok(said.into_owned())
 }
 
-/// Bytes of registers that a file's kernels may spill: what its line `// moh: spill-limit BYTES` says, else none.
+/// Bytes that a file's kernels may spill: from its line `// moh: spill-limit BYTES`, else 0.
 fn spill_limit(source: &str) -> u64 {
     let stated = source.lines().find_map(|line| line.trim().strip_prefix("// moh: spill-limit "));
     stated.and_then(|text| text.split_whitespace().next()?.parse().ok()).unwrap_or(0)
@@ -229,7 +230,7 @@ fn spill_limit(source: &str) -> u64 {
 
 const HEADER: &str = "module\tkernel\ttarget\tregisters\tshared\tstack\tspill_stores\tspill_loads\n";
 
-/// What a kernel takes on one target, in bytes but for the registers, each of 4 bytes, of a thread.
+/// Resources of a kernel on one target: 4-byte registers per thread, the rest in bytes.
 #[derive(Default)]
 struct Resources {
     name: String,
@@ -242,7 +243,7 @@ struct Resources {
 }
 
 impl Resources {
-    /// Reads the report of `ptxas -v`: for each kernel a line with its name, one with its stack, one with its registers.
+    /// Parses the report of `ptxas -v`: per kernel, one line each with its name, its stack and its registers.
     fn parse(report: &str) -> Vec<Resources> {
         let mut kernels: Vec<Resources> = Vec::new();
         for line in report.lines() {
@@ -275,7 +276,7 @@ impl Resources {
     }
 }
 
-/// The number that stands before some words, or 0.
+/// The number before the text `words` in the line, or 0.
 fn before(line: &str, words: &str) -> u64 {
     let number = line.split_once(words).and_then(|(left, _)| left.rsplit([' ', ',']).next()?.parse().ok());
     number.unwrap_or(0)

@@ -1,4 +1,4 @@
-//! Keeps the library loaded (see `registry.rs`), and finds the commit for its label (`label.rs`).
+//! Linker flag that keeps the library loaded (see `registry.rs`), and the commit for its label (`label.rs`).
 
 #[path = "../../build/commit.rs"]
 mod commit;

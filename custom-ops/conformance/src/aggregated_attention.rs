@@ -1,29 +1,29 @@
-//! Cases of RoutedAggregatedAttention, and their data.
+//! Test cases of RoutedAggregatedAttention and their data.
 
 use crate::{Call, Random};
 use moh_operators::{Attributes, DType, RoutedAggregatedAttention, aggregated_attention};
 
-/// Which heads the tokens use.
+/// Which heads are on.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Gates {
-    /// None, with zeros of both signs.
+    /// None: gates are 0 and -0.
     Off,
-    /// All, with weights of both signs.
+    /// All: positive and negative gates.
     On,
-    /// Each with this probability.
+    /// Each (token, head) pair with this probability.
     Random(f64),
-    /// The first so many tokens, every head.
+    /// All heads of the first `n` tokens.
     First(usize),
-    /// This token, every head.
+    /// All heads of this token.
     Only(usize),
 }
 
-/// A call of RoutedAggregatedAttention.
+/// Sizes and options of a RoutedAggregatedAttention call.
 #[derive(Debug, Clone, Copy)]
 pub struct Case {
-    /// Images.
+    /// Batch size.
     pub batch: usize,
-    /// Rows and columns of the tokens.
+    /// Rows and columns of the grid.
     pub grid: [usize; 2],
     /// Side of the window.
     pub window: usize,
@@ -33,15 +33,15 @@ pub struct Case {
     pub heads: usize,
     /// Width of a head.
     pub dim: usize,
-    /// The type T.
+    /// The element type T.
     pub dtype: DType,
-    /// Which heads the tokens use.
+    /// Which heads are on.
     pub gates: Gates,
-    /// Of the random numbers.
+    /// Seed of the random numbers.
     pub seed: u64,
 }
 
-/// A small call.
+/// A small case.
 pub const PLAIN: Case = Case {
     batch: 1,
     grid: [7, 6],
@@ -54,19 +54,19 @@ pub const PLAIN: Case = Case {
     seed: 1,
 };
 
-/// Position of input query.
+/// Index of input query.
 pub const QUERY: usize = 0;
-/// Position of input key.
+/// Index of input key.
 pub const KEY: usize = 1;
-/// Position of input value.
+/// Index of input value.
 pub const VALUE: usize = 2;
-/// Position of input pooled_key.
+/// Index of input pooled_key.
 pub const POOLED_KEY: usize = 3;
-/// Position of input pooled_value.
+/// Index of input pooled_value.
 pub const POOLED_VALUE: usize = 4;
-/// Position of input head_gates.
+/// Index of input head_gates.
 pub const GATES: usize = 5;
-/// Position of input query_scale.
+/// Index of input query_scale.
 pub const SCALE: usize = 7;
 
 impl Case {
@@ -75,13 +75,13 @@ impl Case {
         self.grid[0] * self.grid[1]
     }
 
-    /// Elements of the output.
+    /// Number of elements of the output.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         self.batch * self.tokens() * self.heads * self.dim
     }
 
-    /// The tokens of the window around `token`, as the definition counts them.
+    /// The tokens of the window around `token` that are inside the grid.
     pub fn window(&self, token: usize) -> Vec<usize> {
         let ([height, width], reach) = (self.grid, self.window / 2);
         let (y, x) = (token / width, token % width);
@@ -89,7 +89,7 @@ impl Case {
         (0..height * width).filter(|t| near(t / width, y) && near(t % width, x)).collect()
     }
 
-    /// The gates.
+    /// Random gates.
     pub fn draw_gates(&self) -> Vec<f32> {
         let mut random = Random(self.seed ^ 0x6a7e);
         let on = |token: usize, random: &mut Random| match self.gates {
@@ -127,7 +127,7 @@ impl Case {
         ]
     }
 
-    /// Random numbers; NaN in every query, key and value that no selected head needs.
+    /// Random inputs, with NaN in every query, key and value that no selected head reads.
     pub fn numbers(&self) -> Vec<Vec<f32>> {
         let mut random = Random(self.seed);
         let mut numbers: Vec<Vec<f32>> =
@@ -136,7 +136,7 @@ impl Case {
         for scale in &mut numbers[SCALE] {
             *scale = 3.0 + 3.0 * *scale;
         }
-        // Small, as trained ones are: these are not divided by a sum.
+        // Small, as in trained models: they are added after the softmax.
         for learnable in [10, 11] {
             numbers[learnable].iter_mut().for_each(|x| *x *= 0.3);
         }
@@ -170,7 +170,7 @@ impl Case {
         numbers
     }
 
-    /// The call with these numbers.
+    /// The call with these inputs.
     pub fn call_with(&self, numbers: &[Vec<f32>]) -> Call {
         let Case { heads: num_heads, grid: [height, width], window, .. } = *self;
         let attributes = aggregated_attention::Attributes { num_heads, height, width, window };
@@ -184,7 +184,7 @@ impl Case {
         call
     }
 
-    /// The call with random numbers.
+    /// The call with random inputs.
     pub fn call(&self) -> Call {
         self.call_with(&self.numbers())
     }

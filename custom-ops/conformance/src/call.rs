@@ -1,21 +1,21 @@
-//! A call of any operator, and what the f64 reference makes of it.
+//! A call of any operator, and its expected output from the f64 reference.
 
 use crate::data::Buffer;
 use moh_operators::{Attributes, DType, Operator, Tensor, tolerance};
 
-/// Attributes and inputs. An input that is not there ends the list.
+/// Attributes and inputs. Optional inputs at the end may be missing.
 #[derive(Debug, Clone)]
 pub struct Call {
     /// The attributes.
     pub attributes: Attributes,
-    /// The type T of the operator.
+    /// The element type T.
     pub dtype: DType,
-    /// Shapes and elements.
+    /// Shape and elements of each input.
     pub inputs: Vec<(Vec<usize>, Buffer)>,
 }
 
 impl Call {
-    /// A call without inputs.
+    /// A call to which inputs are added.
     pub fn new(attributes: Attributes, dtype: DType) -> Call {
         Call { attributes, dtype, inputs: Vec::new() }
     }
@@ -25,12 +25,12 @@ impl Call {
         self.attributes.operator()
     }
 
-    /// Appends an input of the call's type.
+    /// Appends an input of type T.
     pub fn input(&mut self, shape: &[usize], numbers: &[f32]) {
         self.inputs.push((shape.to_vec(), Buffer::new(self.dtype, numbers)));
     }
 
-    /// Appends an input that is float32 in every type.
+    /// Appends a float32 input.
     pub fn gates(&mut self, shape: &[usize], numbers: &[f32]) {
         self.inputs.push((shape.to_vec(), Buffer::new(DType::F32, numbers)));
     }
@@ -40,18 +40,18 @@ impl Call {
         self.inputs.iter().map(|(shape, buffer)| Some(Tensor { shape, data: buffer.data() })).collect()
     }
 
-    /// The output's type.
+    /// The element type of the output.
     pub fn output_dtype(&self) -> DType {
         self.operator().output_dtype(self.dtype)
     }
 
-    /// What the reference makes of it. Panics where the operator refuses it.
+    /// The output of the f64 reference. Panics if the operator rejects the call.
     pub fn expected(&self) -> Vec<f64> {
         self.operator().reference(&self.attributes, &self.tensors()).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// Panics where what `kernel` found is further from `expected` than an operator may be. `exact` tells which elements must be
-    /// equal.
+    /// Panics if `found`, the output of `kernel`, differs from `expected` by more than the operators' tolerance.
+    /// `exact` selects the elements that must be equal.
     pub fn compare(
         &self,
         kernel: &dyn std::fmt::Display,
@@ -60,7 +60,7 @@ impl Call {
         exact: impl Fn(usize) -> bool,
     ) {
         assert_eq!(found.len(), expected.len(), "{kernel}");
-        // The operators' figure is for outputs up to 4.
+        // The tolerance is for outputs up to 4; larger ones scale it.
         let largest = expected.iter().fold(0.0f64, |max, x| max.max(x.abs()));
         let tolerance = tolerance::operator_output(self.output_dtype()) * (largest / 4.0).max(1.0);
         for (i, (&found, &expected)) in found.iter().zip(expected).enumerate() {

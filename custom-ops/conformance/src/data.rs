@@ -1,12 +1,12 @@
-//! Numbers of any type, and a reproducible source of them.
+//! Buffers of any element type, and a reproducible random generator.
 
 use half::{bf16, f16};
 use moh_operators::{DType, Data, DataMut, Element};
 
-/// NaN on either side of a tensor: what a kernel reads there spoils its results, and what it writes there is found.
+/// Elements of NaN before and after each tensor: reading them makes results NaN, and writing to them is detected.
 const FRAME: usize = 64;
 
-/// Elements of one type, in a frame of NaN.
+/// Elements of one type between guard frames of NaN.
 #[derive(Debug, Clone)]
 pub struct Buffer(Elements);
 
@@ -31,7 +31,7 @@ impl Buffer {
         })
     }
 
-    /// An output that nothing was written to: NaN.
+    /// A buffer for an output, filled with NaN.
     pub fn unwritten(dtype: DType, len: usize) -> Buffer {
         Buffer::new(dtype, &vec![f32::NAN; len])
     }
@@ -45,7 +45,7 @@ impl Buffer {
         }
     }
 
-    /// The elements, to write.
+    /// The elements, mutable.
     pub fn data_mut(&mut self) -> DataMut<'_> {
         match &mut self.0 {
             Elements::F32(x) => DataMut::F32(inside(x)),
@@ -54,7 +54,7 @@ impl Buffer {
         }
     }
 
-    /// The elements, to change. Panics where they are not float32.
+    /// The elements, mutable. Panics if they are not float32.
     pub fn numbers_mut(&mut self) -> &mut [f32] {
         match &mut self.0 {
             Elements::F32(x) => inside(x),
@@ -62,7 +62,7 @@ impl Buffer {
         }
     }
 
-    /// The elements as f64. Panics where something was written beyond them; `what` did it.
+    /// The elements as f64. Panics if the guard frames were written to; `what` names the writer.
     pub fn values(&self, what: &dyn std::fmt::Debug) -> Vec<f64> {
         let (whole, len) = match &self.0 {
             Elements::F32(x) => (Data::F32(x), x.len()),
@@ -80,7 +80,7 @@ fn inside<T>(framed: &mut [T]) -> &mut [T] {
     &mut framed[FRAME..end]
 }
 
-/// SplitMix64, from its seed.
+/// The SplitMix64 generator, made from a seed.
 #[derive(Debug, Clone)]
 pub struct Random(pub u64);
 
@@ -92,11 +92,11 @@ impl Random {
         let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
     }
-    /// From 0 to 1.
+    /// Uniform in 0..1.
     pub fn unit(&mut self) -> f64 {
         (self.bits() >> 11) as f64 / (1u64 << 53) as f64
     }
-    /// From -1 to 1.
+    /// Uniform in -1..1.
     pub fn signed(&mut self) -> f32 {
         (self.unit() * 2.0 - 1.0) as f32
     }

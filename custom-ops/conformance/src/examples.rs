@@ -1,9 +1,10 @@
-//! The calls that operators themselves give as examples, on random numbers: a new operator has them because it is registered.
+//! Calls of an operator's own examples with random inputs. Every registered operator has them.
 
 use crate::{Call, Random};
 use moh_operators::{DType, ElementType, Operator};
 
-/// Calls of `operator` in that type. About a third of the numbers in float32 inputs, which are gates in most operators, are 0.
+/// The examples of `operator` with element type `dtype`. About a third of the float32 inputs' elements are 0, because
+/// most of these inputs are gates.
 pub fn examples(operator: &'static Operator, dtype: DType) -> Vec<Call> {
     let examples = operator.examples().unwrap_or_else(|error| panic!("{error}"));
     let call = |(seed, example): (usize, moh_operators::Example<_>)| {

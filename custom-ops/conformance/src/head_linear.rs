@@ -1,32 +1,32 @@
-//! Cases of RoutedProjection and RoutedCombine, and their data.
+//! Test cases of RoutedProjection and RoutedCombine and their data.
 
 use crate::{Call, Random};
 use moh_operators::routed_projection::{self, WeightLayout};
 use moh_operators::{Attributes, DType, Definition, Operator, RoutedCombine, RoutedProjection};
 
-/// Which heads the tokens use.
+/// Which heads are on.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Gates {
-    /// None, with zeros of both signs.
+    /// None: gates are 0 and -0.
     Off,
-    /// All, with weights of both signs.
+    /// All: positive and negative gates.
     On,
-    /// Each with this probability.
+    /// Each (token, head) pair with this probability.
     Random(f64),
-    /// The first so many always, the others with this probability.
+    /// The first `n` heads for all tokens, the others with this probability.
     Shared(usize, f64),
-    /// The first so many and no others.
+    /// The first `n` heads only.
     First(usize),
 }
 
-/// A call of either operator.
+/// Sizes and options of a call of either operator.
 #[derive(Debug, Clone, Copy)]
 pub struct Case {
     /// RoutedProjection or RoutedCombine.
     pub operator: &'static Operator,
-    /// Sequences.
+    /// Batch size.
     pub batch: usize,
-    /// Tokens of a sequence.
+    /// Tokens per sequence.
     pub q_len: usize,
     /// Heads.
     pub heads: usize,
@@ -34,19 +34,19 @@ pub struct Case {
     pub block: usize,
     /// Width of a token.
     pub width: usize,
-    /// Whether the weight is one matrix a head.
+    /// Whether the weight is one matrix per head.
     pub per_head: bool,
     /// Whether there is a bias.
     pub bias: bool,
-    /// The type T.
+    /// The element type T.
     pub dtype: DType,
-    /// Which heads the tokens use.
+    /// Which heads are on.
     pub gates: Gates,
-    /// Of the random numbers.
+    /// Seed of the random numbers.
     pub seed: u64,
 }
 
-/// A small projection.
+/// A small case of RoutedProjection.
 pub const PROJECTION: Case = Case {
     operator: RoutedProjection::OPERATOR,
     batch: 1,
@@ -61,7 +61,7 @@ pub const PROJECTION: Case = Case {
     seed: 1,
 };
 
-/// The same of RoutedCombine.
+/// The same for RoutedCombine.
 pub const COMBINE: Case = Case { operator: RoutedCombine::OPERATOR, ..PROJECTION };
 
 impl Case {
@@ -85,7 +85,7 @@ impl Case {
         }
     }
 
-    /// The gates.
+    /// Random gates.
     pub fn draw_gates(&self) -> Vec<f32> {
         let mut random = Random(self.seed ^ 0x6a7e);
         let on = |head: usize, random: &mut Random| match self.gates {
@@ -102,7 +102,7 @@ impl Case {
         (0..self.tokens() * self.heads).map(gate).collect()
     }
 
-    /// Random numbers of a size that gives outputs near 1; NaN in all that no selected head needs.
+    /// The call with random inputs, scaled for outputs near 1, and NaN in everything that no selected head reads.
     pub fn call(&self) -> Call {
         let mut random = Random(self.seed);
         let gates = self.draw_gates();
@@ -159,7 +159,7 @@ impl Case {
     }
 }
 
-/// Both operators in both layouts.
+/// The case for both operators in both weight layouts.
 pub fn each(case: Case) -> impl Iterator<Item = Case> {
     let operators = [RoutedProjection::OPERATOR, RoutedCombine::OPERATOR].into_iter();
     operators.flat_map(move |operator| [false, true].map(|per_head| Case { operator, per_head, ..case }))

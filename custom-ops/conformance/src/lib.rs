@@ -1,9 +1,10 @@
-//! What every backend's tests run: calls of the `ai.moh` operators on random data, the outputs that the f64 reference gives
-//! for them, and how far a backend may be from those.
+//! Shared test cases for all backends: calls of the `ai.moh` operators on random data, expected outputs from the f64
+//! reference, and the comparison of a backend's output with them.
 //!
-//! Whatever a call does not use holds NaN, and so does the memory around every tensor: what reads there spoils its results.
+//! Elements that a call must not read are NaN, and so is the memory before and after every tensor: reading them makes
+//! results NaN.
 
-// For tests alone: what is wrong ends the test.
+// Used by tests only, which panics fail.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 pub mod aggregated_attention;

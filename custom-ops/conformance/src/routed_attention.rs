@@ -1,12 +1,12 @@
-//! Cases of RoutedAttention, their data, and how far a kernel may be from the reference.
+//! Test cases of RoutedAttention, their data, and the comparison of outputs.
 
 use crate::{Call, Random};
 use moh_operators::{Attributes, DType, RoutedAttention, routed_attention};
 
-/// How far an output may be from the reference, whose inputs are already rounded to the type.
+/// Maximum absolute error of an output element. The reference gets the inputs already rounded to `dtype`.
 ///
-/// Scores and sums are float32 in every type: with values below 1 and scores of a few units, 24 bits of mantissa leave
-/// less than 1e-5. The output's own rounding comes on top: half a unit in the last of 11 or 8 bits.
+/// Scores and sums are float32 in every type; with values below 1 and scores of a few units their error is below 1e-5.
+/// The rounding of the output adds half a unit in the last place: of 11 bits in f16, of 8 in bf16.
 fn allowed(dtype: DType, expected: f64) -> f64 {
     let rounding = match dtype {
         DType::F32 => 0.0,
@@ -16,42 +16,42 @@ fn allowed(dtype: DType, expected: f64) -> f64 {
     1e-5 + rounding * expected.abs()
 }
 
-/// Which heads the tokens use.
+/// Which heads are on.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Gates {
-    /// None, with zeros of both signs.
+    /// None: gates are 0 and -0.
     Off,
-    /// All, with weights of both signs.
+    /// All: positive and negative gates.
     On,
-    /// Each with this probability.
+    /// Each (token, head) pair with this probability.
     Random(f64),
-    /// Exactly so many a token.
+    /// Exactly `k` heads for each token.
     TopK(usize),
 }
 
-/// What the bias holds.
+/// Contents of the bias.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Mask {
     /// Finite numbers.
     Finite,
     /// Some -inf.
     Some,
-    /// Only -inf for some queries, some -inf for the others.
+    /// Only -inf for some queries, some -inf for the other queries.
     WholeRows,
 }
 
-/// A call of RoutedAttention.
+/// Sizes and options of a RoutedAttention call.
 #[derive(Debug, Clone, Copy)]
 pub struct Case {
-    /// Sequences.
+    /// Batch size.
     pub batch: usize,
-    /// Query tokens of a sequence.
+    /// Query tokens per sequence.
     pub q_len: usize,
-    /// Key tokens of a sequence.
+    /// Key tokens per sequence.
     pub kv_len: usize,
-    /// Key and value heads.
+    /// Key/value heads.
     pub kv_num_heads: usize,
-    /// Query heads for each of them.
+    /// Query heads per key/value head.
     pub group_size: usize,
     /// Width of a query or key head.
     pub head_dim: usize,
@@ -59,15 +59,15 @@ pub struct Case {
     pub value_dim: usize,
     /// Whether keys and values have rank 4.
     pub cache_layout: bool,
-    /// Whether queries see only the keys up to their own.
+    /// Whether the mask is causal.
     pub is_causal: bool,
-    /// The type T.
+    /// The element type T.
     pub dtype: DType,
-    /// Which heads the tokens use.
+    /// Which heads are on.
     pub gates: Gates,
-    /// Which of (batch, head, query, key) the bias has, and what is in it.
+    /// Which of the axes (batch, head, query, key) the bias does not broadcast, and its contents.
     pub bias: Option<([bool; 4], Mask)>,
-    /// Of the random numbers.
+    /// Seed of the random numbers.
     pub seed: u64,
 }
 
@@ -91,10 +91,10 @@ impl Default for Case {
     }
 }
 
-/// A case with its numbers, before they are rounded to the type.
+/// A case with its inputs, not yet rounded to the element type.
 #[derive(Debug, Clone)]
 pub struct Numbers {
-    /// What they are numbers of.
+    /// The case.
     pub case: Case,
     /// Queries.
     pub query: Vec<f32>,
@@ -109,7 +109,7 @@ pub struct Numbers {
 }
 
 impl Case {
-    /// Query heads.
+    /// Number of query heads.
     pub fn num_heads(&self) -> usize {
         self.kv_num_heads * self.group_size
     }
@@ -117,13 +117,13 @@ impl Case {
     /// The attributes.
     pub fn attributes(&self) -> Attributes {
         let (num_heads, Case { kv_num_heads, is_causal, .. }) = (self.num_heads(), *self);
-        // Larger than usual, so that the weights are far from equal.
+        // Larger than 1/sqrt(head_dim), so that the softmax weights are far from equal.
         let scale = 3.0 / (self.head_dim as f32).sqrt();
         let attributes = routed_attention::Attributes { num_heads, kv_num_heads, scale, is_causal };
         Attributes::new::<RoutedAttention>(attributes).unwrap()
     }
 
-    /// The numbers of (batch, KV token, KV head, element) at their place in the layout.
+    /// Index of (batch, KV token, KV head, element) in keys or values of the case's layout.
     pub fn kv_index(&self, batch: usize, token: usize, kv_head: usize, dim: usize) -> usize {
         match self.cache_layout {
             true => ((batch * self.kv_num_heads + kv_head) * self.kv_len + token) * dim,
@@ -131,7 +131,7 @@ impl Case {
         }
     }
 
-    /// Random numbers; NaN in every query, key and value that no selected head needs.
+    /// Random inputs, with NaN in every query, key and value that no selected head reads.
     pub fn draw(self) -> Numbers {
         let mut random = Random(self.seed);
         let mut numbers = |n: usize| -> Vec<f32> { (0..n).map(|_| random.signed()).collect() };
@@ -199,14 +199,14 @@ impl Case {
                 bias.push(if off { f32::NEG_INFINITY } else { random.signed() });
             }
         }
-        // Leading axes of length 1 may be left out.
+        // Leading axes of length 1 may be omitted.
         let skip = shape.iter().take_while(|&&dim| dim == 1).count().min((self.seed % 5) as usize);
         (shape[skip..].to_vec(), bias)
     }
 }
 
 impl Numbers {
-    /// The call, its numbers rounded to its type.
+    /// The call, its inputs rounded to the element type.
     pub fn call(&self) -> Call {
         let case = self.case;
         let (heads, kv_heads) = (case.num_heads(), case.kv_num_heads);
@@ -225,8 +225,8 @@ impl Numbers {
         call
     }
 
-    /// Panics where what `kernel` found is further from `expected` than it may be. `weight_rounding` is the relative error of a
-    /// weight of the softmax where the kernel rounds it, else 0.
+    /// Panics if `found`, the output of `kernel`, differs from `expected` by more than the tolerance.
+    /// `weight_rounding` is the relative rounding error of a softmax weight if the kernel rounds weights, else 0.
     pub fn compare(&self, kernel: &dyn std::fmt::Debug, found: &[f64], expected: &[f64], weight_rounding: f64) {
         let case = self.case;
         assert_eq!(found.len(), expected.len(), "{kernel:?} {case:?}");

@@ -1,52 +1,52 @@
-//! Cases of RoutedMLP, and their data.
+//! Test cases of RoutedMLP and their data.
 
 use crate::{Call, Random};
 use moh_operators::routed_mlp::{self, Activation};
 use moh_operators::{Attributes, DType, RoutedMlp};
 
-/// Which experts the tokens use.
+/// Which experts are on.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Gates {
-    /// None, with zeros of both signs.
+    /// None: gates are 0 and -0.
     Off,
-    /// All, with weights of both signs.
+    /// All: positive and negative gates.
     On,
-    /// Each with this probability.
+    /// Each (token, expert) pair with this probability.
     Random(f64),
-    /// The first so many and no others.
+    /// The first `n` experts only.
     First(usize),
-    /// Exactly so many a token.
+    /// Exactly `k` experts for each token.
     TopK(usize),
 }
 
-/// A call of RoutedMLP.
+/// Sizes and options of a RoutedMLP call.
 #[derive(Debug, Clone, Copy)]
 pub struct Case {
-    /// Sequences.
+    /// Batch size.
     pub batch: usize,
-    /// Tokens of a sequence.
+    /// Tokens per sequence.
     pub q_len: usize,
     /// Experts.
     pub experts: usize,
     /// Width of x.
     pub width: usize,
-    /// Rows of the second matrix.
+    /// Width of the hidden layer: rows of the second matrix.
     pub hidden: usize,
     /// Width of the output.
     pub out_width: usize,
-    /// What happens between the matrices.
+    /// The activation function between the matrices.
     pub activation: Activation,
-    /// Whether there are biases.
+    /// Whether both biases are present.
     pub bias: bool,
-    /// The type T.
+    /// The element type T.
     pub dtype: DType,
-    /// Which experts the tokens use.
+    /// Which experts are on.
     pub gates: Gates,
-    /// Of the random numbers.
+    /// Seed of the random numbers.
     pub seed: u64,
 }
 
-/// A small call.
+/// A small case.
 pub const CASE: Case = Case {
     batch: 1,
     q_len: 1,
@@ -67,7 +67,7 @@ impl Case {
         self.batch * self.q_len
     }
 
-    /// The gates.
+    /// Random gates.
     pub fn draw_gates(&self) -> Vec<f32> {
         let mut random = Random(self.seed ^ 0x6a7e);
         let mut gates = Vec::new();
@@ -89,7 +89,8 @@ impl Case {
         gates
     }
 
-    /// Random numbers of a size that gives activations and outputs near 1; NaN in all that no selected expert needs.
+    /// The call with random inputs, scaled for activations and outputs near 1, and NaN in everything that no selected
+    /// expert reads.
     pub fn call(&self) -> Call {
         let mut random = Random(self.seed);
         let gates = self.draw_gates();

@@ -1,31 +1,31 @@
-//! Cases of TopKRouter, and their data.
+//! Test cases of TopKRouter and their data.
 
 use crate::{Call, Random};
 use moh_operators::top_k_router::{self, Heads, Kind};
 use moh_operators::{Attributes, DType, TopKRouter};
 
-/// A call of TopKRouter.
+/// Sizes and options of a TopKRouter call.
 #[derive(Debug, Clone)]
 pub struct Case {
-    /// What gates are made of.
+    /// How gates are computed from scores.
     pub kind: Kind,
-    /// Tokens, of two sequences where they are even.
+    /// Number of tokens, as two sequences if even, else as one.
     pub tokens: usize,
     /// Heads.
     pub heads: usize,
     /// Heads that every token uses, ascending.
     pub shared: Vec<usize>,
-    /// How many of the others a token uses.
+    /// Routed heads per token.
     pub top_k: usize,
     /// Width of a head in the queries of [`Kind::QueryNorms`].
     pub dim: usize,
-    /// The type T.
+    /// The element type T.
     pub dtype: DType,
-    /// Of the random numbers.
+    /// Seed of the random numbers.
     pub seed: u64,
 }
 
-/// A small call.
+/// A small case.
 pub fn plain() -> Case {
     let shared = vec![0, 1];
     Case { kind: Kind::TwoStage, tokens: 37, heads: 6, shared, top_k: 2, dim: 24, dtype: DType::F32, seed: 1 }
@@ -52,12 +52,12 @@ impl Case {
             Kind::QueryNorms => self.heads * self.dim,
             _ => Heads::read(&self.typed()).unwrap().columns(),
         };
-        // One sequence where the tokens do not make two.
+        // An odd number of tokens cannot be split into two sequences.
         let batch = if self.tokens.is_multiple_of(2) { 2 } else { 1 };
         vec![batch, self.tokens / batch, width]
     }
 
-    /// Random numbers; among scores, many equal ones, zeros of both signs too.
+    /// Random scores, among them many ties and zeros of both signs.
     pub fn numbers(&self) -> Vec<f32> {
         let mut random = Random(self.seed);
         let number = |random: &mut Random| match self.kind {
@@ -78,7 +78,7 @@ impl Case {
     }
 }
 
-/// Every kind, with as many different parts as there are.
+/// Cases of every kind, with each combination of parts (routed, balance, shared).
 pub fn kinds() -> Vec<Case> {
     let case = |kind, heads, shared: &[usize], top_k| Case { kind, heads, shared: shared.to_vec(), top_k, ..plain() };
     vec![

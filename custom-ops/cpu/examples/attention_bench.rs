@@ -1,11 +1,11 @@
-//! Speed of RoutedAttention on this processor, beside the processor's own peak.
+//! Measures RoutedAttention on this processor and compares it with the processor's peak.
 //!
 //! `cargo run --release -p moh-cpu --example attention_bench -- [threads=1] [isa=avx512] [heads=32] [kv_heads=32]
 //! [dims=64,128] [lengths=256,512,2048] [dtype=f32] [seconds=0.5]`
 //!
-//! GFLOP/s count the multiplications that gates and mask ask for, and nothing that a kernel does beyond them. Times are
-//! the shortest of all repetitions. The decoding rows give the bytes of keys and values read instead: one query, cache
-//! layout, where memory is the limit.
+//! GFLOP/s count only the operations that gates and mask require, not a kernel's padding. Times are the minimum over
+//! all repetitions. Decoding (one query, cache layout) is limited by memory bandwidth, so its rows report bytes of
+//! keys and values read.
 
 use moh_conformance::{Buffer, Random};
 use moh_cpu::peak::gflops;
@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use std::error::Error;
 use std::time::{Duration, Instant};
 
-/// Shares of the heads that a token uses.
+/// Fractions of the heads that a token uses.
 const SHARES: [f64; 3] = [1.0, 0.75, 0.5];
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -113,7 +113,7 @@ struct Case {
 }
 
 impl Case {
-    /// Every token uses the same number of heads, drawn anew for each.
+    /// Every token uses the same number of heads, drawn at random for each token.
     fn gates(&self, options: &Options) -> Vec<f32> {
         let (mut random, used) = (Random(1), (self.share * options.heads as f64).round() as usize);
         let mut gates = Vec::new();
@@ -127,7 +127,7 @@ impl Case {
         gates
     }
 
-    /// The shortest time, and how many (query, key, head) triples were needed.
+    /// The shortest time, and the number of (query, key, head) triples that gates and mask require.
     fn measure(&self, options: &Options) -> Result<(Duration, usize), Box<dyn Error>> {
         let (heads, kv_heads) = (options.heads, options.kv_heads);
         let attributes = Attributes::new::<RoutedAttention>(routed_attention::Attributes {

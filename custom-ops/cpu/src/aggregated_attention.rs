@@ -1,9 +1,9 @@
 //! RoutedAggregatedAttention on a CPU.
 //!
-//! Grids are cut into bands of rows; an item of work is a band and a head. Its keys, normalised, and values are copied with
-//! a border of zeros, so that every window lies alike (`workspace`). The selected queries go through tiles of vector lanes:
-//! pooled tokens by a register-blocked product, windows by dot products of rows (`scores`), both under one softmax
-//! (`weights`), and back to rows (`output`).
+//! The grid is cut into bands of rows; a work item is a band and a group of heads. A head's normalised keys and its
+//! values are copied with a zero border, so that every window has the same layout (`workspace`). Selected queries are
+//! processed in tiles, one query per vector lane: pooled tokens by a register-blocked product, windows by dot products
+//! of rows (`scores`), one softmax over both (`weights`), and the transposition back to rows (`output`).
 
 mod output;
 mod rows;
@@ -23,7 +23,7 @@ use moh_operators::{Definition, Element, Error, RoutedAggregatedAttention};
 use std::ops::Range;
 use workspace::Workspace;
 
-/// The tensors. Lengths are those that the validator requires of `problem`.
+/// The tensors of a call. Slice lengths have been validated against `problem`.
 struct Call<'a, I, T> {
     isa: I,
     problem: &'a Problem,
@@ -42,7 +42,7 @@ struct Call<'a, I, T> {
     output: Shared<T>,
 }
 
-/// A head of an image.
+/// A head of one image of the batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Head {
     batch: usize,
@@ -50,18 +50,19 @@ struct Head {
 }
 
 impl<I, T: Element> Call<'_, I, T> {
-    /// The number of a (token, head) pair among those of sequences of `len` tokens.
+    /// Index of a (token, head) pair, for sequences of `len` tokens.
     fn block(&self, head: Head, len: usize, token: usize) -> usize {
         (head.batch * len + token) * self.problem.num_heads + head.index
     }
 
-    /// The head's elements of token `token` of `tensor`, whose sequences are `len` long; at least `head_dim`.
+    /// The elements of `tensor` from the given token and head on; sequences have `len` tokens. At least `head_dim`
+    /// elements.
     fn row<'a>(&self, tensor: &'a [T], head: Head, len: usize, token: usize) -> &'a [T] {
         let (start, dim) = (self.block(head, len, token), self.problem.head_dim);
         &tensor[start * dim..]
     }
 
-    /// The output of a token: `head_dim` elements.
+    /// Pointer to the `head_dim` output elements of a token.
     fn output(&self, head: Head, token: usize) -> *mut T {
         let p = self.problem;
         // SAFETY: the output holds head_dim elements for every (token, head) pair.
@@ -124,9 +125,9 @@ fn execute<I: Isa, T: Element>(call: &Call<'_, I, T>, host: &dyn Host) -> Result
     Ok(Work { macs: share(host, p.batch * cut.bands * cut.groups, make, work)? })
 }
 
-/// How the output is cut into items: bands of the grid's rows, and groups of heads.
+/// Partition of the output into work items: bands of grid rows, and groups of heads.
 struct Cut {
-    /// Rows of a band.
+    /// Rows per band.
     rows: usize,
     bands: usize,
     groups: usize,
@@ -134,27 +135,27 @@ struct Cut {
 
 impl Cut {
     fn new<I: Isa>(p: &Problem, workers: usize) -> Cut {
-        /// Floats of one head's keys and values that a worker holds: they stay in the second-level cache.
+        /// Floats of keys and values of one head that a worker holds: they fit the L2 cache.
         const FLOATS: usize = 48 << 10;
-        /// Items a worker should find, so that unequal ones even out.
+        /// Work items per worker, for load balancing.
         const ITEMS_PER_WORKER: usize = 4;
         let reach = p.window / 2;
         let row = (p.width + reach).saturating_mul(workspace::pitch::<I>(p.head_dim)).saturating_mul(2);
         let fit = (FLOATS / row).saturating_sub(2 * reach);
         let wanted = if workers == 1 { 1 } else { workers * ITEMS_PER_WORKER };
         let even = (p.height * p.batch * p.num_heads).div_ceil(wanted);
-        // A band lower than its border would copy most keys twice or more.
+        // A band with fewer rows than its border would copy most keys at least twice.
         let rows = fit.min(even).max(reach).clamp(1, p.height);
         let rows = p.height.div_ceil(p.height.div_ceil(rows));
         let bands = p.height.div_ceil(rows);
-        // Heads lie side by side in the caller's cache lines: a worker takes as many as the others can spare.
+        // Outputs of neighbouring heads share cache lines, so an item has as many heads as load balancing allows.
         let groups = wanted.div_ceil((p.batch * bands).max(1)).min(p.num_heads);
         Cut { rows, bands, groups }
     }
 }
 
-/// Computes the outputs of one head for the tokens of a band, of which `selected` are those in use, in the whole grid. The
-/// result is the number of multiply-accumulate operations.
+/// Computes one head's outputs for a band of tokens. `selected` are the tokens of the whole grid that use the head.
+/// Returns the number of multiply-accumulate operations.
 fn attend<I: Isa, T: Element>(
     call: &Call<'_, I, T>,
     selected: &[u32],
@@ -175,7 +176,7 @@ fn attend<I: Isa, T: Element>(
     selected.chunks(I::LANES * I::TILE).map(|rows| tile::attend(call, head, band.start, rows, workspace)).sum()
 }
 
-/// Writes 0 to the outputs of the tokens that are not selected.
+/// Writes 0 to the outputs of tokens that are not selected.
 fn clear<I, T: Element>(call: &Call<'_, I, T>, head: Head, tokens: Range<usize>, selected: &[u32]) {
     let mut selected = selected.iter().copied().peekable();
     for token in tokens {

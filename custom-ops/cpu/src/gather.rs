@@ -1,16 +1,16 @@
-//! Between the caller's tensors and the tiles: gathering, transposing, widening.
+//! Copies between the tensors' rows and tiles with one row per lane: gather, transpose, widen.
 
 use crate::isa::{Isa, Job, MAX_LANES};
 use moh_operators::Element;
 
-/// Gathers rows of `dim` elements into the lanes of (dim, width) floats, times both factors. Lanes beyond the rows, up to
-/// a whole vector, become 0.
+/// Gathers rows of `dim` elements, multiplied by both factors, into the lanes of a (dim, width) f32 matrix. Lanes
+/// after the last row are 0, up to a whole vector.
 ///
 /// Contract of the constructor: the rows are valid for reading, `output` for writing.
 pub(crate) struct Gather<'a, T> {
     pub(crate) rows: &'a [*const T],
     pub(crate) dim: usize,
-    /// Two, because their product may overflow where the scaled numbers do not.
+    /// Two factors, because their product may overflow when the scaled elements do not.
     pub(crate) factors: [f32; 2],
     pub(crate) output: *mut f32,
     pub(crate) width: usize,
@@ -45,8 +45,8 @@ impl<T: Element> Job for Gather<'_, T> {
     }
 }
 
-/// The inverse of [`Gather`]: lane `i` of (dim, width) floats, times factor `i`, goes to row `i`. The result is false if
-/// one of the floats, or one in the vectors' other lanes, is not finite.
+/// The inverse of [`Gather`]: writes lane `i` of a (dim, width) f32 matrix, times factor `i`, to row `i`. Returns
+/// false if any element is not finite; elements in unused lanes of the last vector count too.
 ///
 /// Contract of the constructor: `input` is valid for reading whole vectors of lanes, the rows for writing; there are
 /// `width` factors.
@@ -93,7 +93,7 @@ impl<T: Element> Job for Scatter<'_, T> {
     }
 }
 
-/// Copies `rows` rows of `dim` elements, `stride` apart, to floats `pitch` apart.
+/// Converts `rows` rows of `dim` elements, `stride` apart, to f32 rows `pitch` apart.
 ///
 /// Contract of the constructor: `input` is valid for reading, `output` for writing; `pitch` is at least `dim` rounded up
 /// to whole vectors.
@@ -132,9 +132,9 @@ impl<T: Element> Job for Widen<T> {
     }
 }
 
-/// Fills `rows` rows of lanes: each with one number (`by_row`, times `factor`), or all with the same lanes.
+/// Fills `rows` rows of lanes: each with one value (`by_row`), or all with the same vectors.
 ///
-/// Contract of the constructor: `input` is valid for reading `rows` numbers, or `vectors` vectors; `output` for writing.
+/// Contract of the constructor: `input` is valid for reading `rows` floats or `vectors` vectors, `output` for writing.
 pub(super) struct Fill {
     pub(super) input: *const f32,
     pub(super) by_row: bool,

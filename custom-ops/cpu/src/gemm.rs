@@ -1,8 +1,8 @@
-//! Matrix products for rows picked out of a larger matrix: a blocked product on register tiles, with a weight that was packed
-//! once or is packed on the way, and for a few rows one that reads a weight in place.
+//! Matrix products for selected rows of a matrix: a blocked product in register tiles, with a weight packed in advance
+//! or per block; for a few rows, a product that reads the weight in place.
 //!
-//! However rows and columns are cut, an element of the result is the same additions in the same order: it does not depend on
-//! the number of threads. What decides between the ways is the number of rows alone.
+//! Each result element is the same sum in the same order, however rows and columns are partitioned, so it does not
+//! depend on the number of threads. Which product is used depends on the number of rows only.
 
 mod pack;
 mod panels;
@@ -22,16 +22,17 @@ use std::ops::Range;
 use stream::{Axpy, Dots};
 use tile::{Ahead, Tiles};
 
-/// Floats of the rows that a block of the inner length has: they stay in the second-level cache while panels go by.
+/// Floats of the left matrix per block of the inner dimension: they stay in the L2 cache while panels are read.
 const BLOCK: usize = 128 << 10;
-/// The least and the greatest inner length of a block.
+/// Minimum and maximum inner length of a block.
 const DEPTH: [usize; 2] = [128, 1024];
-/// Most rows for which packing the weights costs more than it saves: where they lie along the inner index, and across it.
+/// Maximum rows for which reading the weight in place is faster than packing it: if columns of the weight are
+/// contiguous, and if its rows are.
 const MAX_STREAMED: [usize; 2] = [stream::ROWS, 4];
-/// Rows whose sums with a panel stay in the first-level cache.
+/// Rows per pass over several products, so that their sums with a panel stay in the L1 cache.
 const NEAR: usize = 96;
 
-/// Whether all products of so many rows stream their weights: each is read once, whatever the number of columns.
+/// Whether products of so many rows read the weight in place for every layout. Each weight element is then read once.
 pub(crate) fn few(rows: usize) -> bool {
     rows <= MAX_STREAMED[0].min(MAX_STREAMED[1])
 }
@@ -43,23 +44,23 @@ pub(crate) struct Weight<'a, T> {
     pub(crate) source: Source<'a, T>,
 }
 
-/// Where a weight's elements are.
+/// Storage of a weight's elements.
 #[derive(Debug)]
 pub(crate) enum Source<'a, T> {
-    /// In place.
+    /// The tensor, read in place.
     Matrix(Matrix<T>),
-    /// Packed: all panels.
+    /// All panels, packed.
     Packed(&'a [f32]),
 }
 
-/// A row of the left matrix, from inner index 0 on, and of the result, from the first wanted column on.
+/// A row of the left matrix, starting at inner index 0, and of the result, starting at the first computed column.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Row {
     pub(crate) input: *const f32,
     pub(crate) output: *mut f32,
 }
 
-/// Some of the rows, in ascending order, and the inner indices that they are multiplied over.
+/// A subset of the rows, in ascending order, and the range of inner indices to multiply.
 #[derive(Debug, Clone)]
 pub(crate) struct Product<'a> {
     pub(crate) rows: &'a [u32],
@@ -69,7 +70,7 @@ pub(crate) struct Product<'a> {
 /// Packs all panels of `matrix`.
 ///
 /// # Safety
-/// The matrix has the columns and rows that `panels` says; `output` has [`Panels::floats`] floats.
+/// `matrix` has the rows and columns of `panels`; `output` has [`Panels::floats`] floats.
 pub(super) unsafe fn pack_all<I: Isa, T: Element>(isa: I, matrix: &Matrix<T>, panels: &Panels, output: &mut [f32]) {
     for panel in 0..panels.len() {
         let (n, width) = (panels.columns(&(panel..panel + 1)), panels.width(panel));
@@ -79,18 +80,18 @@ pub(super) unsafe fn pack_all<I: Isa, T: Element>(isa: I, matrix: &Matrix<T>, pa
     }
 }
 
-/// The number of floats that packing takes; `None` where no address space has so many.
+/// Size of the packed weight in floats; `None` if it overflows the address space.
 pub(super) fn floats(panels: &Panels) -> Option<usize> {
     panels.floats()
 }
 
-/// Distance of copied rows: an odd number of cache lines, so that they do not compete for the same places in a cache.
+/// Stride of copied rows: an odd number of cache lines, to avoid conflicts in set-associative caches.
 pub(crate) fn pitch(k: usize) -> usize {
     ((super::memory::pitch(k) / MAX_LANES) | 1) * MAX_LANES
 }
 
-/// The most of `rows` rows of inner length `k` to take at a time: rows that are not floats are copied, and the copies are to
-/// stay in the second-level cache.
+/// Maximum number of rows to process at a time. Rows that are not f32 are converted, and the copies should fit the L2
+/// cache.
 pub(crate) fn rows_at_once<T: Element>(rows: usize, k: usize) -> usize {
     const COPIED: usize = 256 << 10;
     match T::DTYPE {
@@ -99,7 +100,7 @@ pub(crate) fn rows_at_once<T: Element>(rows: usize, k: usize) -> usize {
     }
 }
 
-/// A worker's memory for products.
+/// A worker's state for products.
 pub(crate) struct Gemm<'h> {
     panel: Memory<'h>,
     depth: usize,
@@ -107,8 +108,8 @@ pub(crate) struct Gemm<'h> {
 }
 
 impl<'h> Gemm<'h> {
-    /// For products of at most `rows` rows with `weight`. Blocks of the inner length are cut at multiples of `unit`, if they
-    /// can be.
+    /// State for products of at most `rows` rows with `weight`. The inner dimension is cut into blocks at multiples of
+    /// `unit` if possible.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`].
@@ -129,19 +130,20 @@ impl<'h> Gemm<'h> {
         Ok(Gemm { panel: sections.allocate(host)?, depth, lines: Vec::new() })
     }
 
-    /// The blocks of the inner length `k`.
+    /// The blocks of an inner dimension of length `k`.
     pub(crate) fn blocks(&self, k: usize) -> impl Iterator<Item = Range<usize>> + use<> {
         let depth = self.depth;
         (0..k).step_by(depth).map(move |start| start..(start + depth).min(k))
     }
 
-    /// Adds `products`, which lie in one block of the inner length, of the rows with a panel of `weight` to the rows' outputs
-    /// from `column` on; or writes them there, if they are the `first`. The result is the number of multiply-accumulate
-    /// operations. `next` are the panel and the inner indices to prefetch.
+    /// Computes `products`, all in one block of the inner dimension, of the rows with one panel of `weight`. Results
+    /// are added to the rows' outputs from `column` on, or overwrite them if `first`. Returns the number of
+    /// multiply-accumulate operations. `next` is the panel and the range of inner indices to prefetch.
     ///
     /// # Safety
-    /// The rows' inputs are valid for reading the products' elements, their outputs for writing and (if not `first`) reading
-    /// the panel's padded columns from `column` on, and do not overlap. The weight has all elements that its panels say.
+    /// The rows' inputs are valid for reading the products' elements; their outputs for writing (if not `first`, also
+    /// for reading) the panel's padded columns from `column` on. They do not overlap. The weight has all elements of
+    /// its panels.
     pub(crate) unsafe fn multiply<I: Isa, T: Element>(
         &mut self,
         isa: I,
@@ -189,7 +191,7 @@ impl<'h> Gemm<'h> {
                 macs += product.rows.len() * product.k.len() * n.len();
             }
         }
-        // With one product, sums are read and written once.
+        // A single product reads and writes its sums only once, so it needs no passes.
         let near = if products.len() > 1 { NEAR } else { usize::MAX };
         let mut done = 0;
         while done < rows.len() {
@@ -207,7 +209,7 @@ impl<'h> Gemm<'h> {
         macs as u64
     }
 
-    /// A product of few rows.
+    /// A product of a few rows, reading the weight in place.
     ///
     /// # Safety
     /// As [`Gemm::multiply`].
@@ -235,7 +237,7 @@ impl<'h> Gemm<'h> {
     }
 }
 
-/// Where the elements of inner indices `k` and columns `n`, all of the same block, are.
+/// The memory of the weight's elements at inner indices `k` and columns `n` (of one block), to prefetch.
 fn lines<T: Element>(matrix: &Matrix<T>, k: Range<usize>, n: Range<usize>) -> Ahead {
     let (rows, columns) = match matrix {
         Matrix::Rows { .. } => (n.len(), k.len()),
@@ -244,11 +246,11 @@ fn lines<T: Element>(matrix: &Matrix<T>, k: Range<usize>, n: Range<usize>) -> Ah
     Ahead::new(matrix.at(k.start, &n).cast(), matrix.stride() * size_of::<T>(), rows, columns * size_of::<T>())
 }
 
-/// Rows of `width` elements of `x` as floats: in place where they are floats, else copied to `copies`, [`pitch`] apart.
-/// The outputs are left null.
+/// Rows of `width` elements of `x` as f32: in place if they are f32, else converted into `copies`, [`pitch`] apart.
+/// Output pointers are null.
 ///
 /// # Safety
-/// `input(i)` is valid for reading `width` elements for every `i < count`; `copies` has room.
+/// `input(i)` is valid for reading `width` elements for every `i < count`; `copies` has room for all rows.
 pub(crate) unsafe fn load<I: Isa, T: Element>(
     isa: I,
     count: usize,
@@ -268,7 +270,7 @@ pub(crate) unsafe fn load<I: Isa, T: Element>(
     }
 }
 
-/// The floats that [`load`] copies to.
+/// Reserves the memory to which [`load`] converts.
 pub(crate) fn copies<T: Element>(rows: usize, width: usize, sections: &mut Sections) -> Result<(), Error> {
     if T::DTYPE != DType::F32 {
         sections.add(rows, pitch(width))?;

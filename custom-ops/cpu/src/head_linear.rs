@@ -1,7 +1,7 @@
-//! What RoutedProjection and RoutedCombine have in common.
+//! Shared implementation of RoutedProjection and RoutedCombine.
 //!
-//! Tokens are cut into chunks and the weight's panels into spans; an item of work is one of each. A head is multiplied on the
-//! rows of its tokens alone.
+//! Tokens are cut into chunks and the weight's panels into spans; a work item is a chunk and a span. Each head is
+//! multiplied only with the rows of the tokens that use it.
 
 use crate::gemm::{self, Gemm, Matrix, Panels, Row, Weight, few};
 use crate::host::Host;
@@ -15,7 +15,7 @@ use moh_operators::routed_projection::Problem;
 use moh_operators::{DType, Definition, Element, Error};
 use std::ops::Range;
 
-/// The tensors. Lengths are those that the validator requires of `problem`.
+/// The tensors of a call. Slice lengths have been validated against `problem`.
 pub(crate) struct Call<'a, I, T> {
     pub(crate) isa: I,
     pub(crate) problem: &'a Problem,
@@ -48,7 +48,7 @@ pub(crate) fn run<I: Isa, T: Element, O: HeadLinear>(
     execute::<I, T, O>(Call { isa, problem, x, weight, gates, bias, output }, host)
 }
 
-/// Packs the weight of `O`, which has this problem.
+/// Packs the weight of `O` for `problem`.
 pub(crate) fn pack<I: Isa, T: Element, O: HeadLinear>(
     isa: I,
     problem: &Problem,
@@ -56,19 +56,19 @@ pub(crate) fn pack<I: Isa, T: Element, O: HeadLinear>(
     weight: &[T],
 ) -> Result<Option<Packed>, Error> {
     let panels = O::panels::<I>(problem);
-    // SAFETY: the weight's length is that of its shape, which the problem was read from.
+    // SAFETY: the weight's length has been checked against its shape, from which `problem` was made.
     unsafe { Packed::new(isa, &O::matrix(problem, weight), panels, shape) }.map(Some)
 }
 
-/// What the two operators do differently.
+/// The parts in which the two operators differ.
 pub(crate) trait HeadLinear: Definition {
-    /// The weight's panels.
+    /// The panels of the weight.
     fn panels<I: Isa>(p: &Problem) -> Panels;
-    /// The weight in place.
+    /// The weight, read in place.
     fn matrix<T: Element>(p: &Problem, weight: &[T]) -> Matrix<T>;
-    /// Inner indices that should not be cut, if they need not.
+    /// Blocks of the inner dimension are cut at multiples of this, if possible.
     fn unit(p: &Problem) -> usize;
-    /// Computes an item. The result is the number of multiply-accumulate operations.
+    /// Computes a work item. Returns the number of multiply-accumulate operations.
     fn item<I: Isa, T: Element>(
         call: &Call<'_, I, T>,
         selection: &Selection,
@@ -77,27 +77,27 @@ pub(crate) trait HeadLinear: Definition {
     ) -> u64;
 }
 
-/// A piece of the output.
+/// A work item.
 pub(crate) struct Item {
     pub(crate) chunk: usize,
-    /// The chunk's tokens.
+    /// The tokens of the chunk.
     pub(crate) tokens: Range<usize>,
     pub(crate) panels: Range<usize>,
 }
 
-/// How the output is cut.
+/// Partition of the output into work items.
 struct Cut {
-    /// Tokens of a chunk: not a matter of the number of workers, because results depend on it.
+    /// Tokens per chunk. Independent of the number of workers, because the rounding of results depends on it.
     chunk: usize,
-    /// Panels of a span.
+    /// Panels per span.
     span: usize,
 }
 
-/// Most tokens of a chunk: a packed panel is read often, and a panel's sums stay in the second-level cache.
+/// Maximum tokens per chunk: a packed panel is reused often, and a panel's sums fit the L2 cache.
 const CHUNK: usize = 384;
-/// Most columns of a span.
+/// Maximum columns per span.
 const SPAN: usize = 512;
-/// The same for chunks of few tokens.
+/// Maximum columns per span for chunks of few tokens.
 const FEW_SPAN: usize = 4096;
 
 impl Cut {
@@ -116,7 +116,7 @@ impl Cut {
 pub(crate) struct Workspace<'h, T> {
     pub(crate) gemm: Gemm<'h>,
     pub(crate) sums: Memory<'h>,
-    /// Stride of the sums' rows; 0 where the sums are the output itself.
+    /// Stride of the rows of sums; 0 if the sums are accumulated in the output itself.
     pub(crate) pitch: usize,
     pub(crate) copies: Memory<'h>,
     pub(crate) rows: Vec<Row>,
@@ -124,33 +124,34 @@ pub(crate) struct Workspace<'h, T> {
 }
 
 impl<T: Element> Workspace<'_, T> {
-    /// Makes a row for each of the item's tokens.
+    /// Sets up a row for each of the item's tokens.
     pub(crate) fn load<I: Isa>(&mut self, call: &Call<'_, I, T>, item: &Item) {
         let (tokens, panels) = (&item.tokens, &call.weight.panels);
         let width = call.weight.panels.k;
         let input = |row: usize| call.x[(tokens.start + row) * width..].as_ptr();
-        // SAFETY: x has `width` elements for every token; the copies are as many as a chunk has tokens.
+        // SAFETY: x has `width` elements for every token; `copies` has room for all tokens of a chunk.
         unsafe { gemm::load(call.isa, tokens.len(), width, input, &mut self.copies, &mut self.rows) };
         let (columns, start) =
             (panels.all_columns(), panels.columns(&(item.panels.start..item.panels.start + 1)).start);
         for (i, row) in self.rows.iter_mut().enumerate() {
             row.output = match self.pitch {
-                // SAFETY: the output has all columns for every token; it holds floats, or the sums would not be there.
+                // SAFETY: the output has `columns` elements for every token, and its elements are floats if the pitch
+                // is 0.
                 0 => unsafe { call.output.0.add((tokens.start + i) * columns + start).cast() },
                 pitch => self.sums.at(i * pitch),
             };
         }
     }
 
-    /// Whether the rows' sums are the output itself.
+    /// Whether sums are accumulated in the output itself.
     pub(crate) fn in_place(&self) -> bool {
         self.pitch == 0
     }
 
-    /// Lets sums begin with the bias, or 0: `columns` columns of `rows`, from `column` on.
+    /// Initialises sums with the bias, or 0: `columns` columns of `rows`, from `column` on.
     pub(crate) fn begin(&self, rows: impl Iterator<Item = usize>, column: usize, columns: usize, bias: Option<&[T]>) {
         for row in rows {
-            // SAFETY: the caller has room for these columns in each row of sums, which are this worker's.
+            // SAFETY: each row of sums has room for these columns, and belongs to this worker.
             let sums = unsafe { std::slice::from_raw_parts_mut(self.rows[row].output.add(column), columns) };
             match bias {
                 Some(bias) => sums.iter_mut().zip(bias).for_each(|(sum, bias)| *sum = bias.to_f32()),

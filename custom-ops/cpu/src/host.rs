@@ -1,37 +1,37 @@
-//! The seam between kernels and the runtime that calls them: threads and working memory.
+//! The interface between kernels and the runtime that calls them: threads and scratch memory.
 
 use moh_operators::Error;
 use std::alloc::Layout;
 use std::ptr::NonNull;
 
-/// Alignment of scratch memory in bytes: a cache line, and the widest vector register.
+/// Alignment of scratch memory in bytes: a cache line, which is also the widest vector register.
 pub const SCRATCH_ALIGN: usize = 64;
 
-/// What a runtime lends to a kernel for the length of one call.
+/// What a runtime provides to a kernel during a call.
 ///
 /// # Safety
-/// `allocate` returns either `None` or memory of at least `bytes` bytes that nothing else uses until `release`.
+/// `allocate` returns `None` or memory of at least `bytes` bytes that nothing else uses until `release`.
 pub unsafe trait Host: Sync {
-    /// How many tasks may run at the same time: the number of workers that a kernel should ask for.
+    /// The number of tasks that can run concurrently, for which a kernel should ask.
     fn parallelism(&self) -> usize;
 
-    /// Calls `task(i)` once for every `i < tasks`, possibly at the same time, and returns when all are done.
+    /// Calls `task(i)` once for every `i < tasks`, possibly concurrently, and returns when all are done.
     ///
-    /// Kernels ask for [`Host::parallelism`] tasks at most, and each takes work from a shared counter: a host with fewer threads
-    /// is slower, never wrong.
+    /// Kernels ask for at most [`Host::parallelism`] tasks, each of which takes work items from a shared counter.
+    /// Results are therefore correct with any number of threads.
     fn parallel_for(&self, tasks: usize, task: &(dyn Fn(usize) + Sync));
 
-    /// Memory of `bytes` bytes (at any alignment), or `None`.
+    /// Allocates `bytes` bytes (at any alignment); `None` if out of memory.
     fn allocate(&self, bytes: usize) -> Option<NonNull<u8>>;
 
-    /// Gives memory back.
+    /// Frees memory.
     ///
     /// # Safety
-    /// `ptr` and `bytes` are those of one earlier `allocate` on this host, not released yet.
+    /// `ptr` and `bytes` are from one earlier `allocate` on this host, not yet released.
     unsafe fn release(&self, ptr: NonNull<u8>, bytes: usize);
 }
 
-/// A kernel's working memory: zeroed, aligned to [`SCRATCH_ALIGN`], given back on drop.
+/// A kernel's scratch memory: zeroed, aligned to [`SCRATCH_ALIGN`], released on drop.
 pub struct Scratch<'h> {
     host: &'h dyn Host,
     base: NonNull<u8>,
@@ -40,7 +40,7 @@ pub struct Scratch<'h> {
     len: usize,
 }
 
-/// Types that scratch memory may be viewed as.
+/// Types of which scratch memory can be a slice.
 ///
 /// # Safety
 /// Any bit pattern is a valid value, and the alignment divides [`SCRATCH_ALIGN`].
@@ -51,17 +51,17 @@ unsafe impl Pod for f32 {}
 unsafe impl Pod for u32 {}
 
 impl<'h> Scratch<'h> {
-    /// Asks `host` for `len` elements of `P`.
+    /// Allocates `len` elements of `P` from `host`.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] where the host has none, or the size does not fit an address space.
+    /// [`Error::OutOfMemory`] if the host has no memory, or the size overflows the address space.
     pub fn new<P: Pod>(host: &'h dyn Host, len: usize) -> Result<Scratch<'h>, Error> {
         let size = len.checked_mul(size_of::<P>()).filter(|&n| n <= isize::MAX as usize - SCRATCH_ALIGN);
         let Some(size) = size else { return Err(Error::OutOfMemory { bytes: usize::MAX }) };
         let bytes = size + SCRATCH_ALIGN;
         let base = host.allocate(bytes).ok_or(Error::OutOfMemory { bytes })?;
         let offset = base.as_ptr().align_offset(SCRATCH_ALIGN).min(SCRATCH_ALIGN);
-        // SAFETY: the host gave `bytes` bytes that are ours alone; zeroing makes them initialised.
+        // SAFETY: the host returned `bytes` bytes for our use alone; zeroing initialises them.
         unsafe { base.as_ptr().write_bytes(0, bytes) };
         Ok(Scratch { host, base, bytes, offset, len: size })
     }
@@ -84,19 +84,19 @@ impl Drop for Scratch<'_> {
     }
 }
 
-/// A host of plain scoped threads and the global allocator: for tests, benchmarks and callers without a runtime.
+/// A host with scoped threads and the global allocator, for tests, benchmarks and callers without a runtime.
 #[derive(Debug, Clone, Copy)]
 pub struct Threads {
     threads: usize,
 }
 
 impl Threads {
-    /// `threads` workers, at least one.
+    /// A host of `threads` workers, at least one.
     pub fn new(threads: usize) -> Threads {
         Threads { threads: threads.max(1) }
     }
 
-    /// One worker a processor.
+    /// One worker per processor.
     pub fn all() -> Threads {
         Threads::new(std::thread::available_parallelism().map_or(1, usize::from))
     }

@@ -1,8 +1,8 @@
-//! Vector instructions: kernels are generic over [`Isa`], and one file a processor family implements it.
+//! Vector instruction sets. Kernels are generic over [`Isa`], which one file per instruction set implements.
 //!
-//! A new set of instructions is a file here and a row of [`each_isa`], or of [`each_unit`].
+//! A new instruction set is a file here and a row of [`each_isa`]; a new matrix unit, a row of [`each_unit`].
 //!
-//! An [`Isa`] value is a token: it exists only where the processor has the features, so its methods may use them.
+//! An [`Isa`] value is a token that exists only if the processor has the features, so its methods may use them.
 
 #[cfg(test)]
 mod tests;
@@ -11,7 +11,7 @@ pub(crate) mod unit;
 use moh_operators::Element;
 use unit::Unit;
 
-/// Every set of vector instructions, best first: its module and its token.
+/// All vector instruction sets, best first: module and token type.
 macro_rules! each_isa {
     ($callback:ident) => {
         $callback! {
@@ -28,7 +28,7 @@ macro_rules! each_isa {
 }
 pub(crate) use each_isa;
 
-/// Every matrix unit, best first. Before the vectors that it works beside.
+/// All matrix units, best first. They are preferred to the vector instruction sets that they are combined with.
 macro_rules! each_unit {
     ($callback:ident) => {
         $callback! {
@@ -49,13 +49,14 @@ each_unit!(modules);
 
 macro_rules! matrix_unit {
     ($(#[$cfg:meta] $module:ident::$token:ident,)*) => {
-        /// A unit that multiplies blocks of bfloat16 faster than vectors of f32 do. Exists only where the processor has it.
+        /// A matrix unit: multiplies blocks of bfloat16 faster than f32 vectors do. Exists only if the processor has
+        /// it.
         #[derive(Debug, Clone, Copy)]
         pub(crate) enum MatrixUnit {
             $(#[$cfg] $token($module::$token),)*
         }
 
-        /// A unit at work for this thread.
+        /// A matrix unit, prepared for use by this thread.
         pub(crate) enum Multiplier {
             $(#[$cfg] $token(<$module::$token as Unit>::Multiplier),)*
         }
@@ -76,7 +77,7 @@ macro_rules! matrix_unit {
         }
 
         impl Multiplier {
-            /// The products of both of `a` with `b`, or of the first one.
+            /// Computes the products of both matrices of `a` with `b`, or only of the first.
             ///
             /// # Safety
             /// As [`unit::Multiply::multiply`].
@@ -103,17 +104,17 @@ macro_rules! matrix_unit {
 }
 each_unit!(matrix_unit);
 
-/// What a kernel is compiled for: vectors, and perhaps a matrix unit beside them.
+/// What a kernel is compiled for: a vector instruction set, optionally with a matrix unit.
 pub(crate) trait Target {
-    /// The vectors.
+    /// The vector instruction set.
     type Vectors: Isa;
-    /// Name that users choose kernels by.
+    /// The name by which users select kernels.
     const NAME: &'static str;
-    /// Whether it is a matrix unit: kernels that have no use for one are those of the vectors alone.
+    /// Whether there is a matrix unit. Kernels that do not use one run under the vector instruction set's name only.
     const HAS_UNIT: bool;
-    /// The tokens, where the processor has the features.
+    /// The tokens, if the processor has the features.
     fn detect() -> Option<(Self::Vectors, Option<MatrixUnit>)>;
-    /// Whether automatic selection may pick it where it is supported.
+    /// Whether automatic selection may pick it if supported.
     fn is_automatic() -> bool;
 }
 
@@ -129,7 +130,7 @@ impl<I: Isa> Target for I {
     }
 }
 
-/// Kernels that use a unit.
+/// The target of kernels that use a matrix unit.
 pub(crate) struct WithUnit<U>(std::marker::PhantomData<U>);
 
 impl<U: Unit + Into<MatrixUnit>> Target for WithUnit<U> {
@@ -144,7 +145,7 @@ impl<U: Unit + Into<MatrixUnit>> Target for WithUnit<U> {
     }
 }
 
-/// The vectors that work beside the matrix unit of that name.
+/// Name of the vector instruction set that is combined with the matrix unit `unit`.
 pub(crate) fn vectors_beside(unit: &str) -> Option<&'static str> {
     macro_rules! find {
         ($(#[$cfg:meta] $module:ident::$token:ident,)*) => {
@@ -161,7 +162,8 @@ pub(crate) fn vectors_beside(unit: &str) -> Option<&'static str> {
     None
 }
 
-/// Runs `job` on the best vectors, or on those that go by the name `forced`; on portable ones, if there are none such.
+/// Runs `job` with the best vector instruction set, or with the one named `forced`; if there is none, with the
+/// portable one.
 pub(crate) fn vectorize<J: Job>(forced: Option<&str>, job: J) -> J::Output {
     let wanted = |name: &str| forced.is_none_or(|forced| vectors_beside(forced).unwrap_or(forced) == name);
     macro_rules! first {
@@ -180,27 +182,27 @@ pub(crate) fn vectorize<J: Job>(forced: Option<&str>, job: J) -> J::Output {
     portable::Portable.vectorize(job)
 }
 
-/// Vectors of f32, and how many registers a kernel may count on.
+/// Operations on f32 vectors, and the number of registers.
 ///
-/// `max` returns its second operand where the first is NaN. `exp2` is for arguments <= 0: below -126 it may give 0,
-/// for -inf it does, and NaN stays NaN.
+/// `max` returns its second operand if the first is NaN. `exp2` is for arguments <= 0; below -126 it may return 0, for
+/// -inf it returns 0, and NaN stays NaN.
 pub(crate) trait Isa: Copy + Send + Sync + 'static {
     /// A vector of [`Isa::LANES`] f32.
     type V: Copy;
-    /// Lanes of a vector: a power of two, 16 at most.
+    /// Lanes per vector: a power of two, at most 16.
     const LANES: usize;
-    /// Vectors in a row of the register tile, [`MAX_TILE`] at most.
+    /// Vectors per row of the register tile, at most [`MAX_TILE`].
     const TILE: usize;
     /// Rows of the register tile: 4, 6 or 8.
     const GROUP: usize;
-    /// Vector registers.
+    /// Number of vector registers.
     const REGISTERS: usize;
-    /// Name that users choose kernels by.
+    /// The name by which users select kernels.
     const NAME: &'static str;
 
-    /// The token, where the processor has the features.
+    /// The token, if the processor has the features.
     fn detect() -> Option<Self>;
-    /// Runs `job`, compiled with the features.
+    /// Runs `job`, compiled with the features of the instruction set.
     fn vectorize<J: Job>(self, job: J) -> J::Output;
 
     /// `x` in every lane.
@@ -225,18 +227,18 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     fn div(self, a: Self::V, b: Self::V) -> Self::V;
     /// `a * b + c`
     fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
-    /// The larger one, `b` where `a` is NaN.
+    /// The larger of both; `b` if `a` is NaN.
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `x` where `a < b`, else -inf.
+    /// `x` where `a < b`, else -inf, lane by lane.
     fn keep_less(self, a: Self::V, b: Self::V, x: Self::V) -> Self::V;
-    /// `x`, and 0 instead of -inf.
+    /// `x`, with 0 in place of -inf.
     fn finite_max(self, x: Self::V) -> Self::V;
     /// 2 to the power of `x <= 0`.
     fn exp2(self, x: Self::V) -> Self::V;
     /// The sum of the lanes.
     fn sum(self, x: Self::V) -> f32;
 
-    /// Asks for the cache line of `ptr`, which may be any address, because it will be read soon.
+    /// Prefetches the cache line of `ptr`, which may be any address.
     #[inline(always)]
     fn prefetch(self, _ptr: *const u8) {}
 
@@ -279,7 +281,8 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
         }
     }
 
-    /// Rounds both to bf16, ties away from zero: each lane holds the bits of `a`'s below those of `b`'s.
+    /// Rounds both to bf16, ties away from zero, and interleaves: each 32-bit lane holds `a`'s value in its low half
+    /// and `b`'s in its high half.
     #[inline(always)]
     fn pair(self, a: Self::V, b: Self::V) -> Self::V {
         let (mut low, mut high) = ([0.0f32; MAX_LANES], [0.0f32; MAX_LANES]);
@@ -295,7 +298,7 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
         }
     }
 
-    /// The upper halves of both, which are bf16 rounded towards zero, as [`Isa::pair`] puts them together.
+    /// As [`Isa::pair`], but rounded towards zero: the upper 16 bits of both.
     #[inline(always)]
     fn halves(self, a: Self::V, b: Self::V) -> Self::V {
         let (mut low, mut high) = ([0.0f32; MAX_LANES], [0.0f32; MAX_LANES]);
@@ -310,7 +313,7 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
         }
     }
 
-    /// What rounding to bf16 towards zero takes away: exact where `x` is finite, else NaN.
+    /// The difference between `x` and its rounding to bf16 towards zero: exact if `x` is finite, else NaN.
     #[inline(always)]
     fn rest(self, x: Self::V) -> Self::V {
         let mut upper = [0.0f32; MAX_LANES];
@@ -324,10 +327,11 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
         }
     }
 
-    /// Exchanges rows and columns of the first `LANES` vectors.
+    /// Transposes the matrix of the first `LANES` vectors.
     fn transpose(self, rows: &mut [Self::V; MAX_LANES]);
 
-    /// Lane i is the sum of the lanes of row i, for the first `LANES` vectors; the order of additions is the same for all.
+    /// Lane i is the sum of the lanes of row i, for the first `LANES` vectors. The order of additions is the same for
+    /// all rows.
     #[inline(always)]
     fn sums(self, mut rows: [Self::V; MAX_LANES]) -> Self::V {
         self.transpose(&mut rows);
@@ -342,12 +346,12 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     }
 }
 
-/// The most lanes of any [`Isa`].
+/// The maximum of [`Isa::LANES`].
 pub(crate) const MAX_LANES: usize = 16;
-/// The most vectors in a register tile's row of any [`Isa`].
+/// The maximum of [`Isa::TILE`].
 pub(crate) const MAX_TILE: usize = 3;
 
-/// Code to be compiled once for every [`Isa`]. Only what is `#[inline(always)]` inside `run` gets the features.
+/// Code that is compiled for every [`Isa`]. Only `#[inline(always)]` functions called from `run` get the features.
 pub(crate) trait Job {
     /// The result.
     type Output;
@@ -355,13 +359,15 @@ pub(crate) trait Job {
     fn run<I: Isa>(self, isa: I) -> Self::Output;
 }
 
-/// 2^f on [0, 1], relative error below 1.5e-7 in f32 and exact at 0: minimax with the constant fixed, lowest power first.
+/// Polynomial of 2^f on [0, 1], lowest power first: relative error below 1.5e-7 in f32, exact at 0 (minimax with the
+/// constant term fixed).
 pub(crate) const EXP2: [f32; 6] = [1.0, 0.693_151_3, 0.240_164_44, 0.055_799_913, 0.009_017_031, 0.001_867_13];
 
-/// Where an [`Isa`] that builds the power of two from its exponent field cuts off: rounds down to -127, whose field is 0.
+/// Lower bound of `exp2`'s argument in an [`Isa`] that builds the power of two in the exponent field: rounds down to
+/// -127, whose field is 0.
 pub(crate) const EXP2_FLOOR: f32 = -126.99;
 
-/// The polynomial of [`EXP2`].
+/// Evaluates the polynomial [`EXP2`].
 #[inline(always)]
 pub(crate) fn exp2_fraction<I: Isa>(isa: I, f: I::V) -> I::V {
     let mut p = isa.splat(EXP2[5]);

@@ -1,4 +1,4 @@
-//! One implementation of one operator, and what implements it: validated once a call, typed from there on.
+//! Kernels: implementations of operators. A call is validated once; from there on its data are typed.
 
 use crate::gemm::{Matrix, Panels, Source, Weight};
 use crate::host::Host;
@@ -8,21 +8,21 @@ use moh_operators::{
     Attributes, DType, DataMut, Definition, Element, Error, Operator, Reader, Tensor, problem_of, shape::check_length,
 };
 
-/// What a call computed, for tests and profiles: it must follow the gates.
+/// Counters of a call, for tests and profiles: the work must depend on the gates.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Work {
-    /// Multiply-accumulate operations of the matrix products, with those that only fill up a register tile.
+    /// Multiply-accumulate operations of the matrix products, including padding of register tiles.
     pub macs: u64,
 }
 
-/// A call's inputs as slices of element type T.
+/// Reads a call's inputs as slices of element type T.
 pub(crate) struct Slices<'a, T> {
     operator: &'static Operator,
     inputs: &'a [Option<Input<'a>>],
     element: std::marker::PhantomData<T>,
 }
 
-/// A weight: where it lies, or packed.
+/// A weight: the tensor or its packed form.
 #[derive(Clone, Copy)]
 pub(crate) enum WeightData<'a, T> {
     Plain(&'a [T]),
@@ -30,10 +30,10 @@ pub(crate) enum WeightData<'a, T> {
 }
 
 impl<'a, T: Element> WeightData<'a, T> {
-    /// The weight as `panels`, which lies in memory as `matrix` says.
+    /// The weight as `panels`; `matrix` is its layout if it is not packed.
     ///
     /// # Errors
-    /// [`Error::Packed`] where it was packed for another use: `operator` and `input` are named.
+    /// [`Error::Packed`], with `operator` and `input`, if the weight was packed for another use.
     pub(crate) fn panels(
         self,
         operator: &'static str,
@@ -108,21 +108,21 @@ impl<'a, T: Element> Reader for Slices<'a, T> {
     }
 }
 
-/// A validated call. Lengths are those that the problem says.
+/// A validated call. Slice lengths match `problem`.
 pub(crate) struct Call<'a, O: CpuOperator, I, T: Element> {
     pub(crate) isa: I,
-    /// For kernels that use one.
+    /// The matrix unit, for kernels that use one.
     pub(crate) unit: Option<MatrixUnit>,
     pub(crate) problem: &'a O::Problem,
     pub(crate) inputs: O::Inputs<Slices<'a, T>>,
-    /// Every element is written; they start out undefined.
+    /// Uninitialised; every element must be written.
     pub(crate) output: &'a mut [O::Output<T>],
     pub(crate) host: &'a dyn Host,
 }
 
-/// An operator that has CPU kernels: one generic implementation, compiled for every instruction set and element type.
+/// The CPU kernel of an operator: one generic implementation, compiled for every instruction set and element type.
 pub(crate) trait CpuOperator: Definition {
-    /// Whether it has a use for a matrix unit.
+    /// Whether the kernel uses matrix units.
     const USES_MATRIX_UNITS: bool = false;
     /// The output's element type.
     type Output<T: Element>: Element;
@@ -130,7 +130,7 @@ pub(crate) trait CpuOperator: Definition {
     /// Computes the output.
     fn run<I: Isa, T: Element>(call: Call<'_, Self, I, T>) -> Result<Work, Error>;
 
-    /// Packs a weight, whose length fits its shape; `None` for an input that is read as it is.
+    /// Packs a weight whose length matches its shape; `None` for an input that is not packed.
     fn pack<I: Isa, T: Element>(
         _isa: I,
         _attributes: &Self::Attributes,
@@ -142,18 +142,18 @@ pub(crate) trait CpuOperator: Definition {
     }
 }
 
-/// Gives a call's output once its type and shape are known.
+/// Allocates a call's output once its type and shape are known.
 pub(crate) type MakeOutput<'m, 'o> = dyn FnMut(DType, &[usize]) -> Result<DataMut<'o>, Error> + 'm;
 
 type Run = for<'o> fn(&Attributes, &[Option<Input<'_>>], &mut MakeOutput<'_, 'o>, &dyn Host) -> Result<Work, Error>;
 type Pack = fn(&Attributes, usize, Tensor<'_>) -> Result<Option<Packed>, Error>;
 
-/// One implementation of one operator, for every [`DType`].
+/// An operator's kernel for one instruction set; runs every [`DType`].
 #[derive(Clone, Copy)]
 pub struct Kernel {
-    /// What it implements.
+    /// The operator.
     pub operator: &'static Operator,
-    /// The instruction set that it is written for: a value of [`crate::ISA_VARIABLE`].
+    /// The instruction set, a value of [`crate::ISA_VARIABLE`].
     pub isa: &'static str,
     /// Whether this processor can run it.
     pub supported: fn() -> bool,
@@ -174,7 +174,7 @@ impl Kernel {
         Kernel {
             operator: O::OPERATOR,
             isa: G::NAME,
-            // A kernel without a use for the unit is that of the vectors alone, under their name.
+            // A kernel that does not use the matrix unit would only duplicate the vector instruction set's kernel.
             supported: || (O::USES_MATRIX_UNITS || !G::HAS_UNIT) && G::detect().is_some(),
             automatic: G::is_automatic,
             run: run::<O, G>,
@@ -185,8 +185,8 @@ impl Kernel {
     /// Validates the inputs, the output's type and its length, and runs this kernel.
     ///
     /// # Errors
-    /// [`Error`] naming the input, what was expected and what was found; or no memory; or a processor that lacks the
-    /// instructions.
+    /// [`Error`] naming the input, the expected and the found value; or out of memory; or an unsupported instruction
+    /// set.
     pub fn run(
         &self,
         attributes: &Attributes,
@@ -203,10 +203,10 @@ impl Kernel {
         (self.run)(attributes, inputs, &mut take, host)
     }
 
-    /// As [`Kernel::run`], into the output that `make` gives once its type and shape are known.
+    /// As [`Kernel::run`], into the output that `make` returns for the output's type and shape.
     ///
     /// # Errors
-    /// As [`Kernel::run`], and those of `make`.
+    /// As [`Kernel::run`], and the errors of `make`.
     pub fn run_into<'o, E: From<Error>>(
         &self,
         attributes: &Attributes,
@@ -217,7 +217,7 @@ impl Kernel {
         let (mut make, mut failure) = (Some(make), None);
         let mut take = |dtype, shape: &[usize]| {
             let made = make.take().map_or(Ok(DataMut::F32(&mut [])), |make| make(dtype, shape));
-            // The caller's own error is given back as it is; this one only ends the call.
+            // The caller's own error is returned unchanged; this one only ends the call.
             let output = made.map_err(|error| {
                 failure = Some(error);
                 Error::OutOfMemory { bytes: 0 }
@@ -251,7 +251,7 @@ fn check_output(operator: &Operator, dtype: DType, shape: &[usize], output: &Dat
     check_length(operator.name, operator.output.name, shape, output.len())
 }
 
-/// The one way in: validates, makes the output, and calls the implementation for the inputs' type.
+/// The entry point of every call: validates, makes the output, and dispatches on the inputs' element type.
 fn run<'o, O: CpuOperator, G: Target>(
     attributes: &Attributes,
     inputs: &[Option<Input<'_>>],

@@ -1,4 +1,4 @@
-//! Parts of models that are no operators of ai.moh, for a host whose own are slow.
+//! Kernels for layers outside ai.moh, for hosts whose own are slower.
 
 mod depthwise;
 

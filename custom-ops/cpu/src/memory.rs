@@ -1,23 +1,23 @@
-//! A worker's memory: one allocation of the host, cut into sections of floats.
+//! A worker's memory: one allocation, cut into sections of floats.
 
 use crate::host::{Host, Scratch};
 use crate::isa::MAX_LANES;
 use moh_operators::Error;
 use std::ops::Range;
 
-/// The stride of rows of `dim` floats that are read and written in whole vectors.
+/// The row stride of matrices with `dim` columns that are accessed in whole vectors.
 pub(crate) fn pitch(dim: usize) -> usize {
     dim.saturating_add(MAX_LANES - 1) / MAX_LANES * MAX_LANES
 }
 
-/// What to allocate.
+/// The sizes of the sections to allocate.
 #[derive(Default)]
 pub(crate) struct Sections {
     len: usize,
 }
 
 impl Sections {
-    /// Appends `rows * columns` floats, which start on a cache line; returns where.
+    /// Adds a section of `rows * columns` floats, aligned to a cache line; returns its offset.
     pub(crate) fn add(&mut self, rows: usize, columns: usize) -> Result<usize, Error> {
         let start = self.len;
         let len = rows.checked_mul(columns).and_then(|n| n.checked_next_multiple_of(MAX_LANES));
@@ -26,7 +26,7 @@ impl Sections {
         Ok(start)
     }
 
-    /// The memory.
+    /// Allocates all sections.
     pub(crate) fn allocate<'h>(&self, host: &'h dyn Host) -> Result<Memory<'h>, Error> {
         let mut scratch = Scratch::new::<f32>(host, self.len)?;
         let base = scratch.as_mut_slice::<f32>().as_mut_ptr();
@@ -34,7 +34,7 @@ impl Sections {
     }
 }
 
-/// The sections, as one array of floats.
+/// The sections as one array of floats.
 pub(crate) struct Memory<'h> {
     // Taken once: another exclusive borrow of the scratch would invalidate the pointers already handed out.
     base: *mut f32,
@@ -43,14 +43,14 @@ pub(crate) struct Memory<'h> {
 }
 
 impl Memory<'_> {
-    /// A pointer to the floats from `offset` on.
+    /// Pointer to the float at `offset`.
     pub(crate) fn at(&self, offset: usize) -> *mut f32 {
         assert!(offset <= self.len, "offset {offset} of {} floats", self.len);
         // SAFETY: inside the allocation, or one past its end.
         unsafe { self.base.add(offset) }
     }
 
-    /// The floats of `range`.
+    /// The floats in `range`.
     pub(crate) fn slice(&mut self, range: Range<usize>) -> &mut [f32] {
         assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {} floats", self.len);
         // SAFETY: inside the allocation, which is initialised; the exclusive borrow of self makes the slice unique.

@@ -1,4 +1,4 @@
-//! Weights packed once: what a host may keep of a constant in place of the tensor.
+//! Packed weights, which a host may keep in place of constant tensors.
 
 use crate::gemm::{self, Matrix, Panels};
 use crate::isa::Isa;
@@ -7,9 +7,9 @@ use moh_operators::{DType, Element, Error, Tensor};
 /// An input of a call.
 #[derive(Debug, Clone, Copy)]
 pub enum Input<'a> {
-    /// A tensor where the caller has it.
+    /// A tensor.
     Tensor(Tensor<'a>),
-    /// A constant weight that [`crate::pack`] packed, in the tensor's place.
+    /// A weight packed by [`crate::pack`].
     Packed(&'a Packed),
 }
 
@@ -20,7 +20,7 @@ impl<'a> From<Tensor<'a>> for Input<'a> {
 }
 
 impl<'a> Input<'a> {
-    /// Dimensions, outermost first: of a packed weight, those of the tensor.
+    /// Dimensions of the tensor (before packing), outermost first.
     pub fn shape(&self) -> &'a [usize] {
         match self {
             Input::Tensor(tensor) => tensor.shape,
@@ -28,7 +28,7 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// Element type: of a packed weight, that of the tensor.
+    /// Element type of the tensor (before packing).
     pub fn dtype(&self) -> DType {
         match self {
             Input::Tensor(tensor) => tensor.data.dtype(),
@@ -37,9 +37,9 @@ impl<'a> Input<'a> {
     }
 }
 
-/// A weight as the product's inner loop reads it: panels of float32, for one kind of vector.
+/// A weight in the layout of the product's inner loop: float32 panels for one vector length.
 ///
-/// Made by [`crate::pack`], handed to kernels as [`Input::Packed`]. It takes 4 bytes an element, and those that fill up each
+/// Made by [`crate::pack`], passed to kernels as [`Input::Packed`]. Takes 4 bytes per element, plus padding of each
 /// head's columns to whole vectors.
 pub struct Packed {
     dtype: DType,
@@ -61,7 +61,7 @@ impl std::fmt::Debug for Packed {
 
 impl Packed {
     /// # Safety
-    /// The matrix has the columns and rows that `panels` says.
+    /// `matrix` has the rows and columns of `panels`.
     pub(crate) unsafe fn new<I: Isa, T: Element>(
         isa: I,
         matrix: &Matrix<T>,
@@ -75,7 +75,7 @@ impl Packed {
         lines.try_reserve_exact(count).map_err(|_| out_of_memory())?;
         lines.resize(count, Line([0.0; 16]));
         let mut packed = Packed { dtype: T::DTYPE, shape: shape.to_vec(), panels, lines };
-        // SAFETY: the caller's contract; there are as many floats as the panels have.
+        // SAFETY: the caller's contract; the buffer has the size of the panels.
         unsafe { gemm::pack_all(isa, matrix, &panels, packed.floats_mut()) };
         Ok(packed)
     }
@@ -90,7 +90,7 @@ impl Packed {
         &self.shape
     }
 
-    /// The memory that it takes, in bytes.
+    /// Memory in use, in bytes.
     pub fn bytes(&self) -> usize {
         self.lines.len() * size_of::<Line>()
     }
@@ -101,10 +101,10 @@ impl Packed {
         unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), len) }
     }
 
-    /// The floats of the panels, which must be these ones.
+    /// The packed floats, if they were packed as `panels`.
     ///
     /// # Errors
-    /// [`Error::Packed`] where it was packed for another use or another instruction set.
+    /// [`Error::Packed`] if it was packed for another use or another instruction set.
     pub(crate) fn panels(&self, operator: &'static str, input: &'static str, panels: &Panels) -> Result<&[f32], Error> {
         if self.panels != *panels {
             return Err(Error::Packed { operator, input });

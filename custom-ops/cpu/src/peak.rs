@@ -1,10 +1,11 @@
-//! The speed of the processor's multiply-add instructions, for benchmarks.
+//! Peak speed of the processor's multiply-add instructions, for benchmarks.
 
 use crate::isa::{Isa, Job, each_isa, vectors_beside};
 use std::time::Instant;
 
 /// GFLOP/s of one thread in multiply-add instructions on the vector registers of `isa` (a value of
-/// [`crate::Kernel::isa`]; of a matrix unit, the vectors beside it). `None` where the processor does not have it.
+/// [`crate::Kernel::isa`]; for a matrix unit, those of its vector instruction set). `None` if the processor does not
+/// support it.
 pub fn gflops(isa: &str) -> Option<f64> {
     const STEPS: usize = 200_000;
     let isa = vectors_beside(isa).unwrap_or(isa);
@@ -31,7 +32,8 @@ fn best(run: impl Fn() -> usize) -> f64 {
     (0..10).map(rate).fold(0.0, f64::max)
 }
 
-/// So many steps of a multiply-add on three quarters of the registers; gives the number of operations.
+/// Runs this many steps of multiply-adds in three quarters of the registers; returns the number of floating-point
+/// operations.
 struct MultiplyAdds(usize);
 
 impl Job for MultiplyAdds {

@@ -1,11 +1,12 @@
-//! The register-blocked matrix product of both halves of attention.
+//! Register-blocked matrix product, used for scores and for weighted values.
 
 use crate::isa::Isa;
 
-/// `rows` rows of `c` (each `V` vectors wide, `width` floats apart) become `scale * c + a b`, with `k` the inner length.
+/// Computes `c = scale * c + a b`; without `scale`, `c = a b`. `c` is `rows` rows of `V` vectors, `width` floats
+/// apart; `k` is the inner length.
 ///
 /// `b` is `k` rows of `V` vectors, `width` floats apart. `a` is read by broadcasting: its element (row, k) is at
-/// `row * stride + k`, or, with `ACROSS`, at `k * stride + row`. Without `scale`, `c` is only written.
+/// `row * stride + k`, or with `ACROSS` at `k * stride + row`.
 ///
 /// # Safety
 /// Every address named above is valid for reading, those of `c` also for writing.
@@ -51,7 +52,7 @@ pub(crate) unsafe fn product<I: Isa, const V: usize, const ACROSS: bool>(
     }
 }
 
-/// `G` rows of [`product`], held in registers over the whole inner length.
+/// `G` rows of [`product`], accumulated in registers over the whole inner length.
 #[inline(always)]
 unsafe fn block<I: Isa, const V: usize, const G: usize, const ACROSS: bool>(
     isa: I,

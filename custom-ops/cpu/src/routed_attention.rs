@@ -1,11 +1,11 @@
 //! RoutedAttention on a CPU.
 //!
-//! The rows that the gates select are collected per KV head, and cut into items (`plan`) that workers take from a
-//! shared counter. Many rows go through register tiles with a running softmax (`tiles`, `step`); a few rows, as in
-//! decoding, read the keys and values in place, each once (`rows`, `row_step`).
+//! Selected rows (query token, head) are collected per KV head and cut into work items (`plan`), which workers take
+//! from a shared counter. Many rows are processed in register tiles with a running softmax (`tiles`, `step`); a few
+//! rows, as in decoding, read keys and values in place, each once (`rows`, `row_step`).
 
 mod call;
-// Without a matrix unit none of this can be reached.
+// On targets without matrix units some of this is unreachable.
 #[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables, unreachable_code))]
 mod matrix;
 mod matrix_pack;
@@ -39,7 +39,7 @@ impl CpuOperator for RoutedAttention {
 
     fn run<I: Isa, T: Element>(call: kernel::Call<'_, Self, I, T>) -> Result<Work, Error> {
         let kernel::Call { isa, unit, problem, inputs, output, host } = call;
-        // With nothing to write, dimensions may be of any size; beyond this line memory bounds them.
+        // An empty output allows dimensions of any size; otherwise memory bounds them.
         if output.is_empty() {
             return Ok(Work::default());
         }
@@ -49,7 +49,7 @@ impl CpuOperator for RoutedAttention {
     }
 }
 
-/// Partial results of heads whose keys are split, which workers write in disjoint pieces.
+/// Partial results of heads whose keys are split. Workers write disjoint parts.
 struct Partial(*mut f32);
 // SAFETY: every part of every slot belongs to one item, and every item to one worker.
 unsafe impl Sync for Partial {}
@@ -80,7 +80,7 @@ fn execute<I: Isa, T: Element>(
             macs.fetch_add(done, Ordering::Relaxed);
         }
         Err(error) => {
-            // What a failed worker leaves behind is never read.
+            // Results are not used after an error, so the remaining items are skipped.
             next.store(plan.items.len(), Ordering::Relaxed);
             *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
         }
@@ -102,7 +102,7 @@ fn execute<I: Isa, T: Element>(
 struct Worker<'a, I, T> {
     call: &'a Call<'a, I, T>,
     host: &'a dyn Host,
-    /// For tiles.
+    /// Used by tiles.
     unit: Option<MatrixUnit>,
     selection: &'a Selection,
     tiling: Tiling,
@@ -110,7 +110,7 @@ struct Worker<'a, I, T> {
     part_len: usize,
 }
 
-/// A worker's memory, made when an item first needs it.
+/// A worker's memory, allocated on first use.
 #[derive(Default)]
 struct Workspace<'h> {
     rows: Option<RowMemory<'h>>,
@@ -119,7 +119,7 @@ struct Workspace<'h> {
 }
 
 impl<I: Isa, T: Element> Worker<'_, I, T> {
-    /// Does the items that `next` gives, until there are none.
+    /// Processes the items returned by `next` until it returns `None`.
     fn drain(&self, mut next: impl FnMut() -> Option<Item>) -> Result<u64, Error> {
         let mut memory = Workspace::default();
         let mut macs = 0;
@@ -152,7 +152,8 @@ impl<I: Isa, T: Element> Worker<'_, I, T> {
                     memory.store(self.call, head, rows);
                 } else {
                     let start = (slot * parts + part) * self.part_len;
-                    // SAFETY: the memory holds part_len floats for each part of each slot; this one is this item's.
+                    // SAFETY: the memory has part_len floats for each part of each slot; this part belongs to this
+                    // item.
                     let output = unsafe { std::slice::from_raw_parts_mut(self.partial.0.add(start), self.part_len) };
                     memory.store_partial(rows.len(), p.value_dim, output);
                 }
@@ -165,7 +166,7 @@ impl<I: Isa, T: Element> Worker<'_, I, T> {
         self.call.head(item.head())
     }
 
-    /// The item's part of its head's selected rows.
+    /// The item's range of its head's selected rows.
     fn range(&self, item: Item) -> Range<usize> {
         let rows = self.selection.rows(item.head()).len();
         match item {
@@ -178,8 +179,8 @@ impl<I: Isa, T: Element> Worker<'_, I, T> {
         &self.selection.rows(item.head())[self.range(item)]
     }
 
-    /// Writes 0 to the outputs of the rows that are not selected, from the item's first row (or the head's first) up to
-    /// the next item's.
+    /// Writes 0 to the outputs of unselected rows, from the item's first row (for the first item: the head's) up to
+    /// the next item's first row.
     fn clear_unselected(&self, item: Item) {
         if matches!(item, Item::Rows { part: 1.., .. }) {
             return;

@@ -1,4 +1,4 @@
-//! RoutedCombine: heads are parts of the inner length, and add up.
+//! RoutedCombine on a CPU. Heads are ranges of the inner dimension, and their products are summed.
 
 use crate::gemm::{Matrix, Panels, Product, Store};
 use crate::head_linear::{self, Call, HeadLinear, Item, Tensors, Workspace};
@@ -72,8 +72,8 @@ impl HeadLinear for RoutedCombine {
                     false => blocks.peek().map(|k| (item.panels.start, k.clone())),
                 };
                 let column = panels.padded(item.panels.start, panel);
-                // SAFETY: x has all heads' blocks from each input on; a row of sums has room for the span's padded panels; the
-                // weight has what its panels say.
+                // SAFETY: from each input on, x has all heads' blocks; a row of sums has room for the span's padded
+                // panels; the weight has all elements of its panels.
                 macs += unsafe {
                     let Workspace { gemm, rows, .. } = &mut *workspace;
                     gemm.multiply(call.isa, rows, &products, &call.weight, panel, column, next, false)
@@ -95,7 +95,7 @@ impl HeadLinear for RoutedCombine {
     }
 }
 
-/// What the heads of inner indices `k` are multiplied with.
+/// The products for the heads within inner indices `k`.
 fn products<'a>(p: &Problem, selection: &'a Selection, chunk: usize, k: &Range<usize>) -> Vec<Product<'a>> {
     let heads = k.start / p.block..k.end.div_ceil(p.block);
     let product = |Run { heads, tokens }: Run<'a>| Product {

@@ -1,7 +1,7 @@
 //! RoutedMLP on a CPU.
 //!
-//! Tokens are cut into tiles whose hidden activations fit a fixed amount of memory. For a tile, workers first share the
-//! experts' hidden columns, then the output's columns; there the experts add up in their order.
+//! Tokens are cut into tiles, so that hidden activations fit a fixed amount of memory. Per tile, workers first share
+//! the experts' hidden columns, then the output columns, for which the experts' results are added in ascending order.
 
 mod activation;
 
@@ -18,7 +18,7 @@ use moh_operators::routed_mlp::{Attributes, Inputs, Problem};
 use moh_operators::{Definition, Element, Error, RoutedMlp};
 use std::ops::Range;
 
-/// The tensors. Lengths are those that the validator requires of `problem`.
+/// The tensors of a call. Slice lengths have been validated against `problem`.
 struct Call<'a, I, T> {
     isa: I,
     problem: &'a Problem,
@@ -26,7 +26,7 @@ struct Call<'a, I, T> {
     fc1: Weight<'a, T>,
     fc2: Weight<'a, T>,
     gates: &'a [f32],
-    /// Of both matrices.
+    /// The biases of both matrices.
     bias: Option<[&'a [T]; 2]>,
     output: Shared<T>,
 }
@@ -52,16 +52,16 @@ impl CpuOperator for RoutedMlp {
     ) -> Result<Option<Packed>, Error> {
         let (FC1 | FC2) = input else { return Ok(None) };
         let problem = &RoutedMlp::of_weight(attributes, input, shape)?;
-        // SAFETY: the weight's length is that of its shape, which the problem was read from.
+        // SAFETY: the weight's length has been checked against its shape, from which `problem` was made.
         unsafe { Packed::new(isa, &matrix(problem, input, weight), panels::<I>(problem, input), shape) }.map(Some)
     }
 }
 
-/// Numbers of the inputs that can be packed.
+/// Index of the first input that can be packed.
 const FC1: usize = 1;
 const FC2: usize = 2;
 
-/// One of the matrices, of input `input`.
+/// The weight of input `input`, packed or in place.
 fn weight<'a, I: Isa, T: Element>(
     problem: &Problem,
     data: WeightData<'a, T>,
@@ -71,7 +71,7 @@ fn weight<'a, I: Isa, T: Element>(
     data.panels(RoutedMlp::NAME, name, panels::<I>(problem, input), |data| matrix(problem, input, data))
 }
 
-/// The panels of one of the matrices. The first one's blocks are the experts' halves.
+/// The panels of a weight. The first matrix has one block of columns per expert, or two for gated activations.
 fn panels<I: Isa>(p: &Problem, input: usize) -> Panels {
     match input {
         FC1 => Panels::new::<I>(p.width, p.num_experts * p.activation.columns(), p.hidden),
@@ -79,7 +79,7 @@ fn panels<I: Isa>(p: &Problem, input: usize) -> Panels {
     }
 }
 
-/// The same matrix in place.
+/// The weight of input `input`, read in place.
 fn matrix<T>(p: &Problem, input: usize, weight: &[T]) -> Matrix<T> {
     let (inner, stride) = match input {
         FC1 => (p.width, p.hidden * p.activation.columns()),
@@ -88,13 +88,13 @@ fn matrix<T>(p: &Problem, input: usize, weight: &[T]) -> Matrix<T> {
     Matrix::Columns { data: weight.as_ptr(), stride, block: stride, block_stride: inner * stride }
 }
 
-/// Hidden activations of a tile, in floats, unless one token has more.
+/// Maximum floats of hidden activations per tile; a single token may exceed it.
 const HIDDEN: usize = 4 << 20;
-/// Most tokens of a tile.
+/// Maximum tokens per tile.
 const TILE: usize = 4096;
-/// Most rows of a product: their sums stay in the second-level cache.
+/// Maximum rows per product: their sums fit the L2 cache.
 const ROWS: usize = 384;
-/// The numbers of these rows.
+/// The indices 0 to `ROWS - 1`.
 static ALL: [u32; ROWS] = {
     let mut all = [0; ROWS];
     let mut i = 0;
@@ -104,18 +104,18 @@ static ALL: [u32; ROWS] = {
     }
     all
 };
-/// Most columns of a product of many rows, and of few.
+/// Maximum columns per product of many rows, and of few rows.
 const SPAN: [usize; 2] = [256, 4096];
-/// Most floats of a worker's sums over the experts.
+/// Maximum floats of a worker's sums over the experts.
 const TOTALS: usize = 1 << 18;
 
-/// Consecutive tokens, and how many (token, expert) pairs they have.
+/// Consecutive tokens, and their number of (token, expert) pairs.
 struct Tile {
     tokens: Range<usize>,
     pairs: usize,
 }
 
-/// Cuts the tokens. Not a matter of the number of workers, because results depend on it.
+/// Cuts the tokens into tiles. Independent of the number of workers, because the rounding of results depends on it.
 fn tiles(p: &Problem, gates: &[f32]) -> Vec<Tile> {
     let most = HIDDEN / pitch(p.hidden);
     let mut tiles: Vec<Tile> = Vec::new();
@@ -153,17 +153,17 @@ fn execute<I: Isa, T: Element>(call: &Call<'_, I, T>, host: &dyn Host) -> Result
     Ok(Work { macs })
 }
 
-/// A tile.
+/// The computation of one tile.
 struct Stage<'a, I, T> {
     call: &'a Call<'a, I, T>,
     host: &'a dyn Host,
     tokens: Range<usize>,
     selection: &'a Selection,
-    /// Those that the tile's tokens use.
+    /// The experts that the tile's tokens use.
     experts: &'a [usize],
-    /// The most tokens that use the same expert.
+    /// The maximum number of tokens that use the same expert.
     rows: usize,
-    /// The hidden activations of all pairs, in the selection's order, `pitch` floats apart.
+    /// The hidden activations of all (token, expert) pairs, in the selection's order, `pitch` floats apart.
     hidden: &'a Shared<f32>,
     pitch: usize,
 }
@@ -171,7 +171,7 @@ struct Stage<'a, I, T> {
 /// A worker's memory.
 struct Workspace<'h, O> {
     gemm: Gemm<'h>,
-    /// Rows of sums, and from `totals` on a row for each token.
+    /// Rows of sums; from offset `totals` on, one row of totals per token.
     floats: Memory<'h>,
     totals: usize,
     copies: Memory<'h>,
@@ -179,7 +179,7 @@ struct Workspace<'h, O> {
     pairs: Vec<(*const f32, *mut O)>,
 }
 
-/// Some rows of an expert.
+/// A range of one expert's rows.
 struct Block {
     expert: usize,
     rows: Range<usize>,
@@ -195,7 +195,8 @@ impl<I: Isa, T: Element> Stage<'_, I, T> {
         gemm::rows_at_once::<T>(ROWS, self.call.problem.width)
     }
 
-    /// Cuts the panels of a block of columns into spans of at most `most` columns, shared with `others`.
+    /// Cuts the panels of a block of columns into spans of at most `most` columns; `others` is the number of items per
+    /// span.
     fn spans(&self, panels: &Panels, others: usize, most: usize) -> Vec<Range<usize>> {
         let widest = SPAN[usize::from(few(self.rows))].min(most);
         let Range { start, end } = panels.of_block(0);
@@ -222,7 +223,7 @@ impl<I: Isa, T: Element> Stage<'_, I, T> {
         Ok(Workspace { gemm, floats, totals, copies, rows: Vec::new(), pairs: Vec::new() })
     }
 
-    /// The hidden activations.
+    /// Stage 1: the hidden activations.
     fn first(&self) -> Result<u64, Error> {
         let (p, weight) = (self.call.problem, &self.call.fc1);
         let blocks: Vec<Block> = self.experts.iter().flat_map(|&expert| self.blocks(expert)).collect();
@@ -234,14 +235,14 @@ impl<I: Isa, T: Element> Stage<'_, I, T> {
         })
     }
 
-    /// The hidden activations of a block of rows, for some of the panels of each half.
+    /// The hidden activations of a block of rows, for a span of the panels.
     fn activations(&self, block: &Block, span: &Range<usize>, width: usize, workspace: &mut Workspace<'_, f32>) -> u64 {
         let (call, p, panels) = (self.call, self.call.problem, &self.call.fc1.panels);
         let (expert, halves) = (block.expert, p.activation.columns());
         let tokens = &self.selection.tokens(0, expert)[block.rows.clone()];
         let input = |row: usize| call.x[(self.tokens.start + tokens[row] as usize) * p.width..].as_ptr();
         let Workspace { gemm, floats, copies, rows, pairs, .. } = workspace;
-        // SAFETY: x has `width` elements for every token; there are copies for the most rows of a block.
+        // SAFETY: x has `width` elements for every token; `copies` has room for the rows of a block.
         unsafe { gemm::load(call.isa, tokens.len(), p.width, input, copies, rows) };
         for (row, sums) in rows.iter_mut().enumerate() {
             sums.output = floats.at(row * halves * width);
@@ -262,8 +263,8 @@ impl<I: Isa, T: Element> Stage<'_, I, T> {
                     Some(&(panel, _)) => Some((panel, k.clone())),
                     None => blocks.peek().map(|k| (wanted[0].0, k.clone())),
                 };
-                // SAFETY: x has `width` elements from each input on; a row of sums has room for a padded span for each half;
-                // the weight has what its panels say.
+                // SAFETY: from each input on, x has `width` elements; a row of sums has room for the padded span of
+                // each half; the weight has all elements of its panels.
                 macs +=
                     unsafe { gemm.multiply(call.isa, rows, &products, &call.fc1, panel, column, next, k.start == 0) };
             }
@@ -271,7 +272,7 @@ impl<I: Isa, T: Element> Stage<'_, I, T> {
         let columns = panels.columns(span);
         pairs.clear();
         for (row, sums) in rows.iter().enumerate() {
-            // SAFETY: there is a row of `pitch` floats for every pair.
+            // SAFETY: the hidden activations have a row of `pitch` floats for every pair.
             let output = unsafe { self.hidden_row(expert, block.rows.start + row).add(columns.start) };
             pairs.push((sums.output.cast_const(), output));
         }
@@ -290,11 +291,11 @@ impl<I: Isa, T: Element> Stage<'_, I, T> {
     }
 
     fn hidden_row(&self, expert: usize, row: usize) -> *mut f32 {
-        // SAFETY: there is a row of `pitch` floats for every pair.
+        // SAFETY: the hidden activations have a row of `pitch` floats for every pair.
         unsafe { self.hidden.0.add((self.selection.start(0, expert) + row) * self.pitch) }
     }
 
-    /// The output.
+    /// Stage 2: the output.
     fn second(&self) -> Result<u64, Error> {
         let weight = &self.call.fc2;
         let spans = self.spans(&weight.panels, 1, TOTALS / self.tokens.len());
@@ -303,7 +304,7 @@ impl<I: Isa, T: Element> Stage<'_, I, T> {
         share(self.host, spans.len(), make, |workspace, item| self.outputs(&spans[item], width, workspace))
     }
 
-    /// The outputs of some of the panels of an expert's columns.
+    /// The outputs for a span of the panels.
     fn outputs(&self, span: &Range<usize>, width: usize, workspace: &mut Workspace<'_, T>) -> u64 {
         let (call, p, panels) = (self.call, self.call.problem, &self.call.fc2.panels);
         let columns = panels.columns(span);
@@ -327,8 +328,8 @@ impl<I: Isa, T: Element> Stage<'_, I, T> {
                         false => blocks.peek().map(|k| (of_expert + span.start, k.clone())),
                     };
                     let (column, panel) = (panels.padded(span.start, panel), of_expert + panel);
-                    // SAFETY: the hidden rows were written by the first stage; a row of sums has room for a padded span; the
-                    // weight has what its panels say.
+                    // SAFETY: stage 1 wrote the hidden rows; a row of sums has room for a padded span; the weight has
+                    // all elements of its panels.
                     macs += unsafe {
                         gemm.multiply(call.isa, rows, &products, &call.fc2, panel, column, next, k.start == 0)
                     };

@@ -1,4 +1,4 @@
-//! RoutedProjection: heads are blocks of columns of the output.
+//! RoutedProjection on a CPU. Heads are blocks of output columns.
 
 use crate::gemm::{Matrix, Panels, Product, Store};
 use crate::head_linear::{self, Call, HeadLinear, Item, Tensors, Workspace};
@@ -85,8 +85,8 @@ impl HeadLinear for RoutedProjection {
                 };
                 let column = panels.padded(item.panels.start, panel);
                 let products = [Product { rows, k: k.clone() }];
-                // SAFETY: x has `width` elements from each input on; a row of sums has room for the span's padded panels; the
-                // weight has what its panels say.
+                // SAFETY: from each input on, x has `width` elements; a row of sums has room for the span's padded
+                // panels; the weight has all elements of its panels.
                 macs += unsafe {
                     let Workspace { gemm, rows, .. } = &mut *workspace;
                     gemm.multiply(call.isa, rows, &products, &call.weight, panel, column, next, !begun && k.start == 0)
@@ -113,7 +113,7 @@ impl HeadLinear for RoutedProjection {
     }
 }
 
-/// The panels of a head that belong to the item.
+/// The panels of a head that are in the item's span.
 fn of_item(item: &Item, panels: &Panels, head: usize) -> Range<usize> {
     let of_head = panels.of_block(head);
     of_head.start.max(item.panels.start)..of_head.end.min(item.panels.end)
@@ -125,7 +125,7 @@ fn output<I, T>(call: &Call<'_, I, T>, item: &Item, token: u32, column: usize) -
     unsafe { call.output.0.add((item.tokens.start + token as usize) * p.num_heads * p.block + column) }
 }
 
-/// Writes 0 to `columns` of the item's tokens, but for those `used`.
+/// Writes 0 to `columns` of the item's tokens that are not in `used`.
 fn clear<I, T: Element>(call: &Call<'_, I, T>, item: &Item, used: &[u32], columns: Range<usize>) {
     let mut used = used.iter().copied().peekable();
     for token in 0..item.tokens.len() as u32 {

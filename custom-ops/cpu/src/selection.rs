@@ -1,32 +1,33 @@
-//! Which tokens use which heads (or experts).
+//! The tokens that use each head (or expert).
 
 use moh_operators::Error;
 use std::ops::Range;
 
-/// The tokens that use each head, per chunk of consecutive tokens.
+/// The lists of tokens that use each head, per chunk of consecutive tokens.
 pub(crate) struct Selection {
     heads: usize,
-    /// Where the list of each (chunk, head) starts, and the end of the last one.
+    /// Start of the list of each (chunk, head), and the end of the last list.
     starts: Vec<usize>,
     tokens: Vec<u32>,
 }
 
-/// Neighbouring heads that the same tokens use.
+/// Neighbouring heads with equal lists of tokens.
 pub(crate) struct Run<'a> {
     pub(crate) heads: Range<usize>,
-    /// In ascending order, counted from the start of the chunk.
+    /// Token indices within the chunk, ascending.
     pub(crate) tokens: &'a [u32],
 }
 
 impl Selection {
-    /// Reads `gates`, of `heads` numbers a token. A chunk has fewer than 2^32 tokens.
+    /// Reads `gates` (tokens, heads). A chunk has fewer than 2^32 tokens.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`].
     pub(crate) fn new(gates: &[f32], heads: usize, chunk: usize) -> Result<Selection, Error> {
         let chunk = chunk.saturating_mul(heads).max(1);
         let mut starts = zeros::<usize>((gates.len().div_ceil(chunk)).saturating_mul(heads).saturating_add(1))?;
-        // One more than there can be: every token is written, and then kept or not, because a branch would be mispredicted.
+        // One element more than the maximum: each token is written unconditionally, and the end advances if it is
+        // selected (no mispredicted branch).
         let mut tokens = zeros::<u32>(gates.len() + 1)?;
         let (mut count, mut list) = (0, 0);
         for gates in gates.chunks(chunk) {
@@ -42,17 +43,17 @@ impl Selection {
         Ok(Selection { heads, starts, tokens })
     }
 
-    /// The tokens of a chunk that use a head: in ascending order, counted from the start of the chunk.
+    /// The tokens of a chunk that use a head, as ascending indices within the chunk.
     pub(crate) fn tokens(&self, chunk: usize, head: usize) -> &[u32] {
         &self.tokens[self.start(chunk, head)..self.start(chunk, head + 1)]
     }
 
-    /// The number of (token, head) pairs in the lists before this one.
+    /// The number of (token, head) pairs in all earlier lists.
     pub(crate) fn start(&self, chunk: usize, head: usize) -> usize {
         self.starts[chunk * self.heads + head]
     }
 
-    /// The heads of `heads` that any token of the chunk uses, in ascending order; neighbours with the same tokens together.
+    /// The heads among `heads` that any token of the chunk uses, ascending. Neighbours with equal lists form one run.
     pub(crate) fn runs(&self, chunk: usize, heads: Range<usize>) -> impl Iterator<Item = Run<'_>> {
         let mut next = heads.start;
         std::iter::from_fn(move || {
@@ -87,7 +88,7 @@ mod tests {
     use super::Selection;
 
     #[test]
-    fn lists_follow_the_gates_and_runs_have_equal_lists() {
+    fn lists_match_the_gates_and_runs_join_equal_lists() {
         // Three tokens, five heads, in chunks of two.
         let gates = [
             [1.0, -1.0, 0.0, 0.5, 2.0], //

@@ -1,12 +1,12 @@
-//! What the environment says.
+//! Settings from environment variables.
 
 use std::sync::OnceLock;
 
-/// Name of the environment variable that chooses the kernels by [`crate::Kernel::isa`] instead of the best ones.
+/// Environment variable that selects kernels by [`crate::Kernel::isa`] instead of automatically.
 pub const ISA_VARIABLE: &str = "MOH_CPU_ISA";
 
-/// The instruction set that the environment names. It is read once: its accessors take a lock, and changing it while kernels run
-/// would mean nothing.
+/// The instruction set selected by the environment. Read once: reading an environment variable takes a lock, and a
+/// change while kernels run is not supported.
 pub(crate) fn forced_isa() -> Option<&'static str> {
     static FORCED: OnceLock<Option<String>> = OnceLock::new();
     let read = || std::env::var(ISA_VARIABLE).ok().filter(|isa| !isa.is_empty());

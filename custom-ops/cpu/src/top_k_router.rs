@@ -1,4 +1,4 @@
-//! TopKRouter on a CPU: a tile of tokens side by side in the lanes of vectors, so that nothing crosses lanes.
+//! TopKRouter on a CPU. A tile has one token per vector lane, so that no operation crosses lanes.
 
 use crate::host::{Host, Scratch};
 use crate::isa::{Isa, Job};
@@ -8,9 +8,9 @@ use moh_operators::top_k_router::{Heads, Kind, Problem};
 use moh_operators::{Element, Error, TopKRouter};
 use std::ops::Range;
 
-/// Numbers of a worker's item: enough work to be worth a thread.
+/// Scores per work item: enough to be worth a thread.
 const NUMBERS: usize = 1 << 14;
-/// Up to so many scores every two are compared.
+/// Up to this many scores, ranks are computed by comparing every pair; beyond, by partial sorting.
 const PAIRS: usize = 64;
 
 impl CpuOperator for TopKRouter {
@@ -40,13 +40,14 @@ fn route<I: Isa, T: Element>(
         isa.vectorize(Rows { problem, columns: &columns, scores, gates, memory: memory.as_mut_slice() });
         0
     };
-    // The scores and the ranks of a tile, and room to sort one token's.
+    // A tile's scores and ranks, and a buffer to sort one token's scores.
     let make = || Scratch::new::<f32>(host, columns.count * 2 * I::LANES + 2 * columns.routed.len());
     share(host, problem.tokens.div_ceil(tokens), make, work)?;
     Ok(Work::default())
 }
 
-/// Where the parts are among the columns of a tile: as in the scores, but [`Kind::QueryNorms`] has a column a routed head.
+/// Column ranges of the parts in a tile: as in the input scores, except that [`Kind::QueryNorms`] has one column per
+/// routed head.
 struct Columns {
     routed: Range<usize>,
     balance: Range<usize>,
@@ -65,7 +66,7 @@ impl Columns {
     }
 }
 
-/// The tokens of an item.
+/// The tokens of a work item.
 struct Rows<'a, T> {
     problem: &'a Problem,
     columns: &'a Columns,
@@ -96,13 +97,13 @@ impl<T: Element> Job for Rows<'_, T> {
     }
 }
 
-/// As many tokens as a vector has lanes: column c of lane l is element `c * LANES + l`.
+/// One token per vector lane: column c of lane l is element `c * LANES + l`.
 struct Tile<'a, I> {
     isa: I,
     heads: &'a Heads,
     columns: &'a Columns,
     values: &'a mut [f32],
-    /// Of the routed columns: how many others come before it.
+    /// For each routed column, the number of columns that precede it in the order of selection.
     ranks: &'a mut [f32],
 }
 
@@ -130,7 +131,7 @@ impl<I: Isa> Tile<'_, I> {
         }
     }
 
-    /// The squared norms of the routed heads' queries.
+    /// Computes the squared norms of the routed heads' queries.
     #[inline(always)]
     fn norms<T: Element>(&mut self, queries: &[T], dim: usize) {
         let isa = self.isa;
@@ -155,7 +156,7 @@ impl<I: Isa> Tile<'_, I> {
     fn rank(&mut self, order: &mut [f32]) {
         let routed = self.columns.routed.len();
         self.ranks.fill(0.0);
-        // All of them, or none: every rank will do.
+        // All or none are selected, whatever the ranks.
         if self.heads.top_k == 0 || self.heads.top_k == routed {
             return;
         }
@@ -165,7 +166,7 @@ impl<I: Isa> Tile<'_, I> {
         }
     }
 
-    /// Of two columns the first one comes first, unless its score is less.
+    /// The lower column precedes the higher one unless its score is less.
     #[inline(always)]
     fn compare_pairs(&mut self) {
         let (isa, routed) = (self.isa, self.columns.routed.len());
@@ -186,7 +187,8 @@ impl<I: Isa> Tile<'_, I> {
         }
     }
 
-    /// Ranks 0 for the selected columns and `top_k` for the others; `order` has room for two numbers a column.
+    /// Sets ranks to 0 for the selected columns and to `top_k` for the others. `order` has room for two floats per
+    /// column.
     #[inline(always)]
     fn sort(&mut self, lane: usize, order: &mut [f32]) {
         let top_k = self.heads.top_k;
@@ -207,7 +209,7 @@ impl<I: Isa> Tile<'_, I> {
         }
     }
 
-    /// Scores to gates; those of routed heads that are not selected are wrong.
+    /// Converts scores to gates. Columns of routed heads that are not selected hold meaningless values.
     #[inline(always)]
     fn weigh(&mut self) {
         let (isa, columns) = (self.isa, self.columns);
@@ -224,7 +226,7 @@ impl<I: Isa> Tile<'_, I> {
             of_shared = isa.mul(of_shared, self.column(first));
             of_routed = isa.mul(of_routed, self.column(first + 1));
             if columns.shared.is_empty() {
-                // Where the gate of the single shared head is looked for.
+                // A single shared head has no column; its gate is stored in the first balance column.
                 self.set(first, of_shared);
             }
         }
@@ -233,7 +235,7 @@ impl<I: Isa> Tile<'_, I> {
         self.softmax(columns.shared.clone(), of_shared, None);
     }
 
-    /// `factor` times the softmax over the columns, or over those whose rank is less than `below`.
+    /// Replaces the columns, or those whose rank is less than `below`, by `factor` times their softmax.
     #[inline(always)]
     fn softmax(&mut self, columns: Range<usize>, factor: I::V, below: Option<I::V>) {
         let isa = self.isa;
@@ -265,7 +267,7 @@ impl<I: Isa> Tile<'_, I> {
     fn store(&self, gates: &mut [f32]) {
         let (heads, columns) = (self.heads, self.columns);
         let top_k = heads.top_k as f32;
-        // With one shared head its gate is where the balance was; alone, it would be 1, and there would be no scores.
+        // With one shared head, its gate is in the first balance column.
         let shared = if columns.shared.is_empty() { columns.balance.start } else { columns.shared.start };
         for (lane, row) in gates.chunks_exact_mut(heads.count()).enumerate() {
             match heads.kind {

@@ -1,35 +1,35 @@
-//! Sharing work among the host's workers.
+//! Distribution of work items over the host's workers.
 
 use crate::host::Host;
 use moh_operators::Error;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Memory that workers write in disjoint pieces.
+/// Memory to which workers write disjoint parts.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shared<T>(pub(crate) *mut T);
 
-// SAFETY: whoever makes one gives every element to one item, and every item goes to one worker.
+// SAFETY: every element belongs to one work item, and every item to one worker.
 unsafe impl<T: Send> Send for Shared<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for Shared<T> {}
 
 impl<T> Shared<T> {
-    /// The elements of one item.
+    /// The elements of one work item.
     ///
     /// # Safety
-    /// There are `start + len` elements, and no other item has one of these.
+    /// There are `start + len` elements, and no other item uses these.
     pub(crate) unsafe fn slice<'a>(self, start: usize, len: usize) -> &'a mut [T] {
         // SAFETY: as the caller promises.
         unsafe { std::slice::from_raw_parts_mut(self.0.add(start), len) }
     }
 }
 
-/// Does `items` items. Every worker makes its memory first, and `work` gives the number of multiply-accumulate operations
-/// of an item, whose sum is the result.
+/// Processes `items` work items. Every worker first makes its memory with `make`; `work` returns an item's number of
+/// multiply-accumulate operations. Returns their sum.
 ///
 /// # Errors
-/// Those of `make`; the items are then not all done.
+/// As `make`; some items are then not processed.
 pub(crate) fn share<M>(
     host: &dyn Host,
     items: usize,
@@ -69,10 +69,10 @@ pub(crate) fn share<M>(
     }
 }
 
-/// Cuts `columns` into spans of equal width (but for the last), a multiple of `unit`, so that `others` times as many items
-/// as there are spans keep `workers` busy. `most` columns make a span, or one unit.
+/// Span width for cutting `columns` into spans: a multiple of `unit`, at most `most` columns (but at least one unit),
+/// and small enough that spans times `others` items keep `workers` busy.
 pub(crate) fn span(columns: usize, unit: usize, most: usize, others: usize, workers: usize) -> usize {
-    /// Items a worker should find, so that unequal ones even out.
+    /// Work items per worker, for load balancing.
     const ITEMS_PER_WORKER: usize = 8;
     let wanted = match workers {
         0 | 1 => 1,

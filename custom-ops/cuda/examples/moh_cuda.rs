@@ -1,4 +1,5 @@
-//! The CUDA kernels behind one C function, for programs that own tensors and streams: `ci/gpu/kernels.py` calls it on PyTorch's.
+//! The CUDA kernels as one C function, for programs with their own tensors and streams. `ci/gpu/kernels.py` calls it
+//! with PyTorch's.
 //!
 //! `cargo build --release -p moh-cuda --features kernels --example moh_cuda` makes `target/release/examples/libmoh_cuda.so`.
 
@@ -8,11 +9,11 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::panic::catch_unwind;
 use std::slice;
 
-/// A contiguous tensor in device memory, or with `rank < 0` an absent input.
+/// A contiguous tensor in device memory; an absent input has `rank < 0`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct MohTensor {
-    /// Its first element.
+    /// Address of the first element.
     pub data: u64,
     /// 0: float32, 1: float16, 2: bfloat16.
     pub dtype: c_int,
@@ -22,12 +23,14 @@ pub struct MohTensor {
     pub dims: [u64; 8],
 }
 
-/// Puts an operator on a stream: `attributes` as in `num_heads=8 scale=0.125`, a workspace in device memory.
+/// Launches an operator on a stream. `attributes` has the form `num_heads=8 scale=0.125`; the workspace is device
+/// memory.
 ///
-/// Returns the bytes of workspace that it took or would take, or -1 with a message in `error`, of `room` bytes.
+/// Returns the size of the required workspace in bytes, or -1 and a message of at most `room` bytes in `error`.
 ///
 /// # Safety
-/// The strings are terminated, the pointers valid for as many elements as said; device memory stays until the stream is past.
+/// Strings are NUL-terminated; pointers are valid for the stated number of elements; device memory stays valid until
+/// the stream has finished.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn moh_cuda_run(
     operator: *const c_char,
@@ -57,7 +60,7 @@ pub unsafe extern "C" fn moh_cuda_run(
         Err(message) => {
             let length = message.len().min(room.saturating_sub(1));
             if room > 0 {
-                // SAFETY: at most `room` bytes with the terminator.
+                // SAFETY: at most `room` bytes including the terminator.
                 unsafe {
                     error.copy_from_nonoverlapping(message.as_ptr().cast(), length);
                     error.add(length).write(0);
@@ -69,7 +72,7 @@ pub unsafe extern "C" fn moh_cuda_run(
 }
 
 /// # Safety
-/// The string is terminated.
+/// The string is NUL-terminated.
 unsafe fn text<'a>(text: *const c_char) -> Result<&'a str, String> {
     // SAFETY: as promised.
     unsafe { CStr::from_ptr(text) }.to_str().map_err(|e| e.to_string())

@@ -1,8 +1,10 @@
-// RoutedAggregatedAttention: TransNeXt's attention to the cells of a window and to pooled tokens, for the heads that are on.
+// RoutedAggregatedAttention: TransNeXt's attention to a window and to pooled tokens, computed for the heads that are
+// on.
 //
-// A block of threads takes the queries of a head that lie near each other in the grid, some lanes a query, each with some elements
-// of it. Pooled keys and values go through shared memory, of unit length, a part of them at a time; the window's are read where they
-// are, as neighbours share them in the caches. The softmax is a running one, over the window and then the pooled tokens.
+// A thread block processes queries of one head that are close to each other in the grid. A query has several lanes,
+// each with some of its elements. Pooled keys (normalised) and values are staged in shared memory, a part at a time.
+// The window's keys and values are read from global memory; neighbouring queries share them through the caches. The
+// running softmax covers the window first, then the pooled tokens.
 #include "params.h"
 #include "device.cuh"
 #include "zeros.cuh"
@@ -11,10 +13,10 @@ namespace {
 
 constexpr int threads = 128;
 
-// lanes of a query, each with `own` elements of it: element i of lane l is i * lanes + l.
+// `lanes` lanes per query, with `own` elements each: element i of lane l is i * lanes + l.
 template <class T, int lanes, int own> struct Aggregated {
     static constexpr int queries = threads / lanes, padded = lanes * own;
-    static constexpr int keys = padded > 256 ? 16 : 32;  // pooled tokens at a time
+    static constexpr int keys = padded > 256 ? 16 : 32;  // pooled tokens in shared memory at a time
 
     static MOH_DEVICE float sum(float x) {
         for (int step = lanes / 2; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
@@ -22,10 +24,10 @@ template <class T, int lanes, int own> struct Aggregated {
     }
 
     const AggregatedParams& p;
-    const int lane;   // of those of a query
+    const int lane;   // index within the query's lanes
     const int batch, head;
 
-    // This lane's elements of a row; 0 beyond its end and where it is not there.
+    // This lane's elements of a row; 0 beyond its end, or if not `valid`.
     MOH_DEVICE void read(float (&to)[own], const void* rows, int64_t row, bool valid) const {
         const T* from = static_cast<const T*>(rows) + (row * p.heads + head) * p.dim;
 #pragma unroll
@@ -35,7 +37,7 @@ template <class T, int lanes, int own> struct Aggregated {
         }
     }
 
-    // 1 / max(length, 1e-12), and NaN for a NaN.
+    // 1 / max(length, 1e-12); NaN if the row contains NaN.
     static MOH_DEVICE float factor(const float (&row)[own]) {
         float squares = 0.0f;
 #pragma unroll
@@ -53,7 +55,8 @@ template <class T, int lanes, int own> struct Aggregated {
 
     struct Softmax {
         float max, weight, values[own];
-        // The factor of a score's value; scales down what is there. -inf adds nothing.
+        // Adds a score to the running softmax and rescales the accumulators. Returns the weight of its value; -inf
+        // adds nothing.
         MOH_DEVICE float next(float score) {
             float larger = fmaxf(max, score);
             if (larger == -INFINITY && score == score) return 0.0f;
@@ -68,7 +71,7 @@ template <class T, int lanes, int own> struct Aggregated {
     };
 
     MOH_DEVICE void run(int first) const {
-        // Queries side by side in squares of 4 by 4, row by row of squares, so that windows overlap.
+        // Queries are processed in squares of 4 by 4 grid cells, in row-major order, so that their windows overlap.
         const int tokens = p.height * p.width, cells = p.window * p.window, reach = p.window / 2;
         const int squares = (p.width + 3) / 4;
         const int place = first + int(threadIdx.x) / lanes;
@@ -177,7 +180,7 @@ template <class T, int lanes, int own> struct Aggregated {
     }
 };
 
-// Grid: (blocks of queries and, behind them, blocks that write zeros, heads, batch).
+// Grid: (blocks of queries, followed by blocks that write zeros; heads; batch).
 template <class T, int lanes, int own> MOH_DEVICE void aggregated(const AggregatedParams& p) {
     constexpr int queries = threads / lanes;
     const int squares = (p.height + 3) / 4 * ((p.width + 3) / 4), blocks = (squares * 16 + queries - 1) / queries;
@@ -194,7 +197,7 @@ template <class T, int lanes, int own> MOH_DEVICE void aggregated(const Aggregat
 
 } // namespace
 
-// moh_aggregated_<type>_<widest head>
+// moh_aggregated_<type>_<maximum head width>
 #define MOH_AGGREGATED(type, lanes, own, width)                                                                        \
     MOH_KERNEL(moh_aggregated_##type##_##width, AggregatedParams, 128, 1) { aggregated<type, lanes, own>(p); }
 #define MOH_AGGREGATED_ALL(type)                                                                                       \

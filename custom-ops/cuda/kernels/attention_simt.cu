@@ -1,7 +1,9 @@
-// RoutedAttention in plain float32 arithmetic: for float32, and for 16-bit types whose widths or addresses tensor cores can't take.
+// RoutedAttention in float32 arithmetic without tensor cores: for float32, and for 16-bit types whose widths or
+// alignment tensor cores cannot take.
 //
-// A block of 256 threads takes tiles of the plan, ROWS rows each; 256 / ROWS threads share a row. Everything in shared memory is
-// float32; rows are an odd number of 16-byte units apart, which keeps eight rows in different banks.
+// A block of 256 threads processes tiles of the plan with ROWS rows each; 256 / ROWS threads share a row. Shared
+// memory is float32. The row stride is an odd number of 16-byte units, so that eight consecutive rows are in different
+// banks.
 
 #include "device.cuh"
 #include "params.h"
@@ -12,10 +14,11 @@ namespace {
 constexpr float log2_e = 1.4426950408889634f;
 constexpr int threads = 256, warps = threads / 32, keys_of_block = 32;
 
-// Units of 4 floats from row to row.
+// Row stride in units of 4 floats.
 MOH_DEVICE int pitch_of(int width) { return (width + 3) / 4 | 1; }
 
-// Rows of T into rows of floats; what is beyond `width` or not `valid` becomes 0. row_of(i) is where row i starts, or null.
+// Converts rows of T to rows of floats. Elements beyond `width` and rows that are not `valid` become 0. row_of(i) is
+// the address of row i, or null.
 template <class T, class RowOf> MOH_DEVICE void load(float* shared, int pitch, int rows, int width, RowOf row_of) {
     for (int i = threadIdx.x; i < rows * pitch * 4; i += threads) {
         int row = i / (pitch * 4), d = i % (pitch * 4);
@@ -29,7 +32,7 @@ template <class T, int ROWS> MOH_DEVICE void attention(const AttentionParams& p)
     int key_pitch = pitch_of(p.head_dim), value_pitch = pitch_of(p.value_dim);
     int* next_tile = reinterpret_cast<int*>(shared_memory());
     float4* query = reinterpret_cast<float4*>(shared_memory() + 32);
-    float4* block = query + ROWS * key_pitch; // of keys, then of values
+    float4* block = query + ROWS * key_pitch; // a block of keys, later of values
     float* weights = reinterpret_cast<float*>(block + keys_of_block * max(key_pitch, value_pitch));
     int thread = threadIdx.x, row = thread / per_row, part = thread % per_row;
     int group = p.num_heads / p.kv_num_heads;
@@ -91,7 +94,7 @@ template <class T, int ROWS> MOH_DEVICE void attention(const AttentionParams& p)
             }
 #pragma unroll
             for (int step = 1; step < per_row; step *= 2) now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, step));
-            // Where all keys so far are masked, any finite number will do: the weights are 2^-inf.
+            // If all keys so far are masked, any finite base will do: the weights are 2^-inf = 0.
             float base = now == -INFINITY ? 0.0f : now;
             float factor = exp2_approx(maximum - base);
             maximum = now;
@@ -130,7 +133,7 @@ template <class T, int ROWS> MOH_DEVICE void attention(const AttentionParams& p)
         for (int step = 1; step < per_row; step *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
         if (row >= work.z) continue;
         int64_t to = block_of(entry);
-        // No key was seen: exactly 0, whatever the values hold.
+        // All keys are masked: the output is exactly 0, even if values are NaN.
         bool dead = sum == 0.0f;
         float factor = __ldg(p.gates + to) / sum;
         T* output = static_cast<T*>(p.output) + to * p.value_dim;
@@ -150,8 +153,8 @@ template <class T, int ROWS> MOH_DEVICE void attention(const AttentionParams& p)
 
 } // namespace
 
-// Grid: any number of blocks. Shared memory: 32 bytes, ROWS rows of queries, 32 of keys or values, ROWS * 33 floats of weights.
-// Heads are up to 256 wide, _wide ones up to 1024.
+// Grid: any number of blocks. Shared memory: 32 bytes, ROWS rows of queries, 32 of keys or values, ROWS * 33 floats of
+// weights. Maximum head width: 256, or 1024 in the _wide instances.
 #define INSTANCE(type, T)                                                                                              \
     MOH_KERNEL(moh_attention_simt_##type, AttentionParams, 256, 1) { attention<T, 32>(p); }                            \
     MOH_KERNEL(moh_attention_simt_##type##_wide, AttentionParams, 256, 1) { attention<T, 8>(p); }

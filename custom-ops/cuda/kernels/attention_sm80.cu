@@ -1,8 +1,9 @@
-// RoutedAttention in f16 and bf16 with mma.sync, for compute capability 8.0 and later: flash attention over gathered query rows.
+// RoutedAttention in f16 and bf16 with mma.sync, for compute capability 8.0 and later: flash attention over gathered
+// query rows.
 //
-// A block takes tiles of the plan: rows of the query heads of one KV head. Four warps share the key and value blocks, which
-// arrive two deep by cp.async, and own 16 or 32 rows each. Widths and strides are multiples of 8 elements, and tensors are
-// aligned to 16 bytes; attention_simt.cu takes the rest.
+// A block processes tiles of the plan: rows of the query heads of one KV head. Four warps with 16 or 32 rows each
+// share key and value blocks, which are double-buffered by cp.async. Widths and strides must be multiples of 8
+// elements and tensors aligned to 16 bytes; other calls use attention_simt.cu.
 
 // moh: spill-limit 48
 
@@ -15,24 +16,26 @@ namespace {
 
 constexpr int threads = 128, warps = 4;
 
-// The instance for heads up to D wide; the same figures as in src/routed_attention/mma.rs.
+// The instance for heads up to D wide. src/routed_attention/mma.rs repeats these numbers.
 template <int D, bool BIAS> struct Instance {
     static constexpr int m_tiles = D <= 128 ? 2 : 1;
     static constexpr int rows = warps * m_tiles * 16;
-    static constexpr int keys = D <= 80 && !BIAS ? 64 : D <= 96 || !BIAS ? 32 : 16; // of a block
+    static constexpr int keys = D <= 80 && !BIAS ? 64 : D <= 96 || !BIAS ? 32 : 16; // per block
     static constexpr int row_bytes = HeadLayout<D>::row_bytes;
     static constexpr int stage_bytes = 2 * keys * row_bytes; // keys, then values
 };
 
-// What is known of a tile's rows, in front of the query in shared memory: registers are scarce, and divisions slow.
+// Per-row data of a tile, at the start of shared memory: it would take scarce registers, and recomputing it slow
+// divisions.
 template <int ROWS> struct TileRows {
     int32_t next, padding[7];
-    int32_t block[ROWS]; // number of the row's (token, head) in the query, the gates and the output
-    int32_t limit[ROWS]; // keys that it sees
+    int32_t block[ROWS]; // index of the row's (token, head) pair in the query, the gates and the output
+    int32_t limit[ROWS]; // number of visible keys
     float gate[ROWS];
 };
 
-// Gates and writes the warp's rows, through its query's place in shared memory, so that whole rows are written at once.
+// Multiplies the warp's rows by their gates and stores them. They pass through the query's shared memory, so that
+// whole rows are written at once.
 template <class T, class I, int D, class Warp, class Table>
 MOH_DEVICE void write(const AttentionParams& p, const Table& table, const Warp& state, unsigned char* staging, int first_row,
                       int rows) {
@@ -43,7 +46,7 @@ MOH_DEVICE void write(const AttentionParams& p, const Table& table, const Warp& 
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             int row = m * 16 + h * 8 + lane / 4;
-            // No key was seen: exactly 0, whatever the values hold.
+            // All keys are masked: the output is exactly 0, even if values are NaN.
             bool dead = state.sum[m][h] == 0.0f;
             float factor = __fdividef(table.gate[first_row + row], state.sum[m][h]);
 #pragma unroll
@@ -77,7 +80,7 @@ template <class T, int D, bool BIAS> MOH_DEVICE void attention(const AttentionPa
 
     int tiles = p.tile_count[0];
     for (int tile = blockIdx.x; tile < tiles;) {
-        // Everybody is done with the last tile's shared memory.
+        // All warps have finished with the previous tile's shared memory.
         __syncthreads();
         int4 work = __ldg(reinterpret_cast<const int4*>(p.tiles) + tile);
         int rows = work.z, keys = work.w;
@@ -93,7 +96,7 @@ template <class T, int D, bool BIAS> MOH_DEVICE void attention(const AttentionPa
                                            p.value_dim, thread);
             cp_async_commit();
         };
-        load(0); // without keys, zeros
+        load(0); // zeros if there are no keys
 
         if (threadIdx.x == 0) table.next = gridDim.x + atomicAdd(p.next, 1);
         if (threadIdx.x < I::rows) {
@@ -134,7 +137,7 @@ template <class T, int D, bool BIAS> MOH_DEVICE void attention(const AttentionPa
                     if (row < rows && p.bias != nullptr) bias.row[m][h] = static_cast<const uint16_t*>(p.bias) + offset;
                 }
             }
-        // Keys that the warp's first and last rows see; a warp without rows has nothing to do but to load.
+        // Numbers of keys visible to the warp's first and last rows. A warp without rows only helps to load.
         int fewest = table.limit[first_row], most = first_row < rows ? table.limit[min(rows, first_row + warp_rows) - 1] : 0;
         float scale = p.scale * log2_e;
         int blocks = (keys + I::keys - 1) / I::keys;
@@ -162,7 +165,8 @@ template <class T, int D, bool BIAS> MOH_DEVICE void attention(const AttentionPa
 
 } // namespace
 
-// Grid: any number of blocks, best as many as run at once; shared memory: TileRows, rows * row_bytes, 2 * stage_bytes.
+// Grid: any number of blocks, ideally as many as are resident; shared memory: TileRows, rows * row_bytes, 2 *
+// stage_bytes.
 #define INSTANCE(type, width)                                                                                          \
     MOH_KERNEL(moh_attention_sm80_##type##_d##width, AttentionParams, 128, width <= 128 ? 2 : 1) {                     \
         attention<type, width, false>(p);                                                                              \

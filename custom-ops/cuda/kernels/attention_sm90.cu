@@ -1,16 +1,18 @@
 // RoutedAttention for Hopper (sm_90a), f16 and bf16.
 //
-// A block is persistent: it takes tiles (rows of one list of the plan, which all read one KV head) and is split by role:
-// - warp 0 fetches tiles and brings key and value blocks by TMA into a ring of slots, in the order of use: K0 K1 V0 K2 V1 ...,
-//   where block 0 is the last one, so that masks come first;
-// - gather warp w copies the query rows of consumer warpgroup w into swizzled shared memory, one unit (64 rows) ahead, and between
-//   units writes zeros for blocks that are off;
-// - consumer warpgroups take a unit each: S = Q K^T of block i + 1 and O += P V of block i run while they do the softmax of block
-//   i + 1. P stays in registers: the accumulator fragment of S is the A fragment of the second product.
+// A block is persistent: it processes tiles (rows of one list of the plan, which share a KV head). Warps are
+// specialised:
+// - warp 0 fetches tiles and loads key and value blocks by TMA into a ring of slots, in the order of use: K0 K1 V0 K2
+//   V1 ...; block 0 is the last one of the sequence, so that masked blocks come first;
+// - gather warp w copies the query rows of consumer warpgroup w into swizzled shared memory, one unit (64 rows) ahead,
+//   and between units writes zeros for blocks that are off;
+// - consumer warpgroups process a unit each: S = Q K^T of block i + 1 and O += P V of block i run during the softmax
+//   of block i + 1. P stays in registers: the accumulator fragment of S is the A fragment of the second product.
 //
-// Two ways to share a tile. In step: unit w goes to warpgroup w, slots are freed as they are used, and the warpgroups take turns to
-// issue their products, so that one's softmax meets another's products. Resident (a tile's keys and values fit the ring): tiles
-// are high, units go to the warpgroups in rotation across tiles, each at its own pace; no tensor core idles over a short tile.
+// There are two schedules. In step: unit w goes to warpgroup w, slots are freed as they are used, and the warpgroups
+// issue their products in turn, so that the softmax of one overlaps with the products of another. Resident (keys and
+// values of a tile fit the ring): tiles have many rows, and units go to the warpgroups round-robin across tiles, each
+// at its own pace, so that no tensor core idles during a short tile.
 
 #include "hopper.cuh"
 #include "params.h"
@@ -25,17 +27,18 @@ constexpr float kLog2E = 1.44269504f;
 
 template <class T, int head, int warpgroups, int keys, int slots, int query_slots, bool bias> struct Config {
     using Element = T;
-    static constexpr int kHead = head;             // widths up to this, padded with zeros
-    static constexpr int kWarpgroups = warpgroups; // consumers
-    static constexpr int kKeys = keys;             // of a block
-    static constexpr int kSlots = slots;           // of the ring, one key or value block each
+    static constexpr int kHead = head;             // maximum head width; narrower heads are zero-padded
+    static constexpr int kWarpgroups = warpgroups; // consumer warpgroups
+    static constexpr int kKeys = keys;             // keys per block
+    static constexpr int kSlots = slots;           // slots of the ring, with one key or value block each
     static constexpr int kQuerySlots = query_slots;
     static constexpr bool kBias = bias;
-    // Multiples of 8; together what 128 (warpgroups + 1) threads start with, 128 or 168 each.
+    // Multiples of 8. The sum over all threads equals the initial allocation of 128 (warpgroups + 1) threads with 128
+    // or 168 registers each.
     static constexpr int kProducerRegisters = warpgroups == 3 ? 32 : 40;
     static constexpr int kConsumerRegisters = warpgroups == 3 ? 160 : 232;
 
-    // Panels as wide as the widest swizzle that divides the head width.
+    // Panels have the widest swizzle that divides the head width.
     static constexpr int kPanel = head % 64 == 0 ? 64 : head % 32 == 0 ? 32 : 16;
     static constexpr Swizzle kSwizzle = kPanel == 64 ? Swizzle::B128 : kPanel == 32 ? Swizzle::B64 : Swizzle::B32;
     static constexpr int kPanels = head / kPanel;
@@ -45,7 +48,7 @@ template <class T, int head, int warpgroups, int keys, int slots, int query_slot
     static_assert(kSlotBytes % 1024 == 0 && kQueryBytes % 1024 == 0, "swizzle patterns start at multiples of 1024");
 };
 
-// A unit's rows: index (b, token, head) of gates, query and output, -1 past the tile's end.
+// A unit's rows: index (b, token, head) into gates, query and output; -1 after the tile's last row.
 struct Rows {
     int32_t row[kUnitRows];
     float gate[kUnitRows];
@@ -90,7 +93,7 @@ MOH_DEVICE void load_block(const AttentionSm90Params& p, const TensorMap* map, S
     at.advance();
 }
 
-// One thread.
+// Runs on one thread.
 template <class C> MOH_DEVICE void produce(const AttentionSm90Params& p, Shared<C>& shared) {
     tma_prefetch(&p.key_map);
     tma_prefetch(&p.value_map);
@@ -102,7 +105,7 @@ template <class C> MOH_DEVICE void produce(const AttentionSm90Params& p, Shared<
         int4 next = tile;
         for (int i = 0; i <= blocks; i++) {
             if (i < blocks) load_block(p, &p.key_map, shared, slot_at, tile.x, blocks - 1 - i);
-            // Early enough for the gather warps to be ahead, late enough not to delay this tile.
+            // Early enough for the gather warps to work ahead, late enough not to delay this tile.
             if (i == 0) next = fetch_tile(p, shared, tile_at, gridDim.x + atomicAdd(p.next, 1));
             if (i > 0) load_block(p, &p.value_map, shared, slot_at, tile.x, blocks - i);
         }
@@ -110,7 +113,7 @@ template <class C> MOH_DEVICE void produce(const AttentionSm90Params& p, Shared<
     }
 }
 
-// The next tile, for a warp.
+// Returns the next tile to a warp.
 template <class C> MOH_DEVICE int4 next_tile(Shared<C>& shared, Position<kTileQueue>& at) {
     mbarrier_wait(&shared.tile_full[at.slot], at.parity);
     int4 tile = shared.tiles[at.slot];
@@ -120,12 +123,13 @@ template <class C> MOH_DEVICE int4 next_tile(Shared<C>& shared, Position<kTileQu
     return tile;
 }
 
-// The units of a tile for warpgroup w: first, first + kWarpgroups, ... `before` counts the units of earlier tiles.
+// The first of the tile's units for warpgroup w; the others follow in steps of kWarpgroups. `before` is the number of
+// units of earlier tiles.
 template <class C> MOH_DEVICE int first_unit(const AttentionSm90Params& p, int w, int before) {
     return p.resident ? (w + C::kWarpgroups - before % C::kWarpgroups) % C::kWarpgroups : w;
 }
 
-// A gather warp's share of the blocks that may be off, a part at a time.
+// A gather warp's share of the zero writes, done a part at a time.
 template <class C> struct Zeros {
     int64_t next, end;
     MOH_DEVICE Zeros(const AttentionSm90Params& p, int w) {
@@ -141,7 +145,7 @@ template <class C> struct Zeros {
     }
 };
 
-// One warp: the query rows of warpgroup w.
+// Runs on one warp: loads the query rows of warpgroup w.
 template <class C> MOH_DEVICE void gather(const AttentionSm90Params& p, Shared<C>& shared, int w) {
     using T = typename C::Element;
     constexpr int kChunks = C::kHead / 8;
@@ -156,7 +160,7 @@ template <class C> MOH_DEVICE void gather(const AttentionSm90Params& p, Shared<C
         int batch = tile.x / p.kv_num_heads, first_head = tile.x % p.kv_num_heads * group;
         const int32_t* entries = p.entries + int64_t(tile.x) * p.q_len * group + tile.y;
         for (int unit = first_unit<C>(p, w, before); unit < units; unit += C::kWarpgroups) {
-            // What can be read before there is room.
+            // Reads that need no free query slot.
             int row[kUnitRows / 32];
 #pragma unroll
             for (int i = 0; i < kUnitRows / 32; i++) {
@@ -196,7 +200,7 @@ template <class C> MOH_DEVICE void gather(const AttentionSm90Params& p, Shared<C
 
 // --------------------------------------------------------------------------------------------------------- consumers
 
-// A consumer warpgroup: w and the thread's place in its fragments.
+// A consumer warpgroup: its index w and the thread's position in the fragments.
 template <class C> struct Consumer {
     using T = typename C::Element;
     const AttentionSm90Params& p;
@@ -204,12 +208,13 @@ template <class C> struct Consumer {
     int w, warp, lane;
     Position<C::kQuerySlots> query_at;
 
-    // State of the unit's two rows of this thread, lane / 4 and lane / 4 + 8 of the warp's 16.
+    // State of this thread's two rows of the unit: lane / 4 and lane / 4 + 8 of the warp's 16.
     float output[C::kHead / 2];
     float maximum[2], sum[2];
-    int limit[2]; // keys that the row sees
+    int limit[2]; // number of keys visible to the row
 
-    // Turns: a warpgroup issues its products, then lets the next one. Every warpgroup takes as many turns as the tile has blocks.
+    // Turns order the warpgroups: each issues its products, then passes the turn on. All take as many turns as the
+    // tile has blocks.
     MOH_DEVICE void begin_turn() const {
         if (!p.resident) barrier_sync(1 + w, 256);
     }
@@ -218,19 +223,19 @@ template <class C> struct Consumer {
     }
 
     MOH_DEVICE void wait_slot(const Position<C::kSlots>& at) const { mbarrier_wait(&shared.slot_full[at.slot], at.parity); }
-    // This warp is done with the slot; its lanes are together, as after a wait for wgmma.
+    // Releases the slot for this warp. Its lanes are converged, as after a wait for wgmma.
     MOH_DEVICE void leave_slot(Position<C::kSlots>& at, bool release) const {
         if (release && lane == 0) mbarrier_arrive(&shared.slot_empty[at.slot]);
         at.advance();
     }
     MOH_DEVICE void skip_slot(Position<C::kSlots>& at, bool release) const {
         if (release) {
-            wait_slot(at); // else this would be an arrival too early
-            __syncwarp();  // and lanes that have not seen the phase yet would miss it
+            wait_slot(at); // otherwise this could arrive in an earlier phase
+            __syncwarp();  // otherwise a slow lane could miss the phase
         }
         leave_slot(at, release);
     }
-    // The tile's first `count` blocks, but for the last one's values, which come after the next keys.
+    // Skips the tile's first `count` blocks, except the values of the last one, which follow the next keys.
     MOH_DEVICE void skip_blocks(Position<C::kSlots>& at, int count, bool release) const {
 #pragma unroll 1
         for (int i = 0; i < count; i++) {
@@ -267,7 +272,7 @@ template <class C> struct Consumer {
             int head = max(row[r], 0) % p.num_heads, token = max(row[r], 0) / p.num_heads % p.q_len;
             const T* bias = static_cast<const T*>(p.bias) + batch * p.bias_strides[0] + head * p.bias_strides[1] +
                             token * p.bias_strides[2];
-            const int biased = p.bias ? limit[r] : 0; // without one the scores are only scaled
+            const int biased = p.bias ? limit[r] : 0; // without a bias the scores are only scaled
 #pragma unroll
             for (int i = 0; i < C::kKeys / 4; i++) {
                 int key = first_key + i / 2 * 8 + lane % 4 * 2 + i % 2;
@@ -278,8 +283,8 @@ template <class C> struct Consumer {
         }
     }
 
-    // Scores to weights, exp2(scores * factor - maximum), and the factor by which earlier weights shrink. Each row's maximum and sum
-    // run in two chains, because a chain waits for its own latency.
+    // Converts scores to weights, exp2(scores * factor - maximum), and returns the rescaling factor of earlier
+    // weights. Each row has two independent chains for maximum and sum, to hide latency.
     template <bool masked> MOH_DEVICE void softmax(float (&scores)[C::kKeys / 2], int first_key, float (&shrink)[2]) {
         const float factor = C::kBias ? 1.0f : p.scale_log2;
         if (masked) {
@@ -287,7 +292,7 @@ template <class C> struct Consumer {
             for (int i = 0; i < C::kKeys / 2; i++)
                 if (i / 4 * 8 + i % 2 >= limit[i / 2 % 2] - first_key - lane % 4 * 2) scores[i] = -kInfinity;
         }
-        float top[4] = {maximum[0], maximum[0], maximum[1], maximum[1]}; // by row and column parity, as scores[i % 4]
+        float top[4] = {maximum[0], maximum[0], maximum[1], maximum[1]}; // by row and column parity, like scores[i % 4]
 #pragma unroll
         for (int i = 0; i < C::kKeys / 2; i++) top[i % 4] = fmaxf(top[i % 4], scores[i]);
         float offset[2], total[4] = {};
@@ -296,7 +301,7 @@ template <class C> struct Consumer {
             float row = fmaxf(top[2 * r], top[2 * r + 1]);
             row = fmaxf(row, __shfl_xor_sync(0xffffffffu, row, 1));
             row = fmaxf(row, __shfl_xor_sync(0xffffffffu, row, 2));
-            // While all keys are masked the maximum is -inf, and -inf - -inf no number.
+            // While all keys are masked the maximum is -inf, and -inf - -inf would be NaN.
             offset[r] = row == -kInfinity ? 0.0f : row * factor;
             shrink[r] = exp2_approx(fmaf(maximum[r], factor, -offset[r]));
             maximum[r] = row;
@@ -315,7 +320,8 @@ template <class C> struct Consumer {
         for (int i = 0; i < C::kKeys / 4; i++) weights[i] = pack<T>(scores[2 * i], scores[2 * i + 1]);
     }
 
-    // A block after the first: its scores, and the product with the values of the block before, run during the softmax.
+    // A block after the first. Its scores, and the previous block's product with the values, are computed during the
+    // softmax.
     template <bool masked>
     MOH_DEVICE void step(float (&scores)[C::kKeys / 2], uint32_t (&weights)[C::kKeys / 4], Position<C::kSlots>& at, bool release,
                          int first_key, int batch, const int (&row)[2]) {
@@ -337,7 +343,8 @@ template <class C> struct Consumer {
         float shrink[2];
         if (C::kBias) add_bias(scores, first_key, batch, row);
         softmax<masked || C::kBias>(scores, first_key, shrink);
-        // The softmax comes before the wait, the conversion after it: the weights' registers are still being read.
+        // The softmax precedes the wait, the conversion follows it: the product is still reading the weights'
+        // registers.
         order_after(sum[0] + sum[1]);
         wgmma_wait<0>();
         keep(output);
@@ -348,21 +355,22 @@ template <class C> struct Consumer {
         to_weights(scores, weights);
     }
 
-    // 64 rows against the tile's blocks, whose slots start at `at`; the last pass over a tile releases them.
+    // Attention of 64 rows to the tile's blocks, whose slots start at `at`. The last pass over a tile releases the
+    // slots (`release`).
     MOH_DEVICE void unit(const int4& tile, int unit, Position<C::kSlots> at, bool release) {
         const int blocks = divide_up(tile.w, C::kKeys), batch = tile.x / p.kv_num_heads;
         const int last_row = min(tile.z - unit * kUnitRows, kUnitRows) - 1;
         mbarrier_wait(&shared.query_full[w][query_at.slot], query_at.parity);
         const Rows& rows = shared.rows[w][query_at.slot];
         const int row[2] = {rows.row[warp * 16 + lane / 4], rows.row[warp * 16 + lane / 4 + 8]};
-        // Rows past the end are zeros and see all keys of the tile.
+        // Rows past the end are zero and see all keys of the tile.
         auto visible = [&](int row) {
             return p.is_causal && row >= 0 ? min(tile.w, max(0, row / p.num_heads % p.q_len + 1 + p.kv_len - p.q_len)) : tile.w;
         };
         limit[0] = visible(row[0]);
         limit[1] = visible(row[1]);
         const int needed = divide_up(visible(rows.row[last_row]), C::kKeys), skipped = blocks - needed;
-        // Blocks that end at or before this key need no mask: rows are ascending.
+        // Blocks that end at or before this key need no mask, because rows are ascending.
         const int all_see = visible(rows.row[0]);
 
         skip_blocks(at, skipped, release);
@@ -401,7 +409,7 @@ template <class C> struct Consumer {
             keep(output);
             leave_slot(at, release);
         }
-        // A warp's wait is for its own part of the products; the query's memory is all warps' operand.
+        // A wgmma wait covers only the warp's own part of the products, but all warps read the query's memory.
         barrier_sync(4 + w, 128);
         store(rows);
         __syncwarp();
@@ -409,7 +417,8 @@ template <class C> struct Consumer {
         query_at.advance();
     }
 
-    // Output rows by way of the query's shared memory (each warp its own 16 rows), so that whole rows are written at once.
+    // Stores the output rows through the query's shared memory (16 rows per warp), so that whole rows are written at
+    // once.
     MOH_DEVICE void store(const Rows& rows) const {
         constexpr int kChunks = C::kHead / 8;
         unsigned char* staged = shared.query[w][query_at.slot];
@@ -423,7 +432,7 @@ template <class C> struct Consumer {
             float total = sum[r];
             total += __shfl_xor_sync(0xffffffffu, total, 1);
             total += __shfl_xor_sync(0xffffffffu, total, 2);
-            // No visible key: 0.
+            // All keys are masked: 0.
             float factor = total == 0.0f ? 0.0f : __fdividef(rows.gate[row], total);
 #pragma unroll
             for (int i = 0; i < kChunks; i++)
@@ -468,7 +477,7 @@ template <class C> MOH_DEVICE void attention(const AttentionSm90Params& p) {
     if (threadIdx.x == 0) {
         for (int i = 0; i < kTileQueue; i++) {
             mbarrier_init(&shared.tile_full[i], 1);
-            mbarrier_init(&shared.tile_empty[i], 5 * C::kWarpgroups); // a consumer's 4 warps and its gather warp
+            mbarrier_init(&shared.tile_empty[i], 5 * C::kWarpgroups); // 4 consumer warps and a gather warp each
         }
         for (int i = 0; i < C::kSlots; i++) {
             mbarrier_init(&shared.slot_full[i], 1);
@@ -498,8 +507,8 @@ template <class C> MOH_DEVICE void attention(const AttentionSm90Params& p) {
 
 } // namespace
 
-// Instances: name, type, widths up to, warpgroups, keys a block, slots, query slots, bias. The launcher repeats these
-// numbers (src/routed_attention/hopper.rs).
+// Instances: name, type, maximum width, warpgroups, keys per block, slots, query slots, bias.
+// src/routed_attention/hopper.rs repeats these numbers.
 #define MOH_ATTENTION(name, T, head, warpgroups, keys, slots, query_slots, bias)                                       \
     MOH_KERNEL(name, AttentionSm90Params, 128 * (warpgroups + 1), 1) {                                                 \
         using C = Config<T, head, warpgroups, keys, slots, query_slots, bias>;                                         \
@@ -514,7 +523,7 @@ template <class C> MOH_DEVICE void attention(const AttentionSm90Params& p) {
     MOH_ATTENTION(moh_attention_sm90_bf16_d##head##_bias, bf16, head, __VA_ARGS__, true)
 #define MOH_ATTENTION_BOTH(...) MOH_ATTENTION_PLAIN(__VA_ARGS__) MOH_ATTENTION_BIAS(__VA_ARGS__)
 MOH_ATTENTION_PLAIN(64, 3, 128, 10, 2)
-MOH_ATTENTION_BIAS(64, 2, 128, 10, 2) // with three warpgroups its registers would spill
+MOH_ATTENTION_BIAS(64, 2, 128, 10, 2) // three warpgroups would spill registers
 MOH_ATTENTION_BOTH(80, 2, 128, 9, 2)
 MOH_ATTENTION_BOTH(96, 2, 128, 7, 2)
 MOH_ATTENTION_BOTH(128, 2, 128, 5, 2)

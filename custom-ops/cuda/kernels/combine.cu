@@ -1,16 +1,17 @@
 // RoutedCombine, and the second half of RoutedMLP: the sum of x_h W_h^T over the heads that are on.
 //
-// Both kernels are launched with the same tiles of the output, and each computes the tiles that it is faster for; the other
-// sees that from the tile's gates and leaves at once. Sums are made in an order that is always the same, without atomics.
+// Both kernels are launched over the same output tiles. From the tile's gates each decides whether it is the faster
+// one for the tile, and otherwise skips it. Sums are computed in a fixed order, without atomics.
 //
-// moh_combine_dense multiplies consecutive tokens by all heads that any of them uses, blocks that are off being read as zeros.
-// moh_combine_routed gathers, head by head, the rows that are on, and adds their products to sums in shared memory.
+// moh_combine_dense multiplies consecutive tokens by all heads that any of them uses; it reads blocks that are off as
+// zeros.
+// moh_combine_routed gathers the rows that are on, head by head, and accumulates their products in shared memory.
 #include "combine_dense.cuh"
 #include "combine_routed.cuh"
 
 namespace {
 
-// The parts' sums, one after the other; a thread an element.
+// Adds the partial sums of all parts; one thread per element.
 template <class T> MOH_DEVICE void sum_parts(const LinearParams& p) {
     const int64_t elements = int64_t(p.tokens) * p.columns, i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i >= elements) return;
@@ -21,8 +22,9 @@ template <class T> MOH_DEVICE void sum_parts(const LinearParams& p) {
 
 } // namespace
 
-// moh_combine_{dense,routed}_<type>_<layout>_<tokens>, with _any where addresses or widths are not multiples of 16 bytes. Up to 32
-// tokens wait for the weights alone: the dense kernel reads those of the heads in use once, in narrow tiles with many copies under way.
+// moh_combine_{dense,routed}_<type>_<layout>_<tokens>; _any if addresses or widths are not multiples of 16 bytes. Up
+// to 32 tokens are limited by reading the weights: the dense kernel reads those of the heads in use once, in narrow
+// tiles with many copies in flight.
 #define MOH_DENSE(variant, type, layout, rows, columns, stages, aligned)                                               \
     MOH_KERNEL(moh_combine_dense_##type##_##layout##_##variant, LinearParams, rows, 1) {                               \
         Dense<Tile<type, layout, rows, columns, stages>, aligned>::run(p);                                             \

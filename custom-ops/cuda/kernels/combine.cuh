@@ -1,4 +1,5 @@
-// What both ways of a combination share: which heads are on, which way a tile takes, and how it is stored.
+// Shared by the dense and the routed kernel: which heads are on, which kernel computes a tile, and how a tile is
+// stored.
 #pragma once
 
 #include "params.h"
@@ -6,7 +7,7 @@
 
 namespace {
 
-// Elements of `gates` that are not 0. `scratch` is an integer a warp; the result is the same in all threads.
+// The number of nonzero elements of `gates`, in all threads. `scratch` has one int per warp.
 MOH_DEVICE int count_on(const float* gates, int elements, int* scratch) {
     int on = 0;
 #pragma unroll 8
@@ -20,16 +21,16 @@ MOH_DEVICE int count_on(const float* gates, int elements, int* scratch) {
     return on;
 }
 
-// Which kernel computes a tile. A head's products in the routed one cost a multiple of 16 rows, and once more as much as 64 of the
-// inner length for adding them to the sums in shared memory.
+// Which kernel computes a tile. In the routed one, a head's rows are padded to a multiple of 16, and adding the
+// products to the sums in shared memory costs as much as 64 more inner elements.
 MOH_DEVICE bool is_routed(const LinearParams& p, int rows, int on) {
     if (p.only != 0) return p.only == 1;
     int64_t routed = int64_t(on + 8 * min(p.heads, on)) * (p.depth + 64), dense = int64_t(rows) * p.heads * p.depth;
     return routed * p.routed_cost < 100 * dense;
 }
 
-// bits[head * words + i / 32], bit i % 32: whether head first_head + head of row i is on. A multiple of 32 heads is written, by the
-// first `warps` warps.
+// bits[head * words + i / 32], bit i % 32: whether head first_head + head is on for row i. Written for a multiple of
+// 32 heads by the first `warps` warps.
 MOH_DEVICE void gather_bits(const LinearParams& p, int first_row, int rows, int first_head, int heads, uint32_t* bits, int words, int warps) {
     const int lane = int(threadIdx.x & 31), groups = (heads + 31) / 32;
     for (int unit = int(threadIdx.x / 32); unit < words * groups; unit += warps) {
@@ -44,7 +45,7 @@ MOH_DEVICE void gather_bits(const LinearParams& p, int first_row, int rows, int 
     }
 }
 
-// Stores columns column ... of a row of sums, with the bias.
+// Stores a row of sums, from column `column` on, with the bias.
 template <class T, bool aligned> MOH_DEVICE void store(const LinearParams& p, int token, int column, const float* sums) {
     constexpr int width = aligned ? chunk_elements<T> : 1;
     if (column >= p.columns) return;

@@ -1,11 +1,11 @@
-// The dense way of a combination: consecutive tokens times all heads that any of them uses.
+// The dense kernel of a combination: multiplies consecutive tokens by all heads that any of them uses.
 #pragma once
 
 #include "combine.cuh"
 
 namespace {
 
-// Element `column` of the sum of a token's heads, one product after the other.
+// The sum over a token's heads for one column, computed serially.
 template <class T, int layout> __device__ __noinline__ float sum_alone(const LinearParams& p, int token, int column) {
     float sum = 0.0f;
     for (int head = 0; head < p.heads; head++) {
@@ -21,7 +21,7 @@ template <class T, int layout> __device__ __noinline__ float sum_alone(const Lin
 template <class Tile, bool aligned> struct Dense {
     using T = typename Tile::T;
     static constexpr int elements = chunk_elements<T>, words = Tile::rows / 32;
-    // Inner elements that belong to one head, and their number in a step.
+    // Inner elements that belong to one head, and their number per step.
     static constexpr int granule = aligned ? elements : 1, granules = Tile::depth / granule;
 
     static MOH_DEVICE void run(const LinearParams& p) {
@@ -30,7 +30,7 @@ template <class Tile, bool aligned> struct Dense {
         const int rows = min(Tile::rows, p.tokens - first);
         const int depth = p.heads * p.depth, all_steps = (depth + Tile::depth - 1) / Tile::depth;
         unsigned char* memory = shared_memory();
-        int* steps = reinterpret_cast<int*>(memory + Tile::stages * Tile::stage_bytes);  // those with a head in use
+        int* steps = reinterpret_cast<int*>(memory + Tile::stages * Tile::stage_bytes);  // the steps with a head in use
         int* scratch = steps + all_steps;                                                // 8 integers
         uint32_t* bits = reinterpret_cast<uint32_t*>(scratch + 8);
         int16_t* owner = reinterpret_cast<int16_t*>(bits + (p.heads + 31) / 32 * 32 * words);
@@ -65,7 +65,7 @@ template <class Tile, bool aligned> struct Dense {
                     for (int e = 0; e < elements; e++)
                         reinterpret_cast<T*>(to)[e] = is_on(owners[a_chunk * elements + e]) ? from[e] : from_float<T>(0.0f);
             }
-            // A weight that no token of the tile uses may be NaN, and must not meet the zeros.
+            // Weights that no token of the tile uses may be NaN, and 0 * NaN is NaN: they are replaced by 0.
 #pragma unroll
             for (int i = 0; i < Tile::b_rows; i += b_step) {
                 const int row = b_row + i;
@@ -87,7 +87,7 @@ template <class Tile, bool aligned> struct Dense {
         });
 
         constexpr int pitch = Tile::columns + 4;
-        static_assert(Tile::rows * pitch * 4 <= Tile::stages * Tile::stage_bytes, "the sums take the stages' place");
+        static_assert(Tile::rows * pitch * 4 <= Tile::stages * Tile::stage_bytes, "the sums reuse the stages' memory");
         const Lane lane;
         const int own = thread & ~31;
         float* staged = reinterpret_cast<float*>(memory);
@@ -105,7 +105,8 @@ template <class Tile, bool aligned> struct Dense {
             int row = own + i / chunks, n = i % chunks * width;
             if (row >= rows) continue;
             float* at = staged + row * pitch + n;
-            // An infinite weight or a NaN of a head that this token does not use has met its zeros.
+            // Not finite: possibly 0 * infinity or 0 * NaN from the weight of a head that this token does not use.
+            // Recomputed without it.
 #pragma unroll
             for (int e = 0; e < width; e++)
                 if (!(fabsf(at[e]) <= 3.4028235e38f) && column + n + e < p.columns)
@@ -114,7 +115,7 @@ template <class Tile, bool aligned> struct Dense {
         }
     }
 
-    // The head that inner index k belongs to, or -1 where no token of the tile uses it.
+    // The head of inner index k; -1 if no token of the tile uses it.
     static MOH_DEVICE int16_t owner_of(const LinearParams& p, const uint32_t* bits, int k, int depth) {
         if (k >= depth) return -1;
         const int head = k / p.depth;
@@ -124,7 +125,7 @@ template <class Tile, bool aligned> struct Dense {
         return int16_t(any != 0 ? head : -1);
     }
 
-    // The steps along the inner length that have a head in use; their number goes to count[0].
+    // Lists the steps of the inner dimension with a head in use; writes their number to count[0].
     static MOH_DEVICE void list_steps(int all_steps, const int16_t* owner, int* steps, int* count) {
         const int lane = int(threadIdx.x);
         int listed = 0;

@@ -1,25 +1,26 @@
-// The routed way of a combination: head by head, the rows that are on.
+// The routed kernel of a combination: head by head, only the rows that are on.
 //
-// Where tiles are few, each is computed by several blocks, which take a part of every head's inner length; another kernel adds the
-// parts' sums.
+// If there are few tiles, several blocks compute one, each a part of every head's inner dimension; another kernel adds
+// the partial sums.
 #pragma once
 
 #include "combine.cuh"
 
 namespace {
 
-// A tile of `tokens` tokens and 128 columns, by 8 warps: 2 along the rows that a head is on for, in steps of 128, and 4 along the columns.
+// A tile of `tokens` tokens and 128 columns, computed by 8 warps: 2 along a head's rows, in steps of 128 rows, and 4
+// along the columns.
 template <class T, int layout, int tokens, int stages, bool aligned> struct Routed {
     static constexpr int columns = 128, threads = 256, rows = 128, pitch = columns + 8, words = tokens / 32;
     static constexpr int elements = chunk_elements<T>, a_chunks = 4, depth = a_chunks * elements;
     static constexpr int b_rows = layout == 0 ? columns : depth, b_chunks = (layout == 0 ? depth : columns) / elements;
     static constexpr int a_bytes = rows * a_chunks * 16, stage_bytes = a_bytes + b_rows * b_chunks * 16;
-    static constexpr int heads = 32;  // whose rows are listed at a time
-    static_assert(tokens <= 256, "a row's number is a byte");
+    static constexpr int heads = 32;  // listed at a time
+    static_assert(tokens <= 256, "a row's index is a byte");
 
-    // What the heads multiply, one after the other: 128 rows and a part of the inner length at a time.
+    // Iterates over the products: for each head, 128 rows and a part of the inner dimension at a time.
     struct Step {
-        const int begin, end; // of the inner length
+        const int begin, end; // part of the inner dimension
         int head, row, k;
         MOH_DEVICE explicit Step(const LinearParams& p)
             : begin(int(blockIdx.z) * p.part_depth), end(min(p.depth, begin + p.part_depth)) {}
@@ -47,11 +48,11 @@ template <class T, int layout, int tokens, int stages, bool aligned> struct Rout
         uint8_t* lists = reinterpret_cast<uint8_t*>(counts + heads);
         if (!is_routed(p, count, count_on(p.gates + int64_t(first) * p.heads, count * p.heads, counts))) return;
         if (tokens == 64) {
-            // Registers for two blocks a multiprocessor: a loop would cost one of them.
+            // No loop, so that registers suffice for two blocks per multiprocessor.
             tile(p, first, count, int(blockIdx.x) * columns, memory, sums, bits, counts, lists);
             return;
         }
-        // Few blocks for all columns: where the way is not wanted, they only count.
+        // Few blocks for all columns: if this kernel is not the chosen one, they only count gates.
         for (int column = int(blockIdx.x) * columns; column < p.columns; column += int(gridDim.x) * columns) {
             tile(p, first, count, column, memory, sums, bits, counts, lists);
             __syncthreads();
@@ -89,7 +90,7 @@ template <class T, int layout, int tokens, int stages, bool aligned> struct Rout
         for (int e = 0; e < width; e++) at[e] = sums[e];
     }
 
-    // A head's rows, ascending, by a warp.
+    // Lists a head's rows, ascending; runs on one warp.
     static MOH_DEVICE void list(const uint32_t* bits, int* count, uint8_t* rows) {
         const int lane = int(threadIdx.x & 31);
         int listed = 0;
@@ -152,7 +153,7 @@ template <class T, int layout, int tokens, int stages, bool aligned> struct Rout
             cp_async_wait<stages - 2>();
             __syncthreads();
             copy_next(stage == 0 ? stages - 1 : stage - 1);
-            // Blocks of 16 rows go to the warps in turn.
+            // Blocks of 16 rows are assigned to the warps round-robin.
             const int count = min(rows, counts[reading.head] - reading.row);
             const int blocks = __shfl_sync(0xffffffffu, ((count + 15) / 16 + 1 - warp_row) / 2, 0);
             unsigned char* a = memory + stage * stage_bytes;
@@ -165,8 +166,8 @@ template <class T, int layout, int tokens, int stages, bool aligned> struct Rout
         cp_async_wait<0>();
     }
 
-    // Adds a head's products to the sums, times the gates where these multiply, and starts over. Barriers between the steps order the
-    // sums of a token.
+    // Adds a head's products to the sums, multiplied by the gates if scale_by_gates, and resets them. Barriers between
+    // the steps fix the order of a token's sum.
     static MOH_DEVICE void add(const LinearParams& p, int first, int column, int head, const uint8_t* list, int count, int row,
                                float (&products)[4][4][4], float* sums, int pair) {
         const bool biased = p.scale_by_gates && p.bias && blockIdx.z == 0;

@@ -1,6 +1,6 @@
-// The dense way of a combination on Hopper, in f16 and bf16: consecutive tokens times all heads that any of them uses, with the
-// products of product_sm90.cuh. Steps of the inner length whose heads all tokens use are copied by TMA; in the others, blocks that are
-// off become zeros as they are copied; those that no token uses are left out.
+// The dense kernel of a combination on Hopper, in f16 and bf16: multiplies consecutive tokens by all heads that any of
+// them uses, with the products of product_sm90.cuh. Steps of the inner dimension whose heads all tokens use are copied
+// by TMA. In other steps, blocks that are off are copied as zeros; steps that no token uses are skipped.
 #include "combine.cuh"
 #include "product_sm90.cuh"
 
@@ -10,16 +10,16 @@ template <class P> struct Combination {
     using T = typename P::T;
     static constexpr int words = P::rows / 32;
 
-    // The heads of a tile: bits of their rows, and 0, 1 or 2 where none, some or all are on.
+    // The heads of a tile: a bit per row, and the state 0, 1 or 2 if none, some or all rows are on.
     struct Heads {
         uint32_t* bits;
         int* state;
-        int on = 0; // (token, head) pairs
+        int on = 0; // number of (token, head) pairs that are on
 
         MOH_DEVICE Heads(unsigned char* memory, const LinearParams& p)
             : bits(reinterpret_cast<uint32_t*>(memory)), state(reinterpret_cast<int*>(bits + (p.heads + 31) / 32 * 32 * words)) {}
 
-        // All producers, once they have read what was there before.
+        // Called by all producers, after they have read the previous contents.
         MOH_DEVICE void read(const LinearParams& p, int first, int rows) {
             const int lane = int(threadIdx.x & 31);
             barrier_sync(1, kProducers);
@@ -38,7 +38,7 @@ template <class P> struct Combination {
         }
     };
 
-    // The next step from `step` on that any token needs; `steps` where there is none.
+    // The next step, from `step` on, that any token needs; `steps` if there is none.
     static MOH_DEVICE int next_step(const LinearParams& p, const Heads& heads, int step, int steps, int chunk) {
         for (; step < steps; step++) {
             const int k = step * P::depth + 8 * chunk;
@@ -125,8 +125,8 @@ template <class P> struct Combination {
         if (__any_sync(0xffffffffu, !finite)) sum_again(consumer, p, tile);
     }
 
-    // An infinite weight or a NaN of a head that a token does not use has met its zeros: what the warp has stored that is not finite is
-    // summed up again, element by element.
+    // Elements that are not finite may come from 0 * infinity or 0 * NaN with the weight of a head that the token does
+    // not use. The warp recomputes those of its stored elements one by one.
     static MOH_DEVICE void sum_again(const Consumer<P>& consumer, const LinearParams& p, const Message& tile) {
         __syncwarp();
         const T* bias = static_cast<const T*>(p.bias);

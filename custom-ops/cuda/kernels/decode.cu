@@ -1,9 +1,10 @@
-// RoutedAttention for few query rows a KV head, as in decoding: bound by the bytes of keys and values that are read.
+// RoutedAttention for few query rows per KV head, as in decoding; limited by the bandwidth of reading keys and values.
 //
-// No plan: a warp finds the selected rows of its list with one ballot, so that q_len * group is at most 32. Block (l, s) takes part
-// s of the keys of list l = (batch, KV head); its four warps take blocks of keys in turn, each with its own pipeline of copies
-// and its own running softmax, and put their results together at the end. A KV head that no selected head needs is not read. With
-// one part the block writes the output, else moh_decode_combine_* does.
+// There is no plan: a warp finds the selected rows of its list with one ballot, which limits q_len * group to 32.
+// Block (l, s) processes part s of the keys of list l = (batch, KV head). Its four warps take blocks of keys
+// round-robin, each with its own pipeline of copies and its own running softmax, and merge their results at the end.
+// KV heads that no selected head needs are not read. With one part the block writes the output, otherwise
+// moh_decode_combine_* does.
 
 // moh: spill-limit 160
 
@@ -30,17 +31,17 @@ struct Rows {
         selected = __ballot_sync(full, lane < total && __ldg(p.gates + block(p, min(lane, total - 1))) != 0.0f);
     }
     MOH_DEVICE int count() const { return __popc(selected); }
-    // The number of an entry's (token, head) in the query, the gates and the output.
+    // Index of an entry's (token, head) pair in the query, the gates and the output.
     MOH_DEVICE int64_t block(const AttentionParams& p, int entry) const {
         return (int64_t(batch) * p.q_len + entry / group) * p.num_heads + kv_head * group + entry % group;
     }
-    // The entry of row number `row`, which exists.
+    // The entry of row `row`, which must exist.
     MOH_DEVICE int entry(int row) const {
         unsigned rest = selected;
         for (int i = 0; i < row; i++) rest &= rest - 1;
         return __ffs(rest) - 1;
     }
-    // Keys that an entry sees.
+    // Number of keys visible to an entry.
     MOH_DEVICE int sees(const AttentionParams& p, int entry) const {
         return p.is_causal ? max(0, min(p.kv_len, entry / group + 1 + p.kv_len - p.q_len)) : p.kv_len;
     }
@@ -54,8 +55,8 @@ template <class T> MOH_DEVICE void write_zeros_of(const AttentionParams& p, cons
     }
 }
 
-// Puts the warps' results together: maximum[w][row], sum[w][row] and out[w][row][column], rows `pitch` floats apart, in shared
-// memory. Writes the output, or this part's mean and the logarithm of its weight.
+// Merges the warps' results in shared memory: maximum[w][row], sum[w][row] and out[w][row][column], rows `pitch`
+// floats apart. Writes the output, or this part's mean and the logarithm of its weight.
 template <class T>
 MOH_DEVICE void merge(const AttentionParams& p, const Rows& rows, const float* maximum, const float* sum, const float* out,
                       int row_count, int pitch) {
@@ -68,7 +69,7 @@ MOH_DEVICE void merge(const AttentionParams& p, const Rows& rows, const float* m
         for (int w = 0; w < warps; w++) {
             float weight = exp2_approx(maximum[w * row_count + row] - base);
             float own = sum[w * row_count + row];
-            if (own == 0.0f) continue; // saw no key: exactly nothing, whatever the values hold
+            if (own == 0.0f) continue; // saw no key: adds nothing, even if values are NaN
             total = fmaf(weight, own, total);
             x = fmaf(weight, out[(w * row_count + row) * pitch + d], x);
         }
@@ -88,7 +89,7 @@ MOH_DEVICE void merge(const AttentionParams& p, const Rows& rows, const float* m
 // ---------------------------------------------------------------------------------------------- tensor cores, 16 bits
 
 template <int D> struct Instance {
-    static constexpr int keys = D <= 96 ? 32 : 16;   // of a block
+    static constexpr int keys = D <= 96 ? 32 : 16;   // keys per block
     static constexpr int stages = D <= 128 ? 3 : 2;
     static constexpr int row_bytes = HeadLayout<D>::row_bytes;
     static constexpr int stage_bytes = 2 * keys * row_bytes; // keys, then values
@@ -117,7 +118,7 @@ template <class T, int D, int M_TILES> MOH_DEVICE void decode(const AttentionPar
     int start = blockIdx.y * p.keys_per_split, end = min(p.kv_len, start + p.keys_per_split);
     const uint16_t* key = static_cast<const uint16_t*>(p.key) + rows.batch * p.key_strides[0] + rows.kv_head * p.key_strides[1];
     const uint16_t* value = static_cast<const uint16_t*>(p.value) + rows.batch * p.value_strides[0] + rows.kv_head * p.value_strides[1];
-    // This warp's block number n begins at this key.
+    // First key of this warp's block n.
     auto first_key = [&](int n) { return start + (n * warps + warp) * I::keys; };
     auto load = [&](int n) {
         if (first_key(n) < end) {
@@ -125,7 +126,7 @@ template <class T, int D, int M_TILES> MOH_DEVICE void decode(const AttentionPar
             load_rows<D, I::keys, 32>(stage, key, int(p.key_strides[2]), first_key(n), end, p.head_dim, lane);
             load_rows<D, I::keys, 32>(stage + I::stage_bytes / 2, value, int(p.value_strides[2]), first_key(n), end, p.value_dim, lane);
         }
-        cp_async_commit(); // also of nothing, so that groups can be counted
+        cp_async_commit(); // even if empty, so that groups can be counted
     };
     for (int n = 0; n < I::stages - 1; n++) load(n);
 
@@ -168,7 +169,7 @@ template <class T, int D, int M_TILES> MOH_DEVICE void decode(const AttentionPar
     }
     state.finish();
 
-    // The results replace the queries and blocks of all warps.
+    // The results reuse the shared memory of the queries and blocks of all warps.
     cp_async_wait<0>();
     __syncthreads();
     float* maximum = reinterpret_cast<float*>(shared_memory());
@@ -195,7 +196,8 @@ template <class T, int D, int M_TILES> MOH_DEVICE void decode(const AttentionPar
 
 // ------------------------------------------------------------------------------------------- plain float32 arithmetic
 
-// Lane i holds columns i, i + 32, ...: COLUMNS of them. One row after the other; a warp takes KEYS keys at a time.
+// Lane i has columns i, i + 32, ...: COLUMNS of them. Rows are processed one after the other, KEYS keys per warp at a
+// time.
 template <class T, int COLUMNS, int KEYS> MOH_DEVICE void decode_simt(const AttentionParams& p) {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     Rows rows(p, blockIdx.x);
@@ -279,7 +281,7 @@ template <class T, int COLUMNS, int KEYS> MOH_DEVICE void decode_simt(const Atte
 
 // ------------------------------------------------------------------------------------------------------------ parts
 
-// A warp for every entry of every list: the weighted mean of the parts' means.
+// One warp per entry of every list: the weighted mean of the parts' means.
 template <class T> MOH_DEVICE void combine(const AttentionParams& p) {
     int lane = threadIdx.x % 32, lists = p.batch * p.kv_num_heads;
     int total = p.q_len * (p.num_heads / p.kv_num_heads);
@@ -310,8 +312,8 @@ template <class T> MOH_DEVICE void combine(const AttentionParams& p) {
 
 } // namespace
 
-// Grid: (batch * kv_num_heads, splits). Shared memory: the larger of 16 or 32 query rows with four warps' stages, and four warps'
-// results. _m16 takes lists of up to 16 entries, _m32 of 32.
+// Grid: (batch * kv_num_heads, splits). Shared memory: the larger of (16 or 32 query rows with four warps' stages) and
+// (four warps' results). _m16 is for lists of up to 16 entries, _m32 for up to 32.
 #define INSTANCE(type, width)                                                                                          \
     MOH_KERNEL(moh_decode_##type##_d##width##_m16, AttentionParams, 128, 1) { decode<type, width, 1>(p); }             \
     MOH_KERNEL(moh_decode_##type##_d##width##_m32, AttentionParams, 128, 1) { decode<type, width, 2>(p); }

@@ -1,10 +1,10 @@
-// Everything that is PTX or a built-in, behind functions that the emulator implements too.
+// Wrappers of all PTX instructions and built-ins, which the emulator implements too.
 //
-// Rules for the .cu files, so that one source compiles for the GPU and for the emulator (-DMOH_EMULATE, g++):
-// - entry points are declared with MOH_KERNEL, blocks are one-dimensional, warps are whole (no lane exits alone);
-// - everything else of a .cu file lives in an anonymous namespace (the emulator links all files into one library);
-// - shared memory is dynamic: shared_memory() is its start, aligned to 1024 bytes, sized by the launch;
-// - allowed as they are: threadIdx, blockIdx, blockDim, gridDim (.x/.y/.z), __syncthreads, __syncwarp, __shfl_sync,
+// Rules for .cu files, so that one source compiles for the GPU and for the emulator (-DMOH_EMULATE, g++):
+// - entry points are declared with MOH_KERNEL; blocks are one-dimensional; warps are whole (no lane exits alone);
+// - everything else is in an anonymous namespace (the emulator links all files into one library);
+// - shared memory is dynamic: shared_memory() is its start, aligned to 1024 bytes; the launch defines its size;
+// - may be used directly: threadIdx, blockIdx, blockDim, gridDim (.x/.y/.z), __syncthreads, __syncwarp, __shfl_sync,
 //   __shfl_xor_sync, __shfl_up_sync, __shfl_down_sync, __ballot_sync, __any_sync, __all_sync (full masks only), __popc, __ffs,
 //   __clz, atomicAdd, atomicMax, __ldg, __threadfence, fmaxf, fminf, fmaf, min, max, int2/4, uint2/4, float2/4 and make_*.
 #pragma once
@@ -49,7 +49,7 @@ MOH_DEVICE float to_float(f16 x) {
 }
 MOH_DEVICE float to_float(bf16 x) { return __uint_as_float(uint32_t(x.bits) << 16); }
 
-// from_float<T>(x): the nearest T.
+// from_float<T>(x): x rounded to T.
 template <class T> MOH_DEVICE T from_float(float x);
 template <> MOH_DEVICE float from_float<float>(float x) { return x; }
 template <> MOH_DEVICE f16 from_float<f16>(float x) {
@@ -63,7 +63,7 @@ template <> MOH_DEVICE bf16 from_float<bf16>(float x) {
     return r;
 }
 
-// pack<T>(lo, hi): two 16-bit floats in a register, lo in the lower half (the order of memory and of mma fragments).
+// pack<T>(lo, hi): two 16-bit floats in a register, lo in the lower half (as in memory and in mma fragments).
 template <class T> MOH_DEVICE uint32_t pack(float lo, float hi);
 template <> MOH_DEVICE uint32_t pack<f16>(float lo, float hi) {
     uint32_t r;
@@ -76,14 +76,14 @@ template <> MOH_DEVICE uint32_t pack<bf16>(float lo, float hi) {
     return r;
 }
 
-// 2^x; -inf gives 0, relative error 2^-22.
+// 2^x with relative error 2^-22; -inf yields 0.
 MOH_DEVICE float exp2_approx(float x) {
     float r;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
     return r;
 }
 
-// x, in a way that the compiler can't see: what is computed from it is computed anew rather than kept in registers.
+// Returns x opaquely, so that the compiler recomputes values derived from it instead of keeping them in registers.
 MOH_DEVICE int opaque(int x) {
     asm volatile("" : "+r"(x));
     return x;
@@ -91,29 +91,31 @@ MOH_DEVICE int opaque(int x) {
 
 // ------------------------------------------------------------------------------------------------- memory movement
 
-// The address of shared memory as PTX instructions take it.
+// The shared-memory address for PTX instructions.
 MOH_DEVICE uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
 
-// Asynchronous copy of 16 bytes, global to shared, both aligned to 16; where !valid, 16 zero bytes and nothing is read.
+// Asynchronous 16-byte copy from global to shared memory, both aligned to 16. If !valid, 16 zero bytes are written and
+// nothing is read.
 MOH_DEVICE void cp_async_16(void* shared, const void* global, bool valid) {
     int bytes = valid ? 16 : 0;
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(bytes)
                  : "memory");
 }
-// The same for 4 bytes.
+// The same with 4 bytes.
 MOH_DEVICE void cp_async_4(void* shared, const void* global, bool valid) {
     int bytes = valid ? 4 : 0;
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(bytes)
                  : "memory");
 }
-// Ends the group of this thread's copies since the last call.
+// Closes the group of this thread's copies since the last call.
 MOH_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits until at most `pending` of this thread's groups are outstanding; a barrier then shows the data to other threads.
+// Waits until at most `pending` of this thread's groups are outstanding. A barrier is needed before other threads read
+// the data.
 template <int pending> MOH_DEVICE void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory"); }
 
 // -------------------------------------------------------------------------------------------- matrices of fragments
 
-// Four 8x8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8 (16 bytes, aligned).
+// Four 8x8 matrices of 16-bit elements; lane i passes the address of row i % 8 of matrix i / 8 (16 bytes, aligned).
 MOH_DEVICE void ldmatrix_x4(uint32_t (&r)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -126,7 +128,7 @@ MOH_DEVICE void ldmatrix_x4_trans(uint32_t (&r)[4], const void* row) {
                  : "r"(shared_address(row))
                  : "memory");
 }
-// Two matrices; lanes 0 to 15 give the addresses.
+// Two matrices; lanes 0 to 15 pass the addresses.
 MOH_DEVICE void ldmatrix_x2_trans(uint32_t (&r)[2], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
                  : "=r"(r[0]), "=r"(r[1])

@@ -1,7 +1,9 @@
-// What only sm_90a has: mbarriers, tensor memory access (TMA), warpgroup matrix products (wgmma), setmaxnreg.
+// Instructions that only sm_90a has: mbarriers, tensor memory access (TMA), warpgroup matrix products (wgmma),
+// setmaxnreg.
 //
-// Sources of every layout here, two for each point because neither the compiler nor an emulator written from this file would show a
-// misreading; ISA is the PTX ISA, chapter wgmma, "Register fragments and shared memory matrix layouts":
+// Sources of every layout: two for each, because neither the compiler nor the emulator, which is written from this
+// file, would detect a misreading. ISA is the PTX ISA, chapter wgmma, "Register fragments and shared memory matrix
+// layouts":
 // - swizzles: a 16-byte chunk at address a lies at a ^ (((a >> 7) & m) << 4), m = 7, 3, 1 for the 128-, 64- and 32-byte mode (ISA,
 //   canonical layouts: Swizzle<3,4,3>, <2,4,3>, <1,4,3>; CuTe uses these for TMA and wgmma alike);
 // - descriptors: bits 0-13 start, 16-29 leading offset, 32-45 stride offset, all >> 4, 49-51 base offset (0: patterns start at
@@ -19,17 +21,18 @@
 #include "device.cuh"
 #include "params.h"
 
-// Bytes of a row of a panel: a matrix of 16-bit elements lies in shared memory as panels, each `rows` x (bytes / 2) elements.
+// Row size of a panel in bytes. A matrix of 16-bit elements is stored in shared memory as panels of `rows` x (bytes /
+// 2) elements.
 enum class Swizzle : uint32_t { B128 = 1, B64 = 2, B32 = 3 };
 
-// Where the 16-byte chunk at `offset` from a multiple of 1024 lies.
+// The swizzled address of the 16-byte chunk at `offset` from a multiple of 1024.
 MOH_DEVICE uint32_t swizzle(uint32_t offset, Swizzle mode) {
     uint32_t mask = mode == Swizzle::B128 ? 7 : mode == Swizzle::B64 ? 3 : 1;
     return offset ^ (((offset >> 7) & mask) << 4);
 }
 
-// A matrix operand in shared memory; leading, stride and offset in bytes. Shared addresses have less than 18 bits, so that the offset
-// is an addition to the lower half.
+// A matrix operand in shared memory; leading, stride and offset in bytes. Shared addresses have fewer than 18 bits, so
+// an offset can be added to the descriptor's lower half.
 template <Swizzle mode, uint32_t leading, uint32_t stride> struct Operand {
     uint32_t low;
     MOH_DEVICE explicit Operand(uint32_t address) : low((address >> 4) + (leading >> 4 << 16)) {}
@@ -38,7 +41,7 @@ template <Swizzle mode, uint32_t leading, uint32_t stride> struct Operand {
     }
 };
 
-// A position in a ring of barriers: consumers wait for `parity`, the producer for the other one.
+// A position in a ring of barriers. Consumers wait for `parity`, the producer for the opposite.
 template <int slots> struct Position {
     int slot = 0;
     uint32_t parity = 0;
@@ -56,19 +59,20 @@ template <int slots> struct Position {
 MOH_DEVICE void mbarrier_init(uint64_t* barrier, uint32_t arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
-// Makes initialised barriers visible to the asynchronous proxy; __syncthreads then shows them to the block.
+// Makes initialised barriers visible to the asynchronous proxy; __syncthreads must follow to make them visible to the
+// block.
 MOH_DEVICE void mbarrier_init_fence() {
     asm volatile("fence.mbarrier_init.release.cluster;\n\tfence.proxy.async.shared::cta;" ::: "memory");
 }
 MOH_DEVICE void mbarrier_arrive(uint64_t* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
-// Arrives, and lets the phase also wait for `bytes` bytes of TMA.
+// Arrives, and makes the phase also wait for `bytes` bytes of TMA.
 MOH_DEVICE void mbarrier_arrive_expect(uint64_t* barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                  : "memory");
 }
-// Waits until the phase of this parity is complete; a fresh barrier counts as having completed parity 1.
+// Waits until the phase with this parity is complete. A new barrier counts as having completed parity 1.
 MOH_DEVICE void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
     asm volatile("{\n\t"
                  ".reg .pred done;\n\t"
@@ -85,19 +89,20 @@ MOH_DEVICE void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
 MOH_DEVICE void tma_prefetch(const TensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
-// A box of a tensor of rank 4 to shared memory (aligned to 1024); its bytes, zeros out of bounds included, count on `barrier`.
+// Copies a box of a rank-4 tensor to shared memory (aligned to 1024). `barrier` counts its bytes, including zeros for
+// out-of-bounds elements.
 MOH_DEVICE void tma_load(void* shared, const TensorMap* map, uint64_t* barrier, int c0, int c1, int c2, int c3) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(shared_address(shared)),
                  "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(shared_address(barrier))
                  : "memory");
 }
-// Shows this thread's ordinary writes of shared memory to wgmma and TMA, once a barrier follows.
+// Makes this thread's normal writes to shared memory visible to wgmma and TMA; a barrier must follow.
 MOH_DEVICE void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // -------------------------------------------------------------------------------------------------------- registers
 
-// Registers a thread of this warpgroup, a multiple of 8; all of its warps call it.
+// Sets the number of registers per thread of this warpgroup, a multiple of 8. All of its warps must call it.
 template <int count> MOH_DEVICE void registers_increase() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
 }
@@ -107,14 +112,14 @@ template <int count> MOH_DEVICE void registers_decrease() {
 
 // ------------------------------------------------------------------------------------------------------------ wgmma
 
-// Before the first wgmma, and whenever its registers were written otherwise.
+// Required before the first wgmma, and after other writes to its registers.
 MOH_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 MOH_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int pending> MOH_DEVICE void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
-// Keeps the compiler from moving uses of these registers across the call: a wgmma's registers change when it is waited for, not
-// where the compiler sees it.
+// Keeps the compiler from moving accesses to these registers across the call: wgmma changes them asynchronously, up to
+// the wait.
 template <int n> MOH_DEVICE void keep(float (&r)[n]) {
 #pragma unroll
     for (int i = 0; i < n; i++) asm volatile("" : "+f"(r[i])::"memory");
@@ -124,15 +129,16 @@ template <int n> MOH_DEVICE void keep(uint32_t (&r)[n]) {
     for (int i = 0; i < n; i++) asm volatile("" : "+r"(r[i])::"memory");
 }
 
-// Keeps waits that follow behind the computation of x, which is never -inf, by a store that never happens. ptxas moves a wait up
-// past arithmetic that needs no result of it, although the arithmetic was meant to run meanwhile; past a store it does not.
+// Keeps later waits after the computation of x (never -inf), by a store that is never executed. Otherwise ptxas moves
+// a wait before arithmetic that does not depend on it but is meant to overlap with the product; it does not move waits
+// across a store.
 MOH_DEVICE void order_after(float x) {
     asm volatile("{\n\t.reg .pred p;\n\tsetp.eq.f32 p, %0, 0fFF800000;\n\t@p st.shared.f32 [%1], %0;\n\t}" ::"f"(x),
                  "r"(shared_address(shared_memory()))
                  : "memory");
 }
 
-// d (64 x n, f32) = a b, or d + a b where accumulate != 0; T = f16 or bf16, 16 k.
+// d (64 x n, f32) = a b, or d + a b if accumulate != 0; T = f16 or bf16, 16 k.
 //   wgmma_ss: a and b from shared memory, both K-major (b as n rows of k);
 //   wgmma_ss_mn: the same with b MN-major (b as k rows of n);
 //   wgmma_rs: a from registers, b MN-major.
@@ -155,7 +161,7 @@ template <class T, int n> MOH_DEVICE void wgmma_rs(float (&d)[n / 2], const uint
     MOH_NAMES_40 MOH_TEN(4) MOH_TEN(5) MOH_TEN(6) MOH_TEN(7) MOH_TEN(8) MOH_TEN(9) MOH_TEN(10) MOH_TEN(11)             \
         ", %120, %121, %122, %123, %124, %125, %126, %127"
 
-// The operands after the accumulators: %n/2 and on.
+// Operands after the accumulators start at %n/2.
 #define MOH_WGMMA_SS(name, b_major, T, n, names, o0, o1, o2, ...)                                                     \
     template <> MOH_DEVICE void name<T, n>(float (&d)[n / 2], uint64_t a, uint64_t b, int accumulate) {                \
         asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %" #o2 ", 0;\n\t"                                           \

@@ -1,9 +1,10 @@
 // RoutedProjection, and the first half of RoutedMLP: x W^T + b in the blocks of the heads that are on.
 //
-// Blocks of threads take tiles of the output in turn. Where few heads are on, a tile has rows of one head's list of tokens, and the
-// other blocks of the output are set to 0 in tiles of their own; where most are, a tile has consecutive tokens and columns of any
-// heads, and what is off is left out as it is stored. Which of the two it is follows from the plan's counts, on the device; where
-// they want different tiles, both kernels are launched, and the one that is not wanted returns at once.
+// Persistent blocks process tiles of the output. If few heads are on (gathered), a tile has rows of one head's list of
+// tokens, and the other output blocks are zeroed in tiles of their own. If most are on (dense), a tile has consecutive
+// tokens and columns of any heads, and blocks that are off are stored as zeros. The device decides between the two
+// from the plan's counts. If they need different tile sizes, both kernels are launched, and the one not chosen returns
+// at once.
 #include "linear.cuh"
 #include "tile.cuh"
 #include "zeros.cuh"
@@ -14,12 +15,13 @@ template <class Tile, bool aligned> struct Projection {
     using T = typename Tile::T;
     static constexpr int elements = chunk_elements<T>;
 
-    // A tile of the output. In the dense case the columns are those of all heads, side by side, as head 0's.
+    // A tile of the output. Dense tiles number the columns of all heads consecutively, as if they were head 0's.
     struct Place {
         int head, row, column, columns;
     };
 
-    // B's first chunk of this thread, how many rows of B the thread's next one is further, and how much of a chunk is valid.
+    // This thread's first chunk of B, the distance in rows of B to its next one, and the number of valid elements per
+    // chunk.
     struct Weight {
         const T* at;
         int row, chunk, valid;
@@ -36,7 +38,7 @@ template <class Tile, bool aligned> struct Projection {
             w.valid = place.columns - place.column;
             return w;
         }
-        // SwiGLU: the second half of the tile's columns are the factors of the first.
+        // SwiGLU: the second half of the tile's columns multiplies the first.
         int half = pairs && w.chunk >= Tile::b_chunks / 2 ? 1 : 0;
         int column = place.column + (w.chunk - half * (Tile::b_chunks / 2)) * elements;
         bool beyond = pairs && w.chunk - half * (Tile::b_chunks / 2) >= Tile::b_chunks / 2;
@@ -54,7 +56,7 @@ template <class Tile, bool aligned> struct Projection {
             tokens[row] = dense ? place.row + row : p.entries[int64_t(place.head) * p.tokens + place.row + row];
         __syncthreads();
 
-        // This thread's chunks of A: one of each eighth of the rows, at the same place in all of them.
+        // This thread's chunks of A: one in each eighth of the rows, at the same position.
         constexpr int a_rows = Tile::rows / Tile::a_chunks;
         const int a_row = thread / Tile::a_chunks, a_chunk = thread % Tile::a_chunks;
         int own[Tile::a_chunks];
@@ -92,11 +94,12 @@ template <class Tile, bool aligned> struct Projection {
         store(p, place, dense, count, sums, memory, tokens, lane);
     }
 
-    // The sums through shared memory, to chunks of the output with bias and activation. A warp's rows are stored by that warp.
+    // Stores the sums with bias and activation, passing them through shared memory to form whole chunks. Each warp
+    // stores its own rows.
     static MOH_DEVICE void store(const LinearParams& p, const Place& place, bool dense, int count, typename Tile::Sums& sums,
                                  unsigned char* memory, const int* tokens, const Lane& lane) {
         constexpr int pitch = Tile::columns + 4;
-        static_assert(Tile::rows * pitch * 4 <= Tile::stages * Tile::stage_bytes, "the sums take the stages' place");
+        static_assert(Tile::rows * pitch * 4 <= Tile::stages * Tile::stage_bytes, "the sums reuse the stages' memory");
         const bool pairs = p.activation == 4;
         const int first = int(threadIdx.x & ~31u);
         float* staged = reinterpret_cast<float*>(memory);
@@ -161,7 +164,7 @@ template <class Tile, bool aligned> struct Projection {
                             threadIdx.x / 32, Tile::threads / 32);
                 continue;
             }
-            // Tiles that run at the same time have tokens near each other, so that x and the weights are read from the L2 cache.
+            // Concurrent tiles have nearby tokens, so that x and the weights are read from the L2 cache.
             Place place;
             place.column = int(tile % spans) * tile_columns;
             place.head = int(tile / spans % heads);
@@ -175,8 +178,9 @@ template <class Tile, bool aligned> struct Projection {
 
 } // namespace
 
-// moh_projection_<type>_<layout>_<rows>x<columns>, with _any where addresses or widths are not multiples of 16 bytes. That of 32 rows
-// waits for the weights alone: its tiles are narrow and its copies many, so that all of the memory's bandwidth is asked for.
+// moh_projection_<type>_<layout>_<rows>x<columns>; _any if addresses or widths are not multiples of 16 bytes. The
+// kernel of 32 rows is limited by reading the weights: narrow tiles and many copies in flight use the full memory
+// bandwidth.
 #define MOH_PROJECTION(variant, type, layout, rows, columns, stages, blocks, aligned)                                  \
     MOH_KERNEL(moh_projection_##type##_##layout##_##variant, LinearParams, rows, blocks) {                             \
         Projection<Tile<type, layout, rows, columns, stages>, aligned>::run(p);                                        \

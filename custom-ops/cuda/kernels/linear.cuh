@@ -1,4 +1,4 @@
-// What all projections share: activations, and whether all heads are computed.
+// Shared by all projections: activations, and the choice between dense and gathered tiles.
 #pragma once
 
 #include "device.cuh"
@@ -17,7 +17,7 @@ MOH_DEVICE float activate(float x, int activation) {
     }
 }
 
-// The same to some 1e-6 of x, in few instructions: for results of 16 bits. GELU's error function is that of Abramowitz and Stegun, 7.1.26;
+// Faster, with an error of about 1e-6 of x: for 16-bit results. GELU's error function is Abramowitz and Stegun 7.1.26;
 // its tanh form is x times the logistic function of twice the argument.
 MOH_DEVICE float activate_fast(float x, int activation) {
     if (activation == 0) return fmaxf(x, 0.0f);
@@ -31,7 +31,7 @@ MOH_DEVICE float activate_fast(float x, int activation) {
     return __fdividef(x, 1.0f + __expf(-slope * x));
 }
 
-// Whether so many heads are on that all are computed. The same in every block of threads.
+// Whether so many heads are on that all are computed. The result is the same in every thread block.
 MOH_DEVICE bool is_dense(const LinearParams& p) {
     if (p.dense_percent > 100) return false;
     int64_t on = 0;

@@ -1,19 +1,19 @@
-// RoutedProjection on Hopper, and the first half of RoutedMLP, in f16 and bf16: what linear.cu computes, with the products of
-// product_sm90.cuh. Gathered tiles are rows of one head's list; dense ones are consecutive tokens, whose rows come by TMA, and columns
-// of any heads. The producers also write the zeros of heads that are off, between tiles.
+// RoutedProjection on Hopper, and the first half of RoutedMLP, in f16 and bf16: as linear.cu, with the products of
+// product_sm90.cuh. Gathered tiles have rows of one head's list. Dense tiles have consecutive tokens, loaded by TMA,
+// and columns of any heads. Between tiles, the producers write the zeros of heads that are off.
 #include "linear.cuh"
 #include "product_sm90.cuh"
 #include "zeros.cuh"
 
 namespace {
 
-// The tiles of this block, in the order of rows, heads, columns: those that are computed at a time read rows near each other.
+// Iterates over this block's tiles, ordered by row, head, column, so that concurrent tiles read nearby rows.
 struct Tiles {
     const LinearParams& p;
     const bool dense;
     const int tile_rows, tile_columns, spans;
     int row = 0;
-    int64_t left = blockIdx.x; // tiles from that row on before this block's next one
+    int64_t left = blockIdx.x; // number of tiles from that row on before this block's next tile
 
     MOH_DEVICE Tiles(const LinearSm90Params& params, bool dense, int columns)
         : p(params.linear), dense(dense), tile_rows(params.tile_rows), tile_columns(columns),
@@ -21,7 +21,7 @@ struct Tiles {
 
     MOH_DEVICE int heads() const { return dense ? 1 : p.heads; }
     MOH_DEVICE int rows_of(int head) const { return dense ? p.tokens : p.counts[head]; }
-    // Which of 32 heads have rows from `row` on.
+    // A bit for each of 32 heads: whether it has rows from `row` on.
     MOH_DEVICE uint32_t ballot(int first_head) const {
         const int head = first_head + int(threadIdx.x & 31);
         return __ballot_sync(0xffffffffu, head < heads() && rows_of(head) > row);
@@ -53,7 +53,7 @@ struct Tiles {
     }
 };
 
-// A warp's share of the blocks that may be off, a part at a time.
+// A warp's share of the zero writes, done a part at a time.
 struct Zeros {
     int64_t next, end;
     MOH_DEVICE explicit Zeros(const LinearParams& p) {
@@ -70,12 +70,12 @@ struct Zeros {
     }
 };
 
-// is_mlp: with an activation; pairs: SwiGLU, where the second half of a tile's columns are the factors of the first.
+// is_mlp: with an activation; pairs: SwiGLU, where the second half of a tile's columns multiplies the first.
 template <class P, bool is_mlp, bool pairs> struct Projection {
     using T = typename P::T;
     static constexpr int tile_columns = pairs ? P::columns / 2 : P::columns;
 
-    // One thread: the weights of a step.
+    // Runs on one thread: loads the weights of a step.
     static MOH_DEVICE void load_weight(const LinearSm90Params& params, const Message& tile, bool dense, int k, unsigned char* b,
                                        uint64_t* barrier) {
         const LinearParams& p = params.linear;
@@ -86,7 +86,7 @@ template <class P, bool is_mlp, bool pairs> struct Projection {
             for (int panel = 0; panel < P::panels; panel++) {
                 int head = tile.head, column = tile.column + panel * (pairs ? p.columns : 64);
                 if (dense) {
-                    // Heads are multiples of a panel wide.
+                    // The width of a head is a multiple of the panel width.
                     head = column / p.columns;
                     column -= head * p.columns;
                 }
@@ -186,7 +186,8 @@ template <class P, bool is_mlp, bool pairs> struct Projection {
 
 } // namespace
 
-// moh_projection_sm90_<type>_<layout>_<columns>, in layout 1 also _mlp and _pairs (of 64 columns). The launcher repeats these numbers.
+// moh_projection_sm90_<type>_<layout>_<columns>, in layout 1 also _mlp and _pairs (64 columns). src/product/hopper.rs
+// repeats these numbers.
 #define MOH_PROJECTION(name, type, layout, columns, stages, is_mlp, pairs)                                             \
     MOH_KERNEL(moh_projection_sm90_##type##_##layout##_##name, LinearSm90Params, kThreads, 1) {                        \
         using P = Product<type, layout, columns, stages>;                                                              \

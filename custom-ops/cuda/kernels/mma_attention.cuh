@@ -1,6 +1,7 @@
 // Flash attention of one warp with mma.sync: M_TILES x 16 query rows against blocks of N keys in shared memory.
 //
-// Rows of shared memory are an odd number of 16-byte units apart, so that the eight rows of an ldmatrix lie in different banks.
+// Row strides in shared memory are an odd number of 16-byte units, so that the eight rows of an ldmatrix are in
+// different banks.
 #pragma once
 
 #include "device.cuh"
@@ -9,19 +10,19 @@ constexpr float log2_e = 1.4426950408889634f;
 
 // Sizes of an instance for heads up to D wide.
 template <int D> struct HeadLayout {
-    static constexpr int key_steps = (D + 15) / 16;         // mma steps over the width of query and key
+    static constexpr int key_steps = (D + 15) / 16;         // mma steps over the head dimension of query and key
     static constexpr int value_tiles = (D + 7) / 8;         // 8-wide mma tiles of the value's width
     static constexpr int units = 2 * key_steps;             // 16-byte units of a row that hold data or zeros
     static constexpr int row_bytes = (units + 1) * 16;
 };
 
-// Starts the copies of rows first .. first + ROWS of a key or value matrix; units beyond `width` elements and rows from `rows` on
-// become zeros. `base` is row 0, `stride` in elements.
+// Starts the copies of rows first .. first + ROWS of a key or value matrix. Units after `width` elements and rows from
+// `rows` on become 0. `base` is row 0; `stride` is in elements.
 template <int D, int ROWS, int THREADS>
 MOH_DEVICE void load_rows(unsigned char* shared, const uint16_t* base, int stride, int first, int rows, int width, unsigned thread) {
     constexpr unsigned units = HeadLayout<D>::units, row_bytes = HeadLayout<D>::row_bytes;
     if constexpr (THREADS % units == 0) {
-        // The same column in every round: addresses grow by constants.
+        // Each thread has the same column in every round, so addresses grow by a constant.
         constexpr int step = THREADS / units;
         unsigned row = thread / units, unit = thread % units;
         int left = int(unit * 8) < width ? rows - first - int(row) : 0;
@@ -44,23 +45,23 @@ MOH_DEVICE void load_rows(unsigned char* shared, const uint16_t* base, int strid
     }
 }
 
-// Where a warp's rows stand in the bias; elements of type T.
+// Addresses of a warp's rows in the bias; elements of type T.
 struct BiasRows {
     const uint16_t* row[2][2]; // of mma tile m, half h (rows lane / 4 and lane / 4 + 8): key 0
-    int64_t stride;            // from key to key
+    int64_t stride;            // between consecutive keys
 };
 
-// The running softmax of a warp's rows. Lane i holds rows i / 4 and i / 4 + 8 of every mma tile, columns 2 (i % 4) and + 1 of
-// every 8.
+// The running softmax of a warp's rows. Lane i has rows i / 4 and i / 4 + 8 of every mma tile, and columns 2 (i % 4)
+// and 2 (i % 4) + 1 of every 8.
 template <class T, int D, int M_TILES, int N> struct WarpAttention {
     using Layout = HeadLayout<D>;
     static constexpr bool keeps_query = Layout::key_steps * M_TILES <= 8; // fragments in registers
 
     float out[M_TILES][Layout::value_tiles][4];
     float maximum[M_TILES][2]; // of the scores times scale * log2(e)
-    float sum[M_TILES][2];     // of this lane's columns
+    float sum[M_TILES][2];     // over this lane's columns
     uint32_t query[keeps_query ? M_TILES : 1][keeps_query ? Layout::key_steps : 1][4];
-    int limit[M_TILES][2];     // number of keys that the row sees
+    int limit[M_TILES][2];     // number of keys visible to the row
 
     MOH_DEVICE void clear() {
 #pragma unroll
@@ -77,8 +78,8 @@ template <class T, int D, int M_TILES, int N> struct WarpAttention {
         }
     }
 
-    // The address that this lane gives to ldmatrix for the 16 x 16 matrix whose upper left corner is at `corner`: left halves
-    // of the rows, then right halves.
+    // This lane's ldmatrix address for the 16 x 16 matrix whose upper left corner is at `corner`: left halves of the
+    // rows first, then right halves.
     static MOH_DEVICE const unsigned char* corner_row(const unsigned char* corner) {
         int lane = threadIdx.x % 32;
         return corner + lane % 16 * Layout::row_bytes + lane / 16 * 16;
@@ -94,8 +95,8 @@ template <class T, int D, int M_TILES, int N> struct WarpAttention {
         }
     }
 
-    // One block: keys first .. first + N, of which rows see those below their limit. `masked` says whether any row sees fewer
-    // than all. `scale` includes log2(e). `shared_query` are the warp's rows.
+    // Processes one block: keys first .. first + N, of which each row sees those below its limit. `masked` is whether
+    // any row sees fewer than all. `scale` includes log2(e). `shared_query` points to the warp's rows.
     template <bool BIAS>
     MOH_DEVICE void block(const unsigned char* shared_query, const unsigned char* key, const unsigned char* value, int first,
                           bool masked, float scale, const BiasRows& bias) {
@@ -173,7 +174,7 @@ template <class T, int D, int M_TILES, int N> struct WarpAttention {
                 largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
                 float before = maximum[m][h], now = fmaxf(before, largest * scale);
                 grew |= now > before;
-                // Where all keys so far are masked, any finite number will do: the weights are 2^-inf.
+                // If all keys so far are masked, any finite base will do: the weights are 2^-inf = 0.
                 float base = now == -INFINITY ? 0.0f : now;
                 factor[m][h] = exp2_approx(before - base);
                 maximum[m][h] = now;
@@ -197,7 +198,7 @@ template <class T, int D, int M_TILES, int N> struct WarpAttention {
                     for (int e = 0; e < 4; e++) out[m][n][e] *= factor[m][e / 2];
         }
 
-        // Values are B, transposed on the way: lanes 0-15 address 16 keys, 16-31 the same keys' next 8 columns.
+        // Values are B, transposed by ldmatrix: lanes 0-15 address 16 keys, 16-31 the next 8 columns of the same keys.
         const unsigned char* value_row = corner_row(value);
 #pragma unroll
         for (int k = 0; k < N / 16; k++) {
@@ -225,7 +226,7 @@ template <class T, int D, int M_TILES, int N> struct WarpAttention {
         }
     }
 
-    // Sums over the columns of all lanes.
+    // Reduces the sums over the columns of all lanes.
     MOH_DEVICE void finish() {
 #pragma unroll
         for (int m = 0; m < M_TILES; m++)

@@ -1,34 +1,34 @@
-// The parameters of all kernels: one struct a kernel, passed by value; mirrored in src/params.rs.
+// The parameters of all kernels: one struct per kernel, passed by value; mirrored in src/params.rs.
 //
-// Plain C: pointers into device memory, int32_t sizes, int64_t strides in elements, float. Fields are ordered so that there is
-// no padding but at the end.
+// Plain C: pointers to device memory, int32_t sizes, int64_t strides in elements, float. Fields are ordered so that
+// there is padding only at the end.
 #pragma once
 
 #include <stdint.h>
 
 #define MOH_PLAN_SECTIONS 64
 
-// plan.cu: gates to lists of selected rows, and lists to tiles.
+// plan.cu: makes lists of selected rows from gates, and tiles from lists.
 //
-// List l = b * lists_per_batch + n holds the selected rows of the `group` heads n * group + g, as entries t * group + g,
-// ascending. With group = 1 an entry is a token, lists_per_batch is the number of heads.
+// List l = b * lists_per_batch + n has the selected rows of the `group` heads n * group + g, as ascending entries t *
+// group + g. With group = 1 an entry is a token, and lists_per_batch is the number of heads.
 struct PlanParams {
     const float* gates;  // (batch, q_len, lists_per_batch * group); 0 = off
-    int32_t* counts;     // [batch * lists_per_batch] entries of a list
+    int32_t* counts;     // [batch * lists_per_batch] number of entries per list
     int32_t* entries;    // [batch * lists_per_batch][q_len * group]
-    int32_t* tiles;      // [max_tiles][4]: list, first entry, number of entries, number of keys that the last entry sees
+    int32_t* tiles;      // [max_tiles][4]: list, first entry, number of entries, keys visible to the last entry
     int32_t* tile_count; // [1]
     int32_t* next;       // [1], set to 0: persistent blocks take tiles with atomicAdd
-    int32_t* offsets;    // [batch * lists_per_batch + 1], scratch: tiles before a list's first one
+    int32_t* offsets;    // [batch * lists_per_batch + 1], scratch: number of tiles before each list's first one
     int32_t batch;
     int32_t q_len;
     int32_t lists_per_batch;
     int32_t group;
-    int32_t tile_rows;   // entries of a tile
+    int32_t tile_rows;   // entries per tile
     int32_t kv_len;      // keys
-    int32_t is_causal;   // entry of token t sees keys j <= t + kv_len - q_len, and tiles with more keys come first
-    int32_t lists_per_block;   // of moh_plan_lists: 1, 2, 4 or 8
-    int32_t lists_per_section; // is_causal: lists whose keys fit into L2 together; at most PLAN_SECTIONS sections
+    int32_t is_causal;   // token t sees keys j <= t + kv_len - q_len; tiles with more keys come first
+    int32_t lists_per_block;   // for moh_plan_lists: 1, 2, 4 or 8
+    int32_t lists_per_section; // is_causal: lists per section, whose keys fit L2 together; see MOH_PLAN_SECTIONS
 };
 
 // attention_sm80.cu, attention_simt.cu and decode.cu. Strides are in elements of T.
@@ -44,21 +44,21 @@ struct AttentionParams {
     const int32_t* tiles;
     const int32_t* tile_count;
     int32_t* next;
-    float* partial;           // decode.cu: [splits][batch * kv_num_heads][rows][value_dim] sums of a split, divided by its weight
+    float* partial;           // decode.cu: [splits][batch * kv_num_heads][rows][value_dim] weighted means of values
     float* partial_lse;       // decode.cu: [splits][batch * kv_num_heads][rows] logarithm (base 2) of a split's weight
-    int64_t key_strides[3];   // from batch to batch, from KV head to KV head, from token to token
+    int64_t key_strides[3];   // along batch, KV head, token
     int64_t value_strides[3];
     int64_t bias_strides[4];
     int32_t batch, q_len, kv_len;
     int32_t num_heads, kv_num_heads;
     int32_t head_dim, value_dim;
     int32_t is_causal;
-    int32_t splits;           // decode.cu: parts of the keys
+    int32_t splits;           // decode.cu: number of parts of the keys
     int32_t keys_per_split;
     float scale;
 };
 
-// A CUtensorMap: made by cuTensorMapEncodeTiled, opaque here.
+// A CUtensorMap, made by cuTensorMapEncodeTiled; opaque here.
 struct
 #ifdef __cplusplus
 alignas(64)
@@ -85,32 +85,32 @@ struct AttentionSm90Params {
     int32_t head_dim, value_dim;
     int32_t is_causal;
     int32_t cache_layout;     // keys and values are (batch, kv_num_heads, kv_len, dim)
-    int32_t resident;         // tiles may have more rows than the warpgroups take at once: a tile's keys and values stay in the ring
+    int32_t resident;         // keys and values of a tile stay in the ring, for several units per warpgroup
     float scale_log2;         // scale * log2(e) > 0
 };
 
-// linear.cu and combine.cu. Strides are in elements of T; those of consecutive elements are 1.
+// linear.cu and combine.cu. Strides are in elements of T; the innermost stride is 1.
 struct LinearParams {
     const void* x;          // element k of the block of head h of token t: t * x_row + h * x_head + k
     const void* weight;     // output n, input k of head h: h * weight_head + n * weight_row + k, in layout 1 + k * weight_row + n
     const void* bias;       // or null; element n of head h: h * bias_head + n
     const float* gates;     // (tokens, heads)
     void* output;           // element n of the block of head h of token t: t * output_row + h * output_head + n
-    const int32_t* counts;  // projection: the plan of one batch entry of all tokens
+    const int32_t* counts;  // projection: the plan, with all tokens as one batch entry
     const int32_t* entries;
-    float* partial;         // combine, only = 1: [parts][tokens][columns] sums over a part of the inner length; or null
+    float* partial;         // combine, only = 1: [parts][tokens][columns] partial sums, or null
     int64_t x_row, weight_row, output_row;
     int64_t x_head, weight_head, output_head, bias_head;
     int32_t tokens, heads;
     int32_t depth;          // input elements of a head
     int32_t columns;        // output elements of a head
     int32_t activation;     // projection: 0 to 4 as RoutedMLP's, 4 with weights and biases of 2 * columns; -1: none
-    int32_t dense_percent;  // projection: all heads are computed where at least so many of 100 are on; above 100: never
-    int32_t only;           // 1: nothing is done in the dense way; 2: nothing is done in the other way; 0: both, as the gates are
-    int32_t write_zeros;    // projection: to the blocks of the heads that are off
-    int32_t scale_by_gates; // combine, only = 1: heads are multiplied by their gates, and the bias is one a head
-    int32_t routed_cost;    // combine: of a product in the routed way, in percent of one in the dense way
-    int32_t part_depth;     // combine, only = 1: input elements of a head in a part, a multiple of 64; depth where there is one part
+    int32_t dense_percent;  // projection: all heads are computed if at least this percentage is on; above 100: never
+    int32_t only;           // 1: only gathered (routed) tiles; 2: only dense tiles; 0: chosen by the gates
+    int32_t write_zeros;    // projection: whether to zero the blocks of heads that are off
+    int32_t scale_by_gates; // combine, only = 1: heads are multiplied by their gates, and there is one bias per head
+    int32_t routed_cost;    // combine: cost of a product in the routed kernel, in percent of one in the dense kernel
+    int32_t part_depth;     // combine, only = 1: input elements per part of a head; depth, or a multiple of 64
     int32_t parts;
 };
 
@@ -122,7 +122,7 @@ struct LinearSm90Params {
     int32_t tile_rows;    // 64, 128, 192 or 256
 };
 
-// aggregated.cu. T (batch, tokens or pooled, heads * dim) where nothing else is said.
+// aggregated.cu. Unless noted: T (batch, tokens or pooled, heads * dim).
 struct AggregatedParams {
     const void* query;
     const void* key;
@@ -142,17 +142,17 @@ struct AggregatedParams {
 
 #define MOH_ROUTER_SHARED 1024
 
-// top_k_router.cu. Columns: those of the routed heads, of the balance, of the shared heads; as TopKRouter's scores, but for query norms
-// one of each routed head and no others.
+// top_k_router.cu. Columns: routed heads, balance, shared heads, as in TopKRouter's scores; for query norms, one
+// column per routed head.
 struct RouterParams {
     const void* scores;  // T (tokens, width)
     float* gates;        // (tokens, heads)
     int32_t tokens, width, heads;
-    int32_t kind;        // TopKRouter's
+    int32_t kind;        // TopKRouter's attribute
     int32_t top_k;
     int32_t num_shared;
-    int32_t routed;      // columns; 0 without top_k
-    int32_t balance;     // 0 or 2
-    int32_t columns;     // all of them
+    int32_t routed;      // number of columns; 0 if top_k is 0
+    int32_t balance;     // number of columns: 0 or 2
+    int32_t columns;     // total number of columns
     uint32_t shared[MOH_ROUTER_SHARED / 32]; // bit h % 32 of word h / 32: head h is shared
 };

@@ -1,6 +1,7 @@
-// From head gates to work: the list of selected rows of every head, and the tiles that attention and linear kernels take.
+// Makes the list of selected rows of every head from the gates, and the tiles that attention and linear kernels
+// process.
 //
-// Two launches, nothing read back by the host. See PlanParams.
+// Two launches; the host reads nothing back. See PlanParams.
 
 #include "device.cuh"
 #include "params.h"
@@ -9,12 +10,12 @@ namespace {
 
 constexpr int threads = 1024, warps = threads / 32;
 constexpr unsigned full = 0xffffffffu;
-// Entries that a warp scans before the warps of its list exchange counts: a ballot for every lane to keep.
+// Entries that a warp scans between exchanges of counts with the other warps of its list: one ballot per lane.
 constexpr int max_span = 32 * 32;
 constexpr int loads = 8; // in flight
-constexpr int buckets = 64; // of numbers of keys, in a section
+constexpr int buckets = 64; // per section, by number of keys
 
-// The sum over the threads before this one; `total` is that over all. `sums` holds 32 ints.
+// The sum over the threads before this one; `total` is the sum over all. `sums` has room for 32 ints.
 MOH_DEVICE int exclusive_sum(int value, int* sums, int& total) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, inclusive = value;
     for (int step = 1; step < 32; step *= 2) {
@@ -33,7 +34,7 @@ MOH_DEVICE int exclusive_sum(int value, int* sums, int& total) {
     return before + inclusive - value;
 }
 
-// The list that `tile` belongs to: the last one with offsets[list] <= tile.
+// The list of `tile`: the last one with offsets[list] <= tile.
 MOH_DEVICE int list_of(const int32_t* offsets, int lists, int tile) {
     int low = 0, high = lists;
     while (high - low > 1) {
@@ -58,7 +59,7 @@ MOH_DEVICE int4 tile_at(const PlanParams& p, int tile) {
     return make_int4(list, first, rows, keys);
 }
 
-// Where a tile stands in the order: by section, then by falling number of keys.
+// Sort key of a tile: by section, then by descending number of keys.
 MOH_DEVICE int bucket_of(const PlanParams& p, const int4& tile) {
     int keys = int(int64_t(tile.w) * buckets / (int64_t(p.kv_len) + 1));
     return tile.x / p.lists_per_section * buckets + buckets - 1 - keys;
@@ -82,7 +83,7 @@ MOH_KERNEL(moh_plan_lists, PlanParams, 1024, 1) {
     int count = 0;
     for (int start = 0; start < total; start += span * warps_of_list) {
         int first = start + part * span;
-        unsigned ballots = 0; // lane s keeps that of step s
+        unsigned ballots = 0; // lane s keeps the ballot of step s
         int selected = 0;
         for (int step = 0; step < span / 32; step += loads) {
             float gate[loads];
@@ -117,7 +118,7 @@ MOH_KERNEL(moh_plan_lists, PlanParams, 1024, 1) {
     if (exists && part == 0 && lane == 0) p.counts[list] = count;
 }
 
-// Tiles of all lists. Grid: 1; shared memory: 32 ints, and if is_causal MOH_PLAN_SECTIONS * 64 more.
+// Tiles of all lists. Grid: 1; shared memory: 32 ints, plus MOH_PLAN_SECTIONS * 64 if is_causal.
 MOH_KERNEL(moh_plan_tiles, PlanParams, 1024, 1) {
     int* sums = reinterpret_cast<int*>(shared_memory());
     int* places = sums + 32;
@@ -145,7 +146,7 @@ MOH_KERNEL(moh_plan_tiles, PlanParams, 1024, 1) {
         for (int tile = thread; tile < tiles; tile += threads) out[tile] = tile_at(p, tile);
         return;
     }
-    // A counting sort. Which tile of a bucket comes first is left to chance; no result depends on it.
+    // A counting sort. The order within a bucket varies from run to run; no result depends on it.
     for (int tile = thread; tile < tiles; tile += threads) atomicAdd(&places[bucket_of(p, tile_at(p, tile))], 1);
     __syncthreads();
     int running = 0;

@@ -1,8 +1,9 @@
-// Products of matrices on Hopper, for the linear operators: a block of three warpgroups that takes tile after tile.
+// Matrix products on Hopper for the linear operators: a persistent block of three warpgroups.
 //
-// Warpgroup 0 fills a ring of stages, each with 64 of the inner length: rows of A by cp.async, because they are gathered or masked, or
-// by TMA where they lie side by side; B, the weight, by TMA. Warpgroups 1 and 2 multiply: units of 64 rows go to them in
-// turn, two each at most. What a stage belongs to is written beside it, so that the producer alone knows the schedule.
+// Warpgroup 0 fills a ring of stages with 64 inner elements each: rows of A by cp.async if they are gathered or
+// masked, by TMA if they are contiguous; B, the weight, by TMA. Warpgroups 1 and 2 multiply: units of 64 rows are
+// assigned round-robin, at most two each. A message beside each stage says which tile it belongs to, so that only the
+// producer needs to know the schedule.
 #pragma once
 
 #include "hopper.cuh"
@@ -13,7 +14,7 @@ namespace {
 constexpr int kUnitRows = 64;
 constexpr int kProducers = 128; // threads
 constexpr int kThreads = 384;
-// Multiples of 8; with 168 for each thread at first they are what the block has.
+// Multiples of 8. Their sum over all threads equals the initial 168 per thread.
 constexpr int kProducerRegisters = 88, kConsumerRegisters = 208;
 
 // Tiles of up to 256 rows and `columns` columns. Layout 0: B is [column][k]; 1: [k][column], in panels of 64 columns.
@@ -24,12 +25,12 @@ template <class T_, int layout_, int columns_, int stages_> struct Product {
     static constexpr int panels = (columns + 63) / 64, panel_bytes = 64 * row_bytes;
     static constexpr int a_bytes = rows * row_bytes, b_bytes = layout == 0 ? columns * row_bytes : panels * panel_bytes;
     static constexpr int stage_bytes = a_bytes + b_bytes;
-    // Stages whose copies are under way. Consumers hold one stage and wait for the next: the ring has room for both.
+    // Stages with copies in flight. Consumers hold one stage and wait for the next, so the ring has two more.
     static constexpr int ahead = stages - 2;
     static_assert(b_bytes % 1024 == 0, "swizzle patterns start at multiples of 1024");
 };
 
-// What a stage is part of: its tile's head, first row, first column and number of rows, and these flags.
+// The tile of a stage: head, first row, first column, number of rows, and these flags.
 struct Message {
     enum { product = 1, last = 2, stop = 4 };
     int head, row, column, rows, flags;
@@ -44,7 +45,7 @@ template <class P> struct Shared {
     uint64_t full[P::stages], empty[P::stages];
 };
 
-// A thread of the producing warpgroup. In every step the thread has a chunk of 8 elements, number `chunk`, of the rows
+// A thread of the producer warpgroup. In every step it copies the chunk of 8 elements with index `chunk` of the rows
 // 16 i + row; begin() and end() enclose its copies.
 template <class P> struct Producer {
     using T = typename P::T;
@@ -56,7 +57,7 @@ template <class P> struct Producer {
 
     MOH_DEVICE explicit Producer(Shared<P>& shared) : shared(shared) {}
 
-    // Waits for room. One thread says what comes, and how many bytes of it by TMA.
+    // Waits for a free stage. One thread publishes the message and the number of bytes that TMA will copy.
     MOH_DEVICE unsigned char* begin(const Message& message, int bytes) {
         mbarrier_wait(&shared.empty[filling.slot], filling.parity ^ 1);
         if (thread == 0) {
@@ -66,7 +67,7 @@ template <class P> struct Producer {
         return shared.stage[filling.slot];
     }
     MOH_DEVICE uint64_t* barrier() { return &shared.full[filling.slot]; }
-    // `copied`: whether there was a copy that is not TMA's.
+    // `copied`: whether this step had copies by cp.async.
     MOH_DEVICE void end(bool copied) {
         filling.advance();
         pending++;
@@ -76,7 +77,7 @@ template <class P> struct Producer {
         cp_async_wait<P::ahead>();
         pass_on();
     }
-    // Everything under way, before anything else is done for long.
+    // Completes all copies in flight; called before longer work.
     MOH_DEVICE void flush() {
         cp_async_wait<0>();
         while (pending > 0) pass_on();
@@ -88,7 +89,7 @@ template <class P> struct Producer {
         end(false);
         flush();
     }
-    // The oldest stage, whose copies have arrived, to the consumers.
+    // Passes the oldest stage, whose copies have arrived, to the consumers.
     MOH_DEVICE void pass_on() {
         fence_async_proxy();
         __syncwarp();
@@ -97,7 +98,8 @@ template <class P> struct Producer {
         pending--;
     }
 
-    // Copies the chunk of row 16 i + row from `x` + `stride` bytes * number(i), or zeros where that is negative, for rows below `count`.
+    // Copies the chunk of row 16 i + row from `x` + `stride` * number(i) bytes, for rows below `count`; zeros if
+    // number(i) is negative.
     template <class Number> MOH_DEVICE void copy_rows(unsigned char* a, const unsigned char* x, uint32_t stride, int count, Number number) {
         unsigned char* to = a + row * P::row_bytes + ((chunk ^ (row & 7)) << 4);
 #pragma unroll
@@ -109,8 +111,8 @@ template <class P> struct Producer {
     }
 };
 
-// A warpgroup that multiplies: w = 0 or 1. Its unit u is unit w + 2 u of the tile; a thread holds of that unit the rows
-// 16 warp + lane / 4 and 8 more, columns 8 j + 2 (lane % 4) and one more: sums[u][4 j + 2 (second row) + (second column)].
+// A consumer warpgroup, w = 0 or 1. Its unit u is unit w + 2 u of the tile. Of that unit a thread has rows 16 warp +
+// lane / 4 and 8 more, columns 8 j + 2 (lane % 4) and one more: sums[u][4 j + 2 (second row) + (second column)].
 template <class P> struct Consumer {
     using T = typename P::T;
     Shared<P>& shared;
@@ -120,13 +122,13 @@ template <class P> struct Consumer {
 
     MOH_DEVICE Consumer(Shared<P>& shared, int w) : shared(shared), w(w), warp(int(threadIdx.x) / 32 % 4), lane(int(threadIdx.x) % 32) {}
 
-    // The next tile, whose stages multiply() takes.
+    // Reads the next tile's message; multiply() then consumes its stages.
     MOH_DEVICE Message next() {
         mbarrier_wait(&shared.full[at.slot], at.parity);
         return Message(shared.message[at.slot]);
     }
     MOH_DEVICE int units(const Message& tile) const { return ((tile.rows + kUnitRows - 1) / kUnitRows + 1 - w) / 2; }
-    // The row of the tile that the thread holds.
+    // This thread's row of the tile.
     MOH_DEVICE int row(int unit, int second) const { return (w + 2 * unit) * kUnitRows + 16 * warp + lane / 4 + 8 * second; }
 
     MOH_DEVICE void multiply(const Message& tile) {
@@ -148,7 +150,7 @@ template <class P> struct Consumer {
         do {
             mbarrier_wait(&shared.full[at.slot], at.parity);
             flags = shared.message[at.slot].w >> 16;
-            // A tile has either products in all stages, or one stage and none.
+            // A tile has products in all of its stages, or one stage without a product.
             if (own > 0 && (flags & Message::product)) issue<own>(at.slot);
             wgmma_wait<1>();
             release(before);
@@ -182,13 +184,13 @@ template <class P> struct Consumer {
         wgmma_commit();
     }
 
-    // This warp is done with the stage; its lanes are together, as after a wait for wgmma.
+    // Releases the stage for this warp. Its lanes are converged, as after a wait for wgmma.
     MOH_DEVICE void release(int slot) const {
         if (slot >= 0 && lane == 0) mbarrier_arrive(&shared.empty[slot]);
     }
 };
 
-// From the 4 words of lane q, of blocks 0 to 3, to the 4 words of block q, of lanes 0 to 3 of each 4.
+// Transposes within each 4 lanes: lane q has one word of blocks 0 to 3, and gets the 4 words of block q.
 MOH_DEVICE void transpose(uint32_t (&v)[4]) {
     const int q = int(threadIdx.x) % 4;
 #pragma unroll
@@ -205,8 +207,9 @@ MOH_DEVICE void transpose(uint32_t (&v)[4]) {
     }
 }
 
-// Stores a row of fragments: word(j) is the thread's two of columns 8 j to 8 j + 7, for j below `blocks`. at(j) is where those 8 go,
-// aligned to 16, or null. Where !is_on(j / 4), which each thread is asked for its own j, they are zeros; not those beyond a multiple of 32.
+// Stores a row of fragments. word(j), j < `blocks`, has the thread's two elements of columns 8 j to 8 j + 7; at(j) is
+// the 16-byte-aligned address of these 8 columns, or null. If !is_on(j / 4), evaluated by each thread for its own j,
+// zeros are stored instead; not for blocks after the last multiple of 4.
 template <int blocks, class Word, class At, class IsOn> MOH_DEVICE void store_row(Word word, At at, IsOn is_on) {
     const int q = int(threadIdx.x) % 4;
 #pragma unroll
@@ -230,8 +233,8 @@ template <class P, class Produce, class Consume> MOH_DEVICE void run_roles(Share
     const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
     if (threadIdx.x == 0) {
         for (int i = 0; i < P::stages; i++) {
-            mbarrier_init(&shared.full[i], 1 + kProducers / 32); // what comes by TMA, and a warp's copies each
-            mbarrier_init(&shared.empty[i], 8);                  // a warp of the consumers each
+            mbarrier_init(&shared.full[i], 1 + kProducers / 32); // TMA, and the copies of each producer warp
+            mbarrier_init(&shared.empty[i], 8);                  // each consumer warp
         }
         mbarrier_init_fence();
     }

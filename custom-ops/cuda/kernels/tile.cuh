@@ -1,26 +1,26 @@
-// Products of tiles in shared memory, for the linear operators: f16 and bf16 on the tensor cores, f32 by FMA, all with
-// sums in f32 and in the layout of mma.m16n8k16's accumulators.
+// Products of tiles in shared memory, for the linear operators: f16 and bf16 on tensor cores, f32 by FMA. All
+// accumulate in f32, in the layout of mma.m16n8k16's accumulators.
 //
-// Tiles are rows of 16-byte chunks, whose places within a row are permuted so that the 8 rows that ldmatrix reads together lie
-// in different banks. A is [row][k]. B is [column][k] in layout 0, [k][column] in layout 1: as the weights lie in memory.
+// Tiles have rows of 16-byte chunks, permuted within each row so that the 8 rows of an ldmatrix are in different
+// banks. A is [row][k]. B is [column][k] in layout 0 and [k][column] in layout 1, like the weights in memory.
 #pragma once
 
 #include "device.cuh"
 
 namespace {
 
-// Elements of a chunk.
+// Elements per chunk.
 template <class T> constexpr int chunk_elements = 16 / int(sizeof(T));
 
-// Chunk `chunk` of row `row`, in a tile with rows of `chunks` chunks.
+// Address of chunk `chunk` of row `row`, in a tile with `chunks` chunks per row.
 template <int chunks> MOH_DEVICE unsigned char* chunk_at(unsigned char* tile, int row, int chunk) {
-    static_assert(chunks == 4 || chunks % 8 == 0, "a row is half of the banks, or whole multiples of all");
+    static_assert(chunks == 4 || chunks % 8 == 0, "a row covers half of the banks, or a multiple of all");
     int place = chunks == 4 ? chunk ^ ((row >> 1) & 3) : chunk ^ (row & 7);
     return tile + (row * chunks + place) * 16;
 }
 
-// Copies the first `valid` elements of a chunk, asynchronously where all addresses are aligned to 16, and zeros for the rest. In
-// aligned tensors a chunk is valid as a whole or not at all.
+// Copies the first `valid` elements of a chunk and zeros the rest; asynchronously if all addresses are aligned to 16.
+// In aligned tensors a chunk is either entirely valid or not at all.
 template <class T, bool aligned> MOH_DEVICE void copy_chunk(unsigned char* shared, const T* global, int valid) {
     if (aligned) {
         cp_async_16(shared, global, valid > 0);
@@ -31,7 +31,7 @@ template <class T, bool aligned> MOH_DEVICE void copy_chunk(unsigned char* share
     }
 }
 
-// The first lane's row of a fragment of A or of the sums, and its first column: rows group and group + 8, columns 2 pair, 2 pair + 1.
+// Position of this lane in a fragment of A or of the sums: rows group and group + 8, columns 2 pair and 2 pair + 1.
 struct Lane {
     int index, group, pair;
     MOH_DEVICE Lane() : index(int(threadIdx.x & 31)), group(index >> 2), pair(index & 3) {}
@@ -115,7 +115,7 @@ template <int layout, int a_chunks, int b_chunks, int M, int N> struct Multiply<
     }
 };
 
-// A tile of the output, `rows` by `columns`, of a block of `rows` threads: each warp has 32 rows and all columns.
+// An output tile of `rows` by `columns`, computed by a block of `rows` threads: each warp has 32 rows and all columns.
 template <class T_, int layout_, int rows_, int columns_, int stages_ = 3> struct Tile {
     using T = T_;
     static constexpr int layout = layout_, rows = rows_, columns = columns_, threads = rows_, stages = stages_;
@@ -127,7 +127,7 @@ template <class T_, int layout_, int rows_, int columns_, int stages_ = 3> struc
     static constexpr int fragments = columns / 8;
     using Sums = float[2][fragments][4];
 
-    // sums = the products of `steps` steps of `depth`; load(step, a, b) starts to copy what a step needs.
+    // Computes sums = the products of `steps` steps of `depth`. load(step, a, b) starts the copies of a step.
     template <class Load> static MOH_DEVICE void accumulate(Sums& sums, unsigned char* memory, int steps, Load load) {
 #pragma unroll
         for (int i = 0; i < 2; i++)

@@ -1,4 +1,5 @@
-// TopKRouter: scores to gates. A group of lanes takes a token; nothing crosses groups, so that a warp takes 1, 2 or 4 tokens.
+// TopKRouter: computes gates from scores. A group of lanes processes a token, so a warp processes 1, 2 or 4 tokens
+// independently.
 #include "params.h"
 #include "device.cuh"
 
@@ -6,7 +7,7 @@ namespace {
 
 enum Kind { two_stage, probabilities, renormalized, query_norms };
 
-// Token `token` on `lanes` lanes, `lane` of which is the caller; lane i works on columns i, i + lanes, ...
+// Token `token` on `lanes` lanes; `lane` is the caller's index. Lane i processes columns i, i + lanes, ...
 template <class T, int lanes> struct Route {
     const RouterParams& p;
     const int64_t token;
@@ -26,7 +27,7 @@ template <class T, int lanes> struct Route {
     MOH_DEVICE bool is_shared(int head) const {
         return head < MOH_ROUTER_SHARED && (p.shared[head / 32] >> (head % 32) & 1);
     }
-    // Shared heads below `head`.
+    // Number of shared heads below `head`.
     MOH_DEVICE int shared_before(int head) const {
         int count = 0, word = 0;
         for (; word < MOH_ROUTER_SHARED / 32 && word < head / 32; word++) count += __popc(p.shared[word]);
@@ -54,10 +55,11 @@ template <class T, int lanes> struct Route {
         }
     }
 
-    // NaN counts as -inf.
+    // The score for selection: NaN counts as -inf.
     static MOH_DEVICE float key(float score) { return score == score ? score : -INFINITY; }
 
-    // Gates become 1 where fewer than top_k of the first `routed` columns come before, else 0. The first of equal ones comes first.
+    // Sets the gates of the first `routed` columns to 1 if fewer than top_k of them precede the column, else to 0.
+    // Ties go to the lower column.
     MOH_DEVICE void select() const {
         for (int c = lane; c < p.routed; c += lanes) {
             const float own = key(scores[c]);
@@ -70,7 +72,8 @@ template <class T, int lanes> struct Route {
         }
     }
 
-    // Gates of columns begin to end: factor * softmax over them, or over those whose gates are not 0; a gate of 0 stays.
+    // Sets the gates of columns begin to end to factor * softmax over them (over_all), or over those whose gates are
+    // not 0; gates of 0 stay 0.
     MOH_DEVICE void softmax(int begin, int end, float factor, bool over_all) const {
         float largest = -INFINITY, total = 0.0f;
         for (int c = begin + lane; c < end; c += lanes)
@@ -89,7 +92,7 @@ template <class T, int lanes> struct Route {
         __syncwarp();
         select();
         for (int c = p.routed + lane; c < p.columns; c += lanes) gates[c] = 1.0f;
-        // What each part sums to, if softmax makes its gates.
+        // The sum of each part's gates.
         float of_shared = float(p.num_shared), of_routed = p.kind == two_stage ? float(p.top_k) : 1.0f;
         const int shared = p.routed + p.balance;
         if (p.balance > 0) {
@@ -109,7 +112,7 @@ template <class T, int lanes> struct Route {
                 gate = p.top_k > 0 ? gates[head - before] : 0.0f;
             else if (p.kind == query_norms)
                 gate = 1.0f;
-            else // a single shared head has no score, and all of its part
+            else // a single shared head has no score; its softmax is 1
                 gate = shared < p.columns ? gates[shared + before] : of_shared;
             p.gates[token * p.heads + head] = gate;
         }
@@ -121,13 +124,13 @@ template <class T, int lanes> MOH_DEVICE void route(const RouterParams& p) {
     const int64_t token = int64_t(blockIdx.x) * groups + group;
     const bool valid = token < p.tokens;
     float* scores = reinterpret_cast<float*>(shared_memory()) + 2 * group * p.columns;
-    // Lanes beyond the end go along with the last token: warps stay whole.
+    // Lanes after the last token repeat it, so that warps stay whole.
     Route<T, lanes>{p, valid ? token : p.tokens - 1, int(threadIdx.x) % lanes, scores, scores + p.columns}.run(valid);
 }
 
 } // namespace
 
-// moh_router_<type>_<lanes of a token>
+// moh_router_<type>_<lanes per token>
 #define MOH_ROUTER(type, lanes)                                                                                        \
     MOH_KERNEL(moh_router_##type##_##lanes, RouterParams, 128, 1) { route<type, lanes>(p); }
 MOH_ROUTER(float, 8)

@@ -9,9 +9,9 @@ use moh_operators::{DType, Definition, Error, RoutedAggregatedAttention};
 use std::ffi::CString;
 
 const THREADS: usize = 128;
-/// Widest head, lanes of a query, and pooled tokens in shared memory, of each kernel.
+/// Per kernel: maximum head width, lanes per query, and pooled tokens in shared memory.
 const VARIANTS: [(usize, usize, usize); 5] = [(32, 4, 32), (64, 8, 32), (128, 16, 32), (256, 32, 32), (512, 32, 16)];
-/// Blocks that a thread block has side by side when it writes their zeros: enough to hide the memory's latency.
+/// Blocks per thread block that writes zeros: enough to hide memory latency.
 const ZEROS: usize = 256;
 
 impl CudaOperator for RoutedAggregatedAttention {

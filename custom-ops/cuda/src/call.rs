@@ -1,14 +1,14 @@
-//! A call of an operator on a GPU: validated once, then handed to the operator's launcher in its own types.
+//! A call of an operator on a GPU: validated once, then passed to the operator's launcher in its own types.
 
 use crate::driver::RawPtr;
 use crate::stream::Stream;
 use crate::workspace::Workspace;
 use moh_operators::{Attributes, DType, Definition, Error, List, Operator, problem_of};
 
-/// The oldest compute capability that there is machine code for.
+/// The oldest compute capability with machine code.
 const OLDEST: (u32, u32) = (8, 0);
 
-/// Alignment of tensors in bytes: vector accesses and TMA need it.
+/// Required alignment of tensors in bytes, for vector accesses and TMA.
 const ALIGN: usize = 16;
 
 /// A contiguous tensor in device memory.
@@ -18,35 +18,35 @@ pub struct DeviceTensor<'a> {
     pub shape: &'a [usize],
     /// Element type.
     pub dtype: DType,
-    /// `shape.iter().product()` elements, aligned to 16 bytes.
+    /// Pointer to `shape.iter().product()` elements, aligned to 16 bytes.
     pub ptr: RawPtr,
 }
 
-/// A validated call whose output has elements.
+/// A validated call with a non-empty output.
 pub struct Call<'c, O: Definition> {
     /// Sizes and attributes.
     pub problem: O::Problem,
-    /// The inputs' memory.
+    /// Pointers to the inputs.
     pub inputs: O::Inputs<List<'c, RawPtr>>,
-    /// The output's memory, undefined at first.
+    /// Pointer to the output, uninitialised.
     pub output: RawPtr,
     /// The element type T.
     pub dtype: DType,
-    /// Where kernels are launched.
+    /// The stream on which kernels are launched.
     pub stream: &'c Stream<'c>,
-    /// Where they work.
+    /// Device memory for intermediates.
     pub workspace: &'c dyn Workspace,
 }
 
 /// An operator with CUDA kernels.
 pub trait CudaOperator: Definition {
-    /// Puts kernels on the stream that write every element of the output.
+    /// Launches kernels on the stream, which write every element of the output.
     ///
     /// # Safety
-    /// The call's tensors are as large as its problem says, and stay so until the kernels have run.
+    /// The call's tensors have the sizes of its problem, and stay valid until the kernels have run.
     ///
     /// # Errors
-    /// A problem that no kernel takes; no workspace; or what the driver refuses.
+    /// A problem that no kernel supports; out of workspace memory; an error of the driver.
     unsafe fn launch(call: &Call<'_, Self>) -> Result<(), Error>;
 }
 
@@ -59,7 +59,7 @@ type Launch = unsafe fn(
     &dyn Workspace,
 ) -> Result<(), Error>;
 
-/// A [`CudaOperator`] for code that works with any.
+/// A type-erased [`CudaOperator`].
 pub(crate) struct Launcher {
     pub(crate) operator: &'static Operator,
     launch: Launch,
@@ -84,8 +84,10 @@ impl Launcher {
         let operator = self.operator;
         let (major, minor) = stream.properties().capability;
         if (major, minor) < OLDEST {
-            let reason =
-                format!("the GPU has compute capability {major}.{minor}, the kernels need {}.{}", OLDEST.0, OLDEST.1);
+            let reason = format!(
+                "the GPU has compute capability {major}.{minor}, the kernels need {}.{} or later",
+                OLDEST.0, OLDEST.1
+            );
             return Err(Error::NoCuda { reason }.into());
         }
         let described: Vec<_> = inputs.iter().map(|input| input.map(|input| (input.shape, input.dtype))).collect();
@@ -102,13 +104,13 @@ impl Launcher {
                 return Err(Error::Alignment { operator: operator.name, tensor, expected: ALIGN, found }.into());
             }
         }
-        // SAFETY: validated; for the rest, as the caller promises.
+        // SAFETY: the call is validated; the rest is the caller's contract.
         unsafe { (self.launch)(attributes, inputs, output, dtype, stream, workspace) }.map_err(E::from)
     }
 }
 
 /// # Errors
-/// [`Error::Type`] or [`Error::Shape`] where the output is not of this type and shape.
+/// [`Error::Type`] or [`Error::Shape`] if the output has another type or shape.
 pub(crate) fn check_output(
     operator: &Operator,
     output: &DeviceTensor<'_>,
@@ -126,7 +128,7 @@ pub(crate) fn check_output(
     Ok(())
 }
 
-/// Hands a validated call over in the operator's own types.
+/// Converts a validated call to the operator's own types and launches it.
 ///
 /// # Safety
 /// As [`CudaOperator::launch`].
@@ -141,6 +143,6 @@ unsafe fn launch<O: CudaOperator>(
     let problem = problem_of::<O>(attributes, inputs.iter().map(|input| input.map(|input| input.shape)))?;
     let pointers: Vec<Option<RawPtr>> = inputs.iter().map(|input| input.map(|input| input.ptr)).collect();
     let Ok(inputs) = O::inputs(&List { inputs: &pointers, absent: 0 });
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller's contract.
     unsafe { O::launch(&Call { problem, inputs, output, dtype, stream, workspace }) }
 }

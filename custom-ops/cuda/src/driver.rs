@@ -1,4 +1,4 @@
-//! NVIDIA's driver library, found at run time: without it there are no CUDA kernels, and nothing else changes.
+//! NVIDIA's driver library, loaded at run time. Without it there are no CUDA kernels, and nothing else changes.
 
 use crate::modules::TOOLKIT;
 use cudarc::driver::{DriverError, sys};
@@ -11,25 +11,25 @@ use std::sync::OnceLock;
 
 pub use sys::{CUdeviceptr as RawPtr, CUstream as RawStream};
 
-/// Name of the environment variable that holds the path of the driver library, instead of the system's.
+/// Environment variable with the path of the driver library, if not the system's.
 ///
-/// The library has to bear the name `libcuda.so` or `libcuda.so.1` (its soname): cudarc looks for the driver by name, and finds the
-/// one that is loaded already.
+/// The library's soname must be `libcuda.so` or `libcuda.so.1`: cudarc looks up the driver by name, which finds the
+/// library that is already loaded.
 pub const DRIVER_VARIABLE: &str = "MOH_CUDA_DRIVER";
 
-/// The driver is loaded: without this, cudarc's functions panic.
+/// Proof that the driver is loaded; without it, cudarc's functions panic.
 #[derive(Debug, Clone, Copy)]
 pub struct Driver {
     version: i32,
 }
 
 impl Driver {
-    /// The driver of this machine, loaded at the first call: [`DRIVER_VARIABLE`], or the system's.
+    /// The driver, loaded at the first call: [`DRIVER_VARIABLE`], or the system's.
     ///
-    /// It is not initialised here: hosts with streams have done that, and others may want to fork.
+    /// It is not initialised here: a host with streams has done that, and other processes may fork later.
     ///
     /// # Errors
-    /// [`Error::NoCuda`] saying why: there is no library, or the driver is older than the compiler of the kernels.
+    /// [`Error::NoCuda`] with the reason: no library, or a driver older than the CUDA version of the kernels.
     pub fn get() -> Result<Driver, Error> {
         static DRIVER: OnceLock<Result<Driver, String>> = OnceLock::new();
         let named = || std::env::var_os(DRIVER_VARIABLE).filter(|path: &OsString| !path.is_empty());
@@ -37,7 +37,8 @@ impl Driver {
         driver.clone().map_err(|reason| Error::NoCuda { reason })
     }
 
-    /// The driver in that library, which stays loaded; a process has one driver. Tests use it; everything else, [`Driver::get`].
+    /// The driver in this library, which stays loaded; a process has one driver. For tests; otherwise use
+    /// [`Driver::get`].
     ///
     /// # Errors
     /// As [`Driver::get`].
@@ -47,57 +48,57 @@ impl Driver {
 
     fn open(path: Option<&Path>) -> Result<Driver, String> {
         let named = path.map(|path| load(path).map(|library| (path, library))).transpose()?;
-        // SAFETY: the driver's library runs nothing but its own initialisers.
+        // SAFETY: loading the driver's library runs only its own initialisers.
         if !unsafe { sys::is_culib_present() } {
             return Err("no driver library libcuda.so.1".to_owned());
         }
         if let Some((path, library)) = named {
-            // SAFETY: a symbol's address, which is not called.
+            // SAFETY: takes a symbol's address without calling it.
             let address = |library: &Library| unsafe { library.get::<*const ()>(b"cuInit\0").map(|init| *init) };
-            // SAFETY: the library is there.
+            // SAFETY: the library is present.
             let found = address(unsafe { sys::culib() });
             if !matches!((address(&library), found), (Ok(own), Ok(found)) if own == found) {
                 return Err(format!("{} is not the driver: another libcuda.so is", path.display()));
             }
-            // Loaded for good, as cudarc's handle is.
+            // Never unloaded, like cudarc's handle.
             std::mem::forget(library);
         }
         let mut version = 0;
         // SAFETY: the driver writes a number to a local variable; this call needs no `cuInit`.
         let read = unsafe { sys::cuDriverGetVersion(&raw mut version) }.result();
         read.map_err(|error| format!("cuDriverGetVersion: {}", name(error)))?;
-        // Machine code of a toolkit runs on every driver of the same major version.
+        // Machine code runs on every driver with the same major version as the toolkit.
         let needed = TOOLKIT / 1000;
         if version / 1000 < needed {
             let (major, minor) = (version / 1000, version % 1000 / 10);
-            return Err(format!("the driver knows CUDA {major}.{minor}, the kernels need {needed}.0"));
+            return Err(format!("the driver supports CUDA {major}.{minor}, the kernels need {needed}.0 or later"));
         }
         Ok(Driver { version })
     }
 
-    /// The newest CUDA version that the driver knows: 1000 * major + 10 * minor.
+    /// The newest CUDA version that the driver supports: 1000 * major + 10 * minor.
     pub fn version(self) -> i32 {
         self.version
     }
 }
 
 fn load(path: &Path) -> Result<Library, String> {
-    // SAFETY: the driver's library runs nothing but its own initialisers.
+    // SAFETY: loading the driver's library runs only its own initialisers.
     unsafe { Library::new(path) }.map_err(|error| format!("no driver library {}: {error}", path.display()))
 }
 
-/// The driver's name and number of an error.
+/// Name and number of a driver error.
 fn name(error: DriverError) -> String {
     let name = error.error_name().map_or("unknown error".into(), |name| name.to_string_lossy().into_owned());
     format!("{name} ({})", error.0 as i32)
 }
 
-/// Results of the driver's functions.
+/// Converts results of the driver's functions.
 pub trait Checked {
-    /// What the function gives.
+    /// The function's return value.
     type Value;
 
-    /// The value, or an error that says which function failed, and what it was called for.
+    /// The value, or an error naming the function and its purpose (`what`).
     ///
     /// # Errors
     /// [`Error::Cuda`].

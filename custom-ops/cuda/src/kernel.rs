@@ -1,4 +1,4 @@
-//! Kernels of the images, loaded at their first use: each image once a context.
+//! Loads kernels from images at their first use: each image once per context.
 
 use crate::driver::Checked;
 use crate::modules::Module;
@@ -11,17 +11,17 @@ use std::sync::{Mutex, PoisonError};
 /// An entry point of a module.
 #[derive(Debug, Clone, Copy)]
 pub struct Kernel<'n> {
-    /// Where it is.
+    /// The module that contains it.
     pub module: Module,
     /// Its name, as `MOH_KERNEL` declares it.
     pub name: &'n CStr,
 }
 
-/// A kernel in a context.
+/// A kernel loaded in a context.
 #[derive(Clone, Copy)]
 struct Function {
     raw: sys::CUfunction,
-    /// Bytes of dynamic shared memory that it may use.
+    /// Bytes of dynamic shared memory that it is allowed to use.
     shared_bytes: u32,
 }
 
@@ -31,20 +31,20 @@ struct Loaded {
     functions: HashMap<CString, Function>,
 }
 
-// SAFETY: the driver's objects may be used on any thread.
+// SAFETY: the driver's objects can be used on any thread.
 unsafe impl Send for Loaded {}
 
-/// By the context's number, which is never used again, and the module's name. Modules are unloaded with their context.
+/// Keys are the context's id, which is never reused, and the module's name. Modules are unloaded with their context.
 static LOADED: Mutex<Option<HashMap<(u64, &'static str), Loaded>>> = Mutex::new(None);
 
-/// Dynamic shared memory that every kernel may use without being asked for.
+/// Dynamic shared memory that every kernel can use without an attribute.
 const SHARED_BYTES: u32 = 48 << 10;
 
-/// The kernel in the current context, whose number is `context`, allowed to use `shared_bytes` of dynamic shared memory.
+/// The kernel in the current context (with id `context`), allowed to use `shared_bytes` of dynamic shared memory.
 /// Loads its module at the first use.
 ///
 /// # Safety
-/// `context` is the number of the current context.
+/// `context` is the id of the current context.
 pub(crate) unsafe fn function(context: u64, kernel: Kernel<'_>, shared_bytes: u32) -> Result<sys::CUfunction, Error> {
     let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
     let loaded = loaded.get_or_insert_default().entry((context, kernel.module.name())).or_default();
@@ -54,7 +54,7 @@ pub(crate) unsafe fn function(context: u64, kernel: Kernel<'_>, shared_bytes: u3
     let module = match loaded.module {
         Some(module) => module,
         None => {
-            // SAFETY: the image is a fat binary, which carries its length; a context is current.
+            // SAFETY: the image is a fat binary, which contains its length; a context is current.
             let module = unsafe { result::module::load_data(kernel.module.image().as_ptr().cast()) };
             *loaded.module.insert(module.about(format_args!("module {}: cuModuleLoadData", kernel.module.name()))?)
         }

@@ -1,7 +1,8 @@
-//! CUDA kernels of the `ai.moh` operators. Empty without feature `kernels`; needs no CUDA library to link or load.
+//! CUDA kernels of the `ai.moh` operators. Empty without feature `kernels`. No CUDA library is needed to link or load
+//! it.
 //!
-//! Kernels are in `kernels/*.cu`; each file becomes a `modules::Module`, loaded at its first use in a context. Everything
-//! here is asynchronous: `run` puts its launches on the host's `Stream` and returns.
+//! Each file `kernels/*.cu` becomes a `modules::Module`, which is loaded at its first use in a context. Everything is
+//! asynchronous: `run` launches kernels on the host's `Stream` and returns.
 
 #![cfg(feature = "kernels")]
 
@@ -24,7 +25,7 @@ pub use workspace::{Arena, Workspace};
 use call::{Launcher, check_output, launcher};
 use moh_operators::{Attributes, DType, Error, Operator};
 
-/// Declares the operators that have CUDA kernels, for every element type: a module and an operator each.
+/// Declares the operators with CUDA kernels: a module and an operator each.
 macro_rules! operators {
     ($($module:ident::$operator:ident),+ $(,)?) => {
         $(mod $module;)+
@@ -52,16 +53,18 @@ pub fn supports(operator: &Operator) -> bool {
     operators().any(|supported| supported == operator)
 }
 
-/// Validates a call, asks `make` for memory for its output, of this type and shape, and puts its kernels on the stream.
+/// Validates a call, requests memory for its output from `make`, with the output's type and shape, and launches its
+/// kernels on the stream.
 ///
-/// Kernels write every element of the output, which starts out undefined.
+/// Kernels write every element of the output; it may be uninitialised.
 ///
 /// # Safety
-/// The tensors are device memory of the stream's context with as many elements as their shapes say; the output shares no
-/// memory with an input; nothing writes to the inputs or uses the output until the stream has come past the call.
+/// The tensors are device memory of the stream's context with as many elements as their shapes. The output does not
+/// overlap an input. Until the stream has finished the call, nothing writes to the inputs or uses the output.
 ///
 /// # Errors
-/// [`Error`] naming the input, what was expected and what was found; no workspace; what the driver refuses; what `make` fails with.
+/// [`Error`] naming the input, the expected and the found value; out of workspace memory; an error of the driver or of
+/// `make`.
 pub unsafe fn run_into<E: From<Error>>(
     attributes: &Attributes,
     inputs: &[Option<DeviceTensor<'_>>],
@@ -75,17 +78,17 @@ pub unsafe fn run_into<E: From<Error>>(
         expected: operators().map(|operator| operator.name).collect(),
         found: "no CUDA kernel".to_owned(),
     })?;
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller's contract.
     unsafe { launcher.run_into(attributes, inputs, stream, workspace, make) }
 }
 
-/// As [`run_into`], into an output that is there.
+/// As [`run_into`], into an existing output.
 ///
 /// # Safety
 /// As [`run_into`].
 ///
 /// # Errors
-/// As [`run_into`]; an output of another type or shape.
+/// As [`run_into`]; also if the output has another type or shape.
 pub unsafe fn run(
     attributes: &Attributes,
     inputs: &[Option<DeviceTensor<'_>>],
@@ -97,6 +100,6 @@ pub unsafe fn run(
         check_output(attributes.operator(), &output, dtype, shape)?;
         Ok(output.ptr)
     };
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller's contract.
     unsafe { run_into(attributes, inputs, stream, workspace, make) }
 }

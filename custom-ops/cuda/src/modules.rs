@@ -1,4 +1,4 @@
-//! The kernels' images for the GPU: one [`Module`] a file of `kernels/`.
+//! The compiled GPU images: one [`Module`] per file in `kernels/`.
 
 /// Machine code and PTX of one `kernels/*.cu`.
 #[derive(Debug, Clone, Copy)]
@@ -8,7 +8,7 @@ pub struct Module {
 }
 
 impl Module {
-    /// Whether nothing was compiled.
+    /// Whether the image is empty, because kernels were not compiled.
     pub fn is_empty(&self) -> bool {
         self.image.is_empty()
     }
@@ -18,13 +18,13 @@ impl Module {
         self.name
     }
 
-    /// A fat binary, which carries its length.
+    /// The fat binary, which contains its length.
     pub(crate) fn image(&self) -> &'static [u8] {
         self.image
     }
 }
 
-/// The driver reads images in place.
+/// The driver reads images in place and needs them aligned.
 #[repr(align(64))]
 struct Aligned<B: ?Sized>(B);
 

@@ -1,4 +1,4 @@
-//! The kernels' parameters, as `kernels/params.h` declares them.
+//! Kernel parameters; mirrors `kernels/params.h`.
 
 use crate::driver::RawPtr;
 
@@ -8,12 +8,12 @@ use crate::driver::RawPtr;
 /// The type is `#[repr(C)]`, and has the layout of the struct of the same name in `kernels/params.h`.
 pub unsafe trait Params: Copy {}
 
-/// A TMA descriptor, `CUtensorMap`; made by `cuTensorMapEncodeTiled`.
+/// A TMA descriptor (`CUtensorMap`), made by `cuTensorMapEncodeTiled`.
 #[repr(C, align(64))]
 #[derive(Debug, Clone, Copy)]
 pub struct TensorMap(pub [u64; 16]);
 
-/// `PlanParams`: of both kernels of `plan.cu`.
+/// `PlanParams`, for both kernels of `plan.cu`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)]
@@ -38,7 +38,7 @@ pub struct PlanParams {
 // SAFETY: the fields of the C struct, in order; `tests/it/params.rs` compares the layouts.
 unsafe impl Params for PlanParams {}
 
-/// `AttentionParams`: of `attention_sm80.cu`, `attention_simt.cu` and `decode.cu`.
+/// `AttentionParams`, for `attention_sm80.cu`, `attention_simt.cu` and `decode.cu`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)]
@@ -74,7 +74,7 @@ pub struct AttentionParams {
 // SAFETY: as above.
 unsafe impl Params for AttentionParams {}
 
-/// `LinearParams`: of `linear.cu` and `combine.cu`.
+/// `LinearParams`, for `linear.cu` and `combine.cu`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)]
@@ -110,7 +110,7 @@ pub struct LinearParams {
 // SAFETY: as above.
 unsafe impl Params for LinearParams {}
 
-/// `LinearSm90Params`: of `linear_sm90.cu` and `combine_sm90.cu`.
+/// `LinearSm90Params`, for `linear_sm90.cu` and `combine_sm90.cu`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)]
@@ -123,7 +123,7 @@ pub struct LinearSm90Params {
 // SAFETY: as above.
 unsafe impl Params for LinearSm90Params {}
 
-/// `AggregatedParams`: of `aggregated.cu`.
+/// `AggregatedParams`, for `aggregated.cu`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)]
@@ -152,7 +152,7 @@ pub struct AggregatedParams {
 // SAFETY: as above.
 unsafe impl Params for AggregatedParams {}
 
-/// `AttentionSm90Params`: of `attention_sm90.cu`.
+/// `AttentionSm90Params`, for `attention_sm90.cu`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)]
@@ -183,7 +183,7 @@ pub struct AttentionSm90Params {
 // SAFETY: as above.
 unsafe impl Params for AttentionSm90Params {}
 
-/// `RouterParams`: of `top_k_router.cu`.
+/// `RouterParams`, for `top_k_router.cu`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)]

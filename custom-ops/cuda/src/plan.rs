@@ -1,4 +1,4 @@
-//! Head gates to lists of selected rows and tiles of them, on the device: see `kernels/params.h`.
+//! Makes lists of selected rows and tiles from head gates, on the device: see `kernels/params.h`.
 
 use crate::driver::RawPtr;
 use crate::kernel::Kernel;
@@ -8,67 +8,68 @@ use crate::stream::Stream;
 use crate::workspace::Workspace;
 use moh_operators::Error;
 
-/// What is to be planned.
+/// The inputs of a plan.
 #[derive(Debug, Clone, Copy)]
 pub struct Request {
     /// (batch, q_len, lists_per_batch * group) float32; 0 = off.
     pub gates: RawPtr,
-    /// Sequences.
+    /// Batch size.
     pub batch: usize,
-    /// Tokens of a sequence.
+    /// Tokens per sequence.
     pub q_len: usize,
-    /// Lists of a sequence: one for every `group` heads.
+    /// Lists per sequence: one for every `group` heads.
     pub lists_per_batch: usize,
-    /// Heads whose rows share a list; their entries are `token * group + head`. With 1, entries are tokens.
+    /// Heads per list. Entries are `token * group + head`; with 1, entries are tokens.
     pub group: usize,
-    /// Entries of a tile.
+    /// Entries per tile.
     pub tile_rows: usize,
-    /// Of causal attention, the keys: a tile then says how many its last entry sees, and tiles that see most come first.
+    /// The keys, if attention is causal. Tiles then carry the number of keys visible to their last entry, and those
+    /// with most keys come first.
     pub causal: Option<Keys>,
-    /// Keys of attention that is not causal, else 0; every tile has that number.
+    /// Number of keys of every tile if attention is not causal, else 0.
     pub kv_len: usize,
 }
 
 /// The keys of causal attention.
 #[derive(Debug, Clone, Copy)]
 pub struct Keys {
-    /// Keys of a sequence.
+    /// Keys per sequence.
     pub kv_len: usize,
-    /// Bytes of a list's keys and values: lists whose keys fit into the level 2 cache together are worked on together.
+    /// Bytes of keys and values per list. Lists whose keys fit the L2 cache together are processed together.
     pub list_bytes: usize,
 }
 
 /// A plan in device memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Plan {
-    /// int32 \[lists\]: entries of a list.
+    /// int32 \[lists\]: number of entries per list.
     pub counts: RawPtr,
-    /// int32 \[lists\]\[q_len * group\]: ascending.
+    /// int32 \[lists\]\[q_len * group\]: entries, ascending.
     pub entries: RawPtr,
     /// int32 \[max_tiles\]\[4\]: list, first entry, number of entries, number of keys.
     pub tiles: RawPtr,
     /// int32: number of tiles.
     pub tile_count: RawPtr,
-    /// int32, 0: for blocks that take tiles with atomicAdd.
+    /// int32, initially 0: counter from which blocks take tiles with atomicAdd.
     pub next: RawPtr,
-    /// Lists: batch * lists_per_batch.
+    /// Number of lists: batch * lists_per_batch.
     pub lists: usize,
-    /// An upper bound of the number of tiles.
+    /// Upper bound of the number of tiles.
     pub max_tiles: usize,
 }
 
 const THREADS: u32 = 1024;
-/// As `MOH_PLAN_SECTIONS`, and `buckets` in plan.cu.
+/// Equals `MOH_PLAN_SECTIONS`, and `buckets` in plan.cu.
 const SECTIONS: usize = 64;
 const BUCKETS: usize = 64;
 
-/// Puts the planning on the stream: two launches.
+/// Makes a plan on the stream, in two launches.
 ///
 /// # Safety
-/// The gates are as `request` says until the launches have run.
+/// The gates have the sizes of `request` until the launches have run.
 ///
 /// # Errors
-/// No workspace, or what the driver refuses; [`Error::OutOfMemory`] where numbers of entries do not fit 31 bits.
+/// Out of workspace memory; an error of the driver; [`Error::OutOfMemory`] if numbers of entries do not fit 31 bits.
 pub unsafe fn plan(request: &Request, stream: &Stream<'_>, workspace: &dyn Workspace) -> Result<Plan, Error> {
     let Request { gates, batch, q_len, lists_per_batch, group, tile_rows, causal, kv_len } = *request;
     let lists = batch * lists_per_batch;
@@ -110,9 +111,9 @@ pub unsafe fn plan(request: &Request, stream: &Stream<'_>, workspace: &dyn Works
         lists_per_block: lists_per_block(entries),
         lists_per_section: int(lists_per_section)?,
     };
-    // Kernels number (token, head) blocks and tiles in 32 bits.
+    // Kernels use 32-bit indices of (token, head) blocks and tiles.
     int((lists * entries).max(max_tiles))?;
-    // SAFETY: the workspace blocks are of the sizes that `params.h` states; the gates are as promised.
+    // SAFETY: the workspace blocks have the sizes of `params.h`; the gates are as in the caller's contract.
     unsafe {
         launch_lists(&params, stream)?;
         let shared = 32 * 4 + if causal.is_some() { SECTIONS * BUCKETS * 4 } else { 0 };
@@ -122,19 +123,19 @@ pub unsafe fn plan(request: &Request, stream: &Stream<'_>, workspace: &dyn Works
     Ok(plan)
 }
 
-/// The lists alone, in device memory: one a head.
+/// Lists without tiles, in device memory: one per head.
 #[derive(Debug, Clone, Copy)]
 pub struct Lists {
-    /// int32 \[heads\]: tokens of a list.
+    /// int32 \[heads\]: number of tokens per list.
     pub counts: RawPtr,
-    /// int32 \[heads\]\[tokens\]: ascending.
+    /// int32 \[heads\]\[tokens\]: tokens, ascending.
     pub entries: RawPtr,
 }
 
-/// Puts the making of lists on the stream, one of every head's tokens: one launch.
+/// Makes the list of every head's tokens on the stream, in one launch.
 ///
 /// # Safety
-/// The gates are (tokens, heads) float32 until the launch has run.
+/// The gates are float32 (tokens, heads) until the launch has run.
 ///
 /// # Errors
 /// As [`plan`].
@@ -168,12 +169,12 @@ pub unsafe fn lists(
         lists_per_block: lists_per_block(tokens),
         lists_per_section: 1,
     };
-    // SAFETY: the workspace blocks are of the sizes that `params.h` states; the gates are as promised.
+    // SAFETY: the workspace blocks have the sizes of `params.h`; the gates are as in the caller's contract.
     unsafe { launch_lists(&params, stream)? };
     Ok(lists)
 }
 
-/// Long lists have a block each; short ones share one, whose reads then share cache lines.
+/// A long list has its own block. Short lists share one, whose reads then share cache lines.
 fn lists_per_block(entries: usize) -> i32 {
     [8, 4, 2, 1].into_iter().find(|n| entries <= 8192 / *n as usize).unwrap_or(1)
 }
@@ -183,14 +184,14 @@ fn lists_per_block(entries: usize) -> i32 {
 unsafe fn launch_lists(params: &PlanParams, stream: &Stream<'_>) -> Result<(), Error> {
     let blocks = params.lists_per_batch.unsigned_abs().div_ceil(params.lists_per_block.unsigned_abs());
     let kernel = Kernel { module: modules::PLAN, name: c"moh_plan_lists" };
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller's contract.
     unsafe { stream.launch(kernel, [params.batch.unsigned_abs(), blocks, 1], THREADS, 32 * 4, params) }
 }
 
-/// A size as kernels take it.
+/// Converts a size for a kernel parameter.
 ///
 /// # Errors
-/// [`Error::OutOfMemory`] where it does not fit.
+/// [`Error::OutOfMemory`] if it does not fit.
 pub fn int(size: usize) -> Result<i32, Error> {
     i32::try_from(size).map_err(|_| Error::OutOfMemory { bytes: size })
 }

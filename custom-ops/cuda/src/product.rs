@@ -1,4 +1,4 @@
-//! Products of rows with the matrices of their heads, which RoutedProjection, RoutedCombine and RoutedMLP are made of:
+//! Products of rows with the matrices of their heads, used by RoutedProjection, RoutedCombine and RoutedMLP:
 //! `kernels/linear*.cu` and `kernels/combine*.cu`.
 
 mod hopper;
@@ -13,21 +13,21 @@ use moh_operators::routed_mlp::Activation;
 use moh_operators::{DType, Error};
 use std::ffi::CString;
 
-/// The activation of which every two columns of the weight make one of the output.
+/// The activation for which two columns of the weight make one output column.
 const PAIRS: i32 = Activation::SwiGlu as i32;
 
-/// Products of rows with the matrices of their heads.
+/// A product of rows with the matrices of their heads.
 pub(crate) struct Product {
-    /// All but the plan and what the choice of a kernel decides.
+    /// Parameters, except the plan and those that depend on the chosen kernel.
     pub(crate) params: LinearParams,
-    /// T.
+    /// The element type T.
     pub(crate) dtype: DType,
-    /// Layout 1 of the weight.
+    /// Whether the weight has layout 1.
     pub(crate) per_head: bool,
 }
 
 impl Product {
-    /// Whether all chunks of 16 bytes are aligned.
+    /// Whether all 16-byte chunks are aligned.
     fn is_aligned(&self) -> bool {
         let p = &self.params;
         let size = self.size() as i64;
@@ -55,31 +55,31 @@ impl Product {
     }
 }
 
-/// Rows and columns of the output that a block of threads takes.
+/// Output rows and columns per thread block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Tile {
     rows: usize,
     columns: usize,
 }
 
-/// Up to so many tokens the time is that of reading the weights.
+/// Up to this many tokens, the time is dominated by reading the weights.
 const FEW: usize = 32;
 
 impl Tile {
-    /// For [`FEW`] tokens.
+    /// The tile for up to [`FEW`] tokens.
     const FEW: Tile = Tile { rows: FEW, columns: 32 };
 
-    /// Bytes of shared memory for the stages of copies, as `kernels/tile.cuh` has them: 128 bytes a row of either operand.
+    /// Bytes of shared memory for the copy stages of `kernels/tile.cuh`: 128 bytes per row of either operand.
     fn stage_bytes(self) -> usize {
         let stages = if self == Tile::FEW { 8 } else { 3 };
         stages * (self.rows + self.columns) * 128
     }
 }
 
-/// Puts a projection on the stream.
+/// Launches a projection on the stream.
 ///
 /// # Safety
-/// The parameters describe device memory that stays as it is until the kernels have run.
+/// The parameters describe device memory that stays valid and unchanged until the kernels have run.
 pub(crate) unsafe fn projection(
     product: &Product,
     stream: &Stream<'_>,
@@ -87,7 +87,7 @@ pub(crate) unsafe fn projection(
 ) -> Result<(), Error> {
     let p = &product.params;
     let (tokens, heads, columns) = (p.tokens as usize, p.heads as usize, p.columns as usize);
-    // SAFETY: (tokens, heads) gates, as the caller promises.
+    // SAFETY: (tokens, heads) gates, by the caller's contract.
     let lists = unsafe { plan::lists(p.gates, tokens, heads, stream, workspace)? };
     let params = LinearParams { counts: lists.counts, entries: lists.entries, dense_percent: NEVER, ..*p };
     let shared = stream.properties().shared_bytes as usize;
@@ -107,7 +107,8 @@ pub(crate) unsafe fn projection(
         return unsafe { hopper::project(product, &params, stream) };
     }
     let pairs = if p.activation == PAIRS { 2 } else { 1 };
-    // The share of a tile's columns that are used; narrow tiles reread x more often, and take a third more time.
+    // Percentage of a tile's columns that are used. Narrow tiles reread x more often and take a third more time, hence
+    // the factor.
     let used = |width: usize, columns: usize| 100 * columns / (columns.div_ceil(width / pairs) * width / pairs);
     let (narrow, wide) = (used(64, columns) * 3 / 4, used(128, columns));
     let width = if wide >= narrow { 128 } else { 64 };
@@ -117,7 +118,7 @@ pub(crate) unsafe fn projection(
     let gathered = Tile { rows: if tall(width, tokens / 2048 * heads) { 256 } else { 128 }, columns: width };
     let dense_tiles = tokens.div_ceil(256) * (heads * columns).div_ceil(128);
     let dense = Tile { rows: if tall(128, dense_tiles) { 256 } else { 128 }, columns: 128 };
-    // Where more heads than this share are on, computing all of them takes less time.
+    // Percentage of heads from which on computing all heads is faster.
     let dense_percent = if p.write_zeros != 0 { wide.max(narrow).min(95) as i32 } else { NEVER };
     let params = LinearParams { dense_percent, ..params };
     let named = |tile: Tile| format!("{}x{}", tile.rows, tile.columns);
@@ -131,7 +132,7 @@ pub(crate) unsafe fn projection(
     }
 }
 
-/// More than all: heads that are off are never computed.
+/// Above 100 %: only the heads that are on are computed.
 const NEVER: i32 = 101;
 
 unsafe fn launch_projection(
@@ -147,19 +148,19 @@ unsafe fn launch_projection(
     let (tokens, heads, columns) = (p.tokens as usize, p.heads as usize, p.columns as usize);
     let width = if p.activation == PAIRS { tile.columns / 2 } else { tile.columns };
     let tiles = tokens.div_ceil(tile.rows) * (heads * columns.div_ceil(width) + 1);
-    // Blocks stay and take tiles in turn: as many as run at the same time, by shared memory and by registers.
+    // Persistent blocks: as many as are resident, by shared memory and registers.
     let resident = (properties.shared_bytes as usize / shared).clamp(1, if tile.rows == 256 { 1 } else { 3 });
     let blocks = tiles.min(properties.multiprocessors as usize * resident);
     let name = product.name("projection", variant);
     let kernel = Kernel { module: modules::LINEAR, name: &name };
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller's contract.
     unsafe { stream.launch(kernel, [blocks as u32, 1, 1], tile.rows as u32, shared as u32, params) }
 }
 
-/// Puts a combination on the stream.
+/// Launches a combination on the stream.
 ///
 /// # Safety
-/// The parameters describe device memory that stays as it is until the kernels have run.
+/// The parameters describe device memory that stays valid and unchanged until the kernels have run.
 pub(crate) unsafe fn combination(
     product: &Product,
     stream: &Stream<'_>,
@@ -175,7 +176,7 @@ pub(crate) unsafe fn combination(
         let grid = [columns.div_ceil(Tile::FEW.columns) as u32, 1, 1];
         let shared = dense_bytes(product, Tile::FEW, true) as u32;
         let params = LinearParams { only: 2, ..*p };
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller's contract.
         return unsafe { stream.launch(kernel, grid, FEW as u32, shared, &params) };
     }
     let fits = |rows: usize| {
@@ -210,10 +211,11 @@ pub(crate) unsafe fn combination(
         let name = product.name(operation, &variant);
         let kernel = Kernel { module: modules::COMBINE, name: &name };
         let grid = [blocks as u32, row_tiles as u32, parts as u32];
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller's contract.
         unsafe { stream.launch(kernel, grid, threads as u32, shared as u32, &params) }
     };
-    // Every block reads its tokens' gates before it knows whether this way is wanted: two for each multiprocessor will do.
+    // Every block reads its tokens' gates before it knows whether this kernel is the chosen one, so two blocks per
+    // multiprocessor suffice.
     let few = match p.only != 1 && rows > 64 {
         true => (2 * properties.multiprocessors as usize).div_ceil(row_tiles),
         false => usize::MAX,
@@ -223,14 +225,14 @@ pub(crate) unsafe fn combination(
         let name = CString::new(format!("moh_combine_sum_{}", product.type_name())).unwrap_or_default();
         let kernel = Kernel { module: modules::COMBINE, name: &name };
         let blocks = int((tokens * columns).div_ceil(SUM_THREADS))? as u32;
-        // SAFETY: as the caller promises; the parts are the workspace's.
+        // SAFETY: the caller's contract; the partial sums are in the workspace.
         unsafe { stream.launch(kernel, [blocks, 1, 1], SUM_THREADS as u32, 0, &params)? };
     }
     if p.only == 1 {
         return Ok(());
     }
     if hopper {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller's contract.
         return unsafe { hopper::combine(product, &params, rows, stream) };
     }
     let dense = Tile { rows, columns: if rows == 64 { 64 } else { 128 } };
@@ -239,13 +241,13 @@ pub(crate) unsafe fn combination(
 
 const ROUTED_COLUMNS: usize = 128;
 const SUM_THREADS: usize = 256;
-/// A part of the inner length takes at least so much of it: adding parts costs about as much as 64.
+/// Minimum inner length of a part: adding up the parts costs about as much as 64 inner elements.
 const PART_DEPTH: usize = 256;
-/// What a product in the routed way costs, in percent of one in the dense way.
+/// Cost of a product in the routed kernel, in percent of one in the dense kernel.
 const ROUTED_COST: i32 = 125;
 
-/// How a head's inner length is shared where there are fewer tiles than multiprocessors: the length of a part, a multiple of the
-/// kernels' steps, and the number of parts.
+/// How to split the inner dimension if there are fewer tiles than multiprocessors: the length of a part (a multiple of
+/// the kernels' steps) and the number of parts.
 fn parts(depth: usize, tiles: usize, multiprocessors: usize) -> (usize, usize) {
     let parts = (multiprocessors / tiles.max(1)).min(depth / PART_DEPTH);
     if parts < 2 {
@@ -255,13 +257,14 @@ fn parts(depth: usize, tiles: usize, multiprocessors: usize) -> (usize, usize) {
     (part, depth.div_ceil(part))
 }
 
-/// Shared memory of `combine_routed`: stages, sums, and the rows of 32 heads as bits, numbers and lists.
+/// Shared memory of `combine_routed`: stages, sums, and the rows of 32 heads as bits, counts and lists.
 fn routed_bytes(rows: usize) -> usize {
     let stages = if rows == 64 { 3 } else { 4 };
     stages * (16 << 10) + rows * (ROUTED_COLUMNS + 8) * 4 + 32 * (rows / 32 * 4 + 4 + rows)
 }
 
-/// Shared memory of `combine_dense`: stages, steps, 8 integers, the heads' rows as bits, and the head of each inner element or chunk.
+/// Shared memory of `combine_dense`: stages, steps, 8 integers, the heads' rows as bits, and the head of each inner
+/// element or chunk.
 fn dense_bytes(product: &Product, tile: Tile, aligned: bool) -> usize {
     let p = &product.params;
     let depth = 128 / product.size();
@@ -272,7 +275,7 @@ fn dense_bytes(product: &Product, tile: Tile, aligned: bool) -> usize {
 }
 
 impl LinearParams {
-    /// Nothing, to be filled in.
+    /// All fields 0 or null, to be filled in.
     pub(crate) const NONE: LinearParams = LinearParams {
         x: 0,
         weight: 0,
@@ -309,7 +312,7 @@ mod tests {
     use super::parts;
 
     #[test]
-    fn few_tiles_are_shared() {
+    fn inner_dimension_is_split_when_there_are_few_tiles() {
         assert_eq!(parts(2048, 8, 132), (256, 8));
         assert_eq!(parts(2048, 100, 132), (2048, 1));
         assert_eq!(parts(200, 1, 132), (200, 1));

@@ -1,4 +1,4 @@
-//! RoutedAttention: which kernel, and with what.
+//! RoutedAttention on CUDA: chooses the kernel and its parameters.
 
 mod decode;
 mod hopper;
@@ -12,18 +12,18 @@ use crate::plan::int;
 use moh_operators::routed_attention::{Inputs, Problem};
 use moh_operators::{DType, Error, RoutedAttention};
 
-/// A call, as the kernels see it.
+/// A call, converted to kernel parameters.
 struct Attention<'a, 'c> {
     call: &'a Call<'c, RoutedAttention>,
     problem: Problem,
-    /// Everything but the plan.
+    /// All parameters except the plan.
     params: AttentionParams,
 }
 
 impl CudaOperator for RoutedAttention {
     unsafe fn launch(call: &Call<'_, Self>) -> Result<(), Error> {
         let attention = Attention { call, problem: call.problem, params: params(call)? };
-        // SAFETY: as promised to this function.
+        // SAFETY: the caller's contract.
         unsafe {
             if attention.is_decoding() {
                 decode::launch(&attention)
@@ -39,7 +39,7 @@ impl CudaOperator for RoutedAttention {
 }
 
 impl Attention<'_, '_> {
-    /// Whether the kernels with mma.sync take this call: 16-bit types, and everything in units of 16 bytes.
+    /// Whether the mma.sync kernels support this call: 16-bit types, and all widths and strides multiples of 16 bytes.
     fn fits_mma(&self) -> bool {
         let Problem { head_dim, value_dim, .. } = self.problem;
         let pointers = [self.params.query, self.params.key, self.params.value, self.params.output];
@@ -51,7 +51,7 @@ impl Attention<'_, '_> {
             && pointers.iter().all(|pointer| pointer % 16 == 0)
     }
 
-    /// The suffix of kernels' names for the element type.
+    /// The element type's suffix in kernel names.
     fn type_name(&self) -> &'static str {
         match self.call.dtype {
             DType::F32 => "f32",
@@ -64,7 +64,7 @@ impl Attention<'_, '_> {
 fn params(call: &Call<'_, RoutedAttention>) -> Result<AttentionParams, Error> {
     let p = &call.problem;
     let Inputs { query, key, value, head_gates, attn_bias } = call.inputs;
-    // In elements, from batch to batch, from head to head, from token to token.
+    // Strides in elements along batch, head, token.
     let strides = |dim: usize| {
         let (heads, tokens) = (p.kv_num_heads, p.kv_len);
         let [batch, head, token] = match p.cache_layout {
@@ -73,7 +73,7 @@ fn params(call: &Call<'_, RoutedAttention>) -> Result<AttentionParams, Error> {
         };
         [batch as i64, head as i64, token as i64]
     };
-    // Kernels take the stride of tokens in 32 bits.
+    // Kernels use 32-bit token strides.
     int(strides(p.head_dim)[2].max(strides(p.value_dim)[2]) as usize)?;
     let none: RawPtr = 0;
     Ok(AttentionParams {

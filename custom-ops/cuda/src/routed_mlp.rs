@@ -1,4 +1,4 @@
-//! RoutedMLP on CUDA: a projection with an activation, and a combination that multiplies by the gates.
+//! RoutedMLP on CUDA: a projection with an activation, then a combination that multiplies by the gates.
 
 use crate::call::{Call, CudaOperator};
 use crate::driver::RawPtr;
@@ -8,9 +8,10 @@ use crate::product::{Product, combination, projection};
 use moh_operators::routed_mlp::Inputs;
 use moh_operators::{DType, Error, RoutedMlp};
 
-/// Most bytes of hidden activations at a time. They have room for every expert of every token, as only the GPU knows the gates.
+/// Maximum bytes of hidden activations. There is room for every expert of every token, since only the GPU knows the
+/// gates.
 const HIDDEN_BYTES: usize = 256 << 20;
-/// Fewer tokens at a time would not fill a tile.
+/// Minimum tokens at a time; fewer would not fill a tile.
 const FEWEST_TOKENS: usize = 256;
 
 impl CudaOperator for RoutedMlp {
@@ -66,8 +67,8 @@ impl CudaOperator for RoutedMlp {
                 ..common
             };
             let product = |params| Product { params, dtype: call.dtype, per_head: true };
-            // SAFETY: the validated tensors of the call, from token `first` on; the hidden activations are the workspace's, and
-            // free for the next tokens once the second half has run.
+            // SAFETY: the validated tensors of the call, from token `first` on. The hidden activations are in the
+            // workspace and can be reused once the second half has run.
             unsafe {
                 projection(&product(first_half), call.stream, call.workspace)?;
                 combination(&product(second_half), call.stream, call.workspace)?;

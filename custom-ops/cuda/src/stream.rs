@@ -1,4 +1,4 @@
-//! A stream of the host, on which an operator's kernels are launched.
+//! The host's stream, on which an operator's kernels are launched.
 
 use crate::driver::{Checked, Driver, RawPtr, RawStream};
 use crate::kernel::{Kernel, function};
@@ -11,31 +11,31 @@ use std::marker::PhantomData;
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
-/// Name of the environment variable that holds a compute capability, as `80`: kernels for later ones are not used.
+/// Environment variable with a maximum compute capability, such as `80`: kernels for later ones are not used.
 pub const CAPABILITY_VARIABLE: &str = "MOH_CUDA_CAPABILITY";
 
-/// What kernels are chosen and sized by.
+/// GPU properties by which kernels are chosen and sized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Properties {
-    /// Compute capability, as (9, 0) for Hopper.
+    /// Compute capability, such as (9, 0) for Hopper.
     pub capability: (u32, u32),
-    /// Streaming multiprocessors.
+    /// Number of streaming multiprocessors.
     pub multiprocessors: u32,
-    /// Bytes of shared memory that one block may have when it asks.
+    /// Maximum bytes of shared memory per block (opt-in).
     pub shared_bytes: u32,
-    /// Bytes of the level 2 cache.
+    /// Bytes of the L2 cache.
     pub l2_bytes: u32,
 }
 
-/// A stream whose context is current as long as this lives.
+/// A borrowed stream. Its context is current while this value lives.
 #[derive(Debug)]
 pub struct Stream<'a> {
     raw: RawStream,
     context: u64,
     properties: Properties,
-    /// Whether the context was made current here.
+    /// Whether this value made the context current.
     pushed: bool,
-    /// Contexts are current to threads: a stream stays on its own.
+    /// Not Send: a context is current to one thread.
     lifetime: PhantomData<(&'a (), *mut ())>,
 }
 
@@ -43,14 +43,14 @@ impl Stream<'_> {
     /// Borrows a stream of the host; null is the default stream of the current context.
     ///
     /// # Safety
-    /// `raw` is a stream of a live context, or null where a context is current; it outlives the borrow.
+    /// `raw` is a stream of a live context, or null while a context is current; it outlives the borrow.
     ///
     /// # Errors
-    /// [`Error::Cuda`] where the driver refuses.
+    /// [`Error::Cuda`] if the driver returns an error.
     pub unsafe fn borrow(_: Driver, raw: RawStream) -> Result<Self, Error> {
         let (mut own, mut current) = (ptr::null_mut(), ptr::null_mut());
         let mut context = 0;
-        // SAFETY: a live stream, and local variables to write to.
+        // SAFETY: the stream is alive; the driver writes to local variables.
         unsafe {
             sys::cuStreamGetCtx(raw, &raw mut own).about("cuStreamGetCtx")?;
             sys::cuCtxGetCurrent(&raw mut current).about("cuCtxGetCurrent")?;
@@ -59,7 +59,7 @@ impl Stream<'_> {
             if pushed {
                 sys::cuCtxPushCurrent_v2(own).about("cuCtxPushCurrent")?;
             }
-            // From here on a drop pops the context.
+            // From here on, dropping `self` pops the context.
             let empty = Properties { capability: (0, 0), multiprocessors: 0, shared_bytes: 0, l2_bytes: 0 };
             let mut stream = Stream { raw, context, properties: empty, pushed, lifetime: PhantomData };
             stream.properties = properties(context)?;
@@ -77,15 +77,17 @@ impl Stream<'_> {
         self.properties
     }
 
-    /// Launches a kernel of one parameter; `block` threads in each of `grid` blocks, `shared_bytes` of dynamic shared memory.
+    /// Launches a kernel with one parameter on `grid` blocks of `block` threads, with `shared_bytes` of dynamic shared
+    /// memory.
     ///
-    /// A grid without blocks launches nothing.
+    /// An empty grid launches nothing.
     ///
     /// # Safety
-    /// The kernel's parameter is a `P`; what it says of memory is true, and stays true until the kernel has run.
+    /// The kernel's parameter is a `P`; the memory that it describes is valid until the kernel has run.
     ///
     /// # Errors
-    /// [`Error::Cuda`] naming the kernel where the driver refuses: it does not report here what a kernel does wrong.
+    /// [`Error::Cuda`] naming the kernel if the launch fails. Errors during the kernel's execution are not reported
+    /// here.
     pub unsafe fn launch<P: Params>(
         &self,
         kernel: Kernel<'_>,
@@ -98,7 +100,7 @@ impl Stream<'_> {
             return Ok(());
         }
         let mut list = [ptr::from_ref(params).cast_mut().cast::<c_void>()];
-        // SAFETY: our context is current; the driver copies the parameter, whose size it knows from the kernel.
+        // SAFETY: the context is current; the driver copies the parameter, whose size is part of the kernel.
         unsafe {
             let function = function(self.context, kernel, shared_bytes)?;
             let launched =
@@ -107,25 +109,25 @@ impl Stream<'_> {
         }
     }
 
-    /// Sets bytes of device memory, in stream order.
+    /// Sets `bytes` bytes of device memory to `value`, in stream order.
     ///
     /// # Safety
     /// `ptr` is device memory of at least `bytes` bytes.
     ///
     /// # Errors
-    /// [`Error::Cuda`] where the driver refuses.
+    /// [`Error::Cuda`] if the driver returns an error.
     pub unsafe fn fill(&self, ptr: RawPtr, value: u8, bytes: usize) -> Result<(), Error> {
         if bytes == 0 {
             return Ok(());
         }
-        // SAFETY: as promised.
+        // SAFETY: the caller's contract.
         unsafe { sys::cuMemsetD8Async(ptr, value, bytes, self.raw) }.about("cuMemsetD8Async")
     }
 
-    /// Waits until everything on the stream is done. Operators never do: it is for tests and tools.
+    /// Waits until everything on the stream has finished. For tests and tools; operators never wait.
     ///
     /// # Errors
-    /// [`Error::Cuda`], also for what a kernel did wrong.
+    /// [`Error::Cuda`], including errors during the execution of kernels.
     pub fn synchronize(&self) -> Result<(), Error> {
         // SAFETY: the stream is alive.
         unsafe { result::stream::synchronize(self.raw) }.about("cuStreamSynchronize")
@@ -136,16 +138,16 @@ impl Drop for Stream<'_> {
     fn drop(&mut self) {
         if self.pushed {
             let mut context = ptr::null_mut();
-            // SAFETY: pushed by `borrow` on this thread. A failure leaves nothing to be done.
+            // SAFETY: pushed by `borrow` on this thread. An error is ignored, since drop cannot report it.
             let _ = unsafe { sys::cuCtxPopCurrent_v2(&raw mut context) };
         }
     }
 }
 
-/// The properties of the current context's GPU, read once a context.
+/// The properties of the current context's GPU, cached per context.
 ///
 /// # Safety
-/// `context` is the number of the current context.
+/// `context` is the id of the current context.
 unsafe fn properties(context: u64) -> Result<Properties, Error> {
     use sys::CUdevice_attribute::*;
     static KNOWN: Mutex<Option<HashMap<u64, Properties>>> = Mutex::new(None);
@@ -158,7 +160,7 @@ unsafe fn properties(context: u64) -> Result<Properties, Error> {
     // SAFETY: a context is current; the driver writes a number to a local variable.
     unsafe { sys::cuCtxGetDevice(&raw mut device) }.about("cuCtxGetDevice")?;
     let get = |attribute| {
-        // SAFETY: the device is the context's.
+        // SAFETY: the device belongs to the context.
         let value = unsafe { result::device::get_attribute(device, attribute) }.about("cuDeviceGetAttribute")?;
         Ok::<u32, Error>(u32::try_from(value).unwrap_or(0))
     };
@@ -174,7 +176,7 @@ unsafe fn properties(context: u64) -> Result<Properties, Error> {
     Ok(properties)
 }
 
-/// The capability that kernels are chosen by.
+/// The capability by which kernels are chosen.
 fn allowed(capability: (u32, u32)) -> (u32, u32) {
     let limit = std::env::var(CAPABILITY_VARIABLE).ok().and_then(|limit| limit.parse::<u32>().ok());
     limit.map_or(capability, |limit| capability.min((limit / 10, limit % 10)))

@@ -1,4 +1,4 @@
-//! Descriptions of tensors for TMA.
+//! TMA descriptors of tensors.
 
 use crate::driver::{Checked, RawPtr};
 use crate::params::TensorMap;
@@ -8,22 +8,22 @@ use cudarc::driver::sys::{
 };
 use moh_operators::{DType, Error};
 
-/// A tensor of rank 4 of f16 or bf16 elements, and the part of it that one copy takes. Dimensions from the innermost.
+/// A rank-4 tensor of f16 or bf16, and the box that one TMA copy reads. Dimensions are ordered from the innermost.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Boxed {
-    /// Aligned to 16 bytes.
+    /// Address, aligned to 16 bytes.
     pub(crate) ptr: RawPtr,
     pub(crate) dtype: DType,
-    /// Elements; what is copied from beyond is zeros.
+    /// Sizes in elements. Elements out of bounds are copied as zeros.
     pub(crate) sizes: [usize; 4],
-    /// From element to element of the dimensions but the innermost, in elements.
+    /// Strides in elements of all dimensions except the innermost.
     pub(crate) strides: [usize; 3],
-    /// Elements of a box; rows of 32, 64 or 128 bytes, which are swizzled over their width.
+    /// Size of a box in elements. Its rows have 32, 64 or 128 bytes and are swizzled over their whole width.
     pub(crate) boxes: [usize; 4],
 }
 
 impl Boxed {
-    /// The description, in which `what` names the tensor where the driver refuses it.
+    /// Encodes the descriptor; `what` names the tensor in an error.
     pub(crate) fn encode(&self, what: &str) -> Result<TensorMap, Error> {
         let data_type = match self.dtype {
             DType::F16 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
@@ -38,7 +38,7 @@ impl Boxed {
             _ => CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
         };
         let mut map = TensorMap([0; 16]);
-        // SAFETY: all arrays are of rank 4; the map is 128 bytes, aligned to 64; nothing is read from the tensor.
+        // SAFETY: all arrays have rank 4; the map has 128 bytes, aligned to 64; the tensor is not read.
         let encoded = unsafe {
             sys::cuTensorMapEncodeTiled(
                 (&raw mut map).cast(),

@@ -8,12 +8,12 @@ use crate::plan::int;
 use moh_operators::top_k_router::Kind;
 use moh_operators::{DType, Definition, Error, TopKRouter};
 
-/// Threads of a block where shared memory allows; a warp at least.
+/// Threads per block, if shared memory allows; at least one warp.
 const THREADS: usize = 128;
 const WARP: usize = 32;
-/// Bytes of shared memory that every GPU has for a block.
+/// Bytes of shared memory per block on every GPU.
 const SHARED: usize = 48 << 10;
-/// As `MOH_ROUTER_SHARED`: shared heads are below.
+/// Equals `MOH_ROUTER_SHARED`: shared heads must be below.
 const SHARED_HEADS: usize = 1024;
 
 impl CudaOperator for TopKRouter {

@@ -1,22 +1,24 @@
-//! Device memory that a call works in.
+//! Device memory for a call's intermediates.
 
 use crate::driver::RawPtr;
 use moh_operators::Error;
 use std::cell::Cell;
 
-/// Alignment of workspace blocks in bytes: what TMA and 16-byte accesses need, and what the driver's allocator gives.
+/// Alignment of workspace blocks in bytes: sufficient for TMA and 16-byte accesses, and guaranteed by the driver's
+/// allocator.
 pub const WORKSPACE_ALIGN: usize = 256;
 
-/// What a runtime lends to an operator for the length of one call.
+/// Device memory that a runtime provides to an operator during a call.
 ///
 /// # Safety
-/// Blocks are device memory of the stream's context, aligned to [`WORKSPACE_ALIGN`], that nothing else uses from this point of
-/// the stream until the work that the call puts there is done. They are given back in stream order when the call has returned.
+/// Blocks are device memory of the stream's context, aligned to [`WORKSPACE_ALIGN`]. Nothing else uses them from this
+/// point of the stream until the call's work on the stream has finished. They are released in stream order after the
+/// call has returned.
 pub unsafe trait Workspace {
-    /// A block of `bytes` bytes, undefined at first.
+    /// Allocates `bytes` bytes, uninitialised.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] where there is none.
+    /// [`Error::OutOfMemory`] if there is not enough memory.
     fn allocate(&self, bytes: usize) -> Result<RawPtr, Error>;
 }
 
@@ -30,19 +32,19 @@ pub struct Arena {
 
 impl Arena {
     /// # Safety
-    /// `base` is device memory of `bytes` bytes, aligned to [`WORKSPACE_ALIGN`], for this arena alone as long as the calls that
-    /// use it run.
+    /// `base` is device memory of `bytes` bytes, aligned to [`WORKSPACE_ALIGN`], which only this arena uses while
+    /// calls with it run.
     pub unsafe fn new(base: RawPtr, bytes: usize) -> Arena {
         Arena { base, bytes, used: Cell::new(0) }
     }
 
-    /// Bytes that were asked for, each block rounded up to the alignment; also what did not fit.
+    /// Bytes requested, each block rounded up to the alignment, including requests that did not fit.
     pub fn used(&self) -> usize {
         self.used.get()
     }
 }
 
-// SAFETY: the blocks are disjoint parts of memory that is the arena's, as `new` was promised.
+// SAFETY: the blocks are disjoint parts of the arena's memory, by the contract of `new`.
 unsafe impl Workspace for Arena {
     fn allocate(&self, bytes: usize) -> Result<RawPtr, Error> {
         let start = self.used.get();

@@ -1,4 +1,4 @@
-//! RoutedAggregatedAttention: TransNeXt's attention to a window and to pooled tokens, with gated heads.
+//! RoutedAggregatedAttention: TransNeXt's aggregated attention (a local window plus pooled tokens) with gated heads.
 
 mod body;
 mod reference;
@@ -25,7 +25,7 @@ attributes! {
         height: usize,
         /// Columns of the grid.
         width: usize,
-        /// Side of the window around each token: an odd number.
+        /// Side of the window around each token; odd.
         window: usize,
     }
 }
@@ -33,27 +33,27 @@ attributes! {
 inputs! {
     /// RoutedAggregatedAttention's inputs.
     pub struct Inputs {
-        query: T, "(batch, height * width, num_heads * head_dim)", "Queries, as projected.";
-        key: T, "(batch, height * width, num_heads * head_dim)", "Keys, as projected.";
+        query: T, "(batch, height * width, num_heads * head_dim)", "Queries.";
+        key: T, "(batch, height * width, num_heads * head_dim)", "Keys.";
         value: T, "(batch, height * width, num_heads * head_dim)", "Values.";
         pooled_key: T, "(batch, pooled, num_heads * head_dim)", "Keys of the pooled tokens.";
         pooled_value: T, "(batch, pooled, num_heads * head_dim)", "Values of the pooled tokens.";
         head_gates: F32, "(batch, height * width, num_heads)", "Any finite number; 0 switches the head off.";
         query_embedding: T, "(num_heads, head_dim)", "Added to the normalised queries.";
         query_scale: F32, "(height * width, num_heads)",
-            "Factor of the scores: softplus(temperature) * ln(window cells inside the grid + pooled).";
+            "Factor applied to the scores: softplus(temperature) * ln(window cells inside the grid + pooled).";
         local_bias: T, "(num_heads, window * window)", "Added to the scores of the window.";
         pooled_bias: T, "(num_heads, height * width, pooled)", "Added to the scores of the pooled tokens.";
         learnable_tokens: T, "(num_heads, head_dim, window * window)",
-            "Their products with the normalised queries are added to the weights of the window.";
-        learnable_bias: T, "(num_heads, window * window)", "Added to the weights of the window.";
+            "Dot products with the normalised queries are added to the softmax weights of the window.";
+        learnable_bias: T, "(num_heads, window * window)", "Added to the softmax weights of the window.";
     }
 }
 
-/// A validated call.
+/// Sizes of a validated call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Problem {
-    /// Images.
+    /// Batch size.
     pub batch: usize,
     /// Rows of the grid.
     pub height: usize,
@@ -75,12 +75,12 @@ impl Problem {
         self.height * self.width
     }
 
-    /// Cells of a window, inside the grid or not.
+    /// Cells of a window, including those outside the grid.
     pub fn cells(&self) -> usize {
         self.window * self.window
     }
 
-    /// The token in cell `cell` of the window around `token`, if it is inside the grid.
+    /// The token in cell `cell` of the window around `token`; `None` outside the grid.
     pub fn neighbour(&self, token: usize, cell: usize) -> Option<usize> {
         let reach = self.window / 2;
         let y = (token / self.width + cell / self.window).checked_sub(reach).filter(|&y| y < self.height)?;
@@ -110,28 +110,29 @@ impl Grid {
         let tokens = height.checked_mul(width);
         let tokens = tokens.ok_or_else(|| bad("width", "a grid that fits in memory", width))?;
         let cells = window.checked_mul(window);
-        let cells = cells.ok_or_else(|| bad("window", "one that fits in memory", window))?;
+        let cells = cells.ok_or_else(|| bad("window", "a window that fits in memory", window))?;
         Ok(Grid { num_heads, tokens, cells })
     }
 }
 
 impl Definition for RoutedAggregatedAttention {
     const NAME: &'static str = "RoutedAggregatedAttention";
-    const DOC: &'static str = "Aggregated attention (TransNeXt, arXiv 2311.17132) of the tokens of a grid, row by row, each to the cells of its window \
-          and to pooled tokens, whose heads are gated per query token. Per head, with `unit(z) = z / max(|z|, 1e-12)` and \
-          `q = unit(query)`: scores `s = (q + query_embedding) * query_scale`, \
-          `local_j = s . unit(key_j) + local_bias_j` for the window's cells j inside the grid, row by row, and \
-          `pooled_m = s . unit(pooled_key_m) + pooled_bias_m`; weights `a = softmax` over both; \
-          `gate * (sum_j (a_j + q . learnable_tokens_j + learnable_bias_j) value_j + sum_m a_m pooled_value_m)`. \
-          A gate of exactly 0 means that the token does not use the head: it is not computed, and its block of the output \
-          is exactly 0 whatever the inputs hold. Norms, scores and sums are accumulated in float32.";
+    const DOC: &'static str = "Aggregated attention (TransNeXt, arXiv 2311.17132) with heads gated per query token. \
+          The tokens form a grid in row-major order; each attends to the cells of the window around it and to the \
+          pooled tokens. Per head, with `unit(z) = z / max(|z|, 1e-12)` and `q = unit(query)`: scores `s = (q + \
+          query_embedding) * query_scale`, `local_j = s . unit(key_j) + local_bias_j` for the window's cells j \
+          inside the grid, in row-major order, and `pooled_m = s . unit(pooled_key_m) + pooled_bias_m`; weights `a \
+          = softmax` over both; output `gate * (sum_j (a_j + q . learnable_tokens_j + learnable_bias_j) value_j + \
+          sum_m a_m pooled_value_m)`. A gate of exactly 0 switches the head off for the token: it is not computed, \
+          and its block of the output is exactly 0, even if inputs are NaN or infinite. Norms, scores and sums are \
+          accumulated in float32.";
     const INPUTS: &'static [Operand] = Inputs::<List<'_, ()>>::OPERANDS;
     const OUTPUT: Operand = Operand {
         name: "output",
         ty: ElementType::T,
         optional: false,
         shape: "(batch, height * width, num_heads * head_dim)",
-        doc: "The heads' outputs, side by side.",
+        doc: "The heads' outputs, concatenated.",
     };
     const PART: Part = Part::Attention;
 
@@ -193,7 +194,7 @@ impl Definition for RoutedAggregatedAttention {
                 return Err(Error::Shape { operator, input: operand.name, expected, found: show(found) });
             }
         }
-        // Where the query's width is unknown, that of another input may say it.
+        // If the query's width is unknown, head_dim comes from another input.
         let width = match head_dim.0 {
             None => OutputDim::Unknown,
             Some(dim) => OutputDim::Size(dim.checked_mul(heads).ok_or_else(|| Error::Shape {

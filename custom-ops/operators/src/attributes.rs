@@ -1,4 +1,4 @@
-//! Attributes of operators: each operator declares a struct of them, and everything else follows from it.
+//! Operator attributes. Each operator declares a struct; parsing, validation and documentation are derived from it.
 
 use crate::error::Error;
 use std::any::Any;
@@ -14,18 +14,18 @@ pub enum AttributeKind {
     Ints,
 }
 
-/// An attribute of an operator. Every node carries every attribute.
+/// The definition of an operator's attribute. Every node must carry every attribute.
 #[derive(Debug)]
 pub struct AttributeDef {
     /// Name.
     pub name: &'static str,
     /// Type.
     pub kind: AttributeKind,
-    /// Meaning, for people.
+    /// Description, for the documentation.
     pub doc: &'static str,
 }
 
-/// An attribute's value as ONNX has it.
+/// An attribute's value, by its ONNX type.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value {
     /// Of kind [`AttributeKind::Int`].
@@ -37,7 +37,7 @@ pub enum Value {
 }
 
 impl Value {
-    /// Its kind.
+    /// The ONNX type of this value.
     pub fn kind(&self) -> AttributeKind {
         match self {
             Value::Int(_) => AttributeKind::Int,
@@ -47,18 +47,18 @@ impl Value {
     }
 }
 
-/// A Rust type that stands for an attribute's value.
+/// A Rust type that an attribute can have.
 pub trait AttributeType: Sized {
-    /// How ONNX stores it.
+    /// The ONNX type that stores it.
     const KIND: AttributeKind;
 
-    /// Reads a value of this kind.
+    /// Converts from an ONNX value.
     ///
     /// # Errors
-    /// What would have been accepted, and what was found.
+    /// `[expected, found]`, for the error message, if the value has another type or is out of range.
     fn read(value: &Value) -> Result<Self, [String; 2]>;
 
-    /// The value as ONNX has it.
+    /// Converts to an ONNX value.
     fn value(&self) -> Value;
 }
 
@@ -77,7 +77,7 @@ impl AttributeType for i64 {
     }
 }
 
-/// A number of heads, rows and the like: from 1 to 1048576.
+/// A count, such as a number of heads or rows: 1 to 1048576.
 impl AttributeType for usize {
     const KIND: AttributeKind = AttributeKind::Int;
 
@@ -137,25 +137,25 @@ impl AttributeType for Vec<i64> {
     }
 }
 
-/// One of the first `n` whole numbers.
+/// Reads an integer from 0 to `n - 1`.
 pub(crate) fn choice(value: &Value, n: usize) -> Result<usize, [String; 2]> {
     let found = i64::read(value)?;
     let expected = || if n == 2 { "0 or 1".to_owned() } else { format!("0 to {}", n - 1) };
     usize::try_from(found).ok().filter(|&i| i < n).ok_or_else(|| [expected(), found.to_string()])
 }
 
-/// Where attributes are read from: the value of an attribute, if it is there.
+/// Looks up a node's attribute; `None` if the node lacks it.
 pub type Source<'s> = dyn FnMut(&'static AttributeDef) -> Option<Value> + 's;
 
-/// An operator's attributes as a struct; declared by `attributes!`.
+/// An operator's attributes as a struct, declared by `attributes!`.
 pub trait AttributeSet: Any + Send + Sync + std::fmt::Debug {
-    /// Name, type and meaning of each.
+    /// Name, type and description of each attribute.
     const DEFS: &'static [AttributeDef];
 
-    /// Reads every attribute; `operator` is named in errors.
+    /// Reads every attribute. `operator` is the name for error messages.
     ///
     /// # Errors
-    /// [`Error::Attribute`] for one that is absent, or whose value the operator does not accept.
+    /// [`Error::Attribute`] if an attribute is missing or its value is not accepted.
     fn read(operator: &'static str, source: &mut Source<'_>) -> Result<Self, Error>
     where
         Self: Sized;
@@ -179,9 +179,8 @@ pub(crate) fn read_one<A: AttributeType>(
     }
 }
 
-/// Declares an operator's attributes: a struct whose fields are the attributes, in order, with their meaning as comments.
-///
-/// A field's type is an [`AttributeType`], which says what values are accepted.
+/// Declares an operator's attributes as a struct: one field per attribute, in order, its doc comment being the
+/// attribute's description. A field's type is an [`AttributeType`], which defines the accepted values.
 macro_rules! attributes {
     ($(#[$meta:meta])* pub struct $name:ident { $($(#[doc = $doc:literal])+ $field:ident: $ty:ty,)+ }) => {
         $(#[$meta])*
@@ -201,7 +200,7 @@ macro_rules! attributes {
             ) -> Result<$name, $crate::Error> {
                 let mut defs = Self::DEFS.iter();
                 $(
-                    // There is a definition for every field.
+                    // `DEFS` has one entry per field.
                     let Some(def) = defs.next() else { unreachable!() };
                     let $field = $crate::attributes::read_one(operator, def, source)?;
                 )+
@@ -216,7 +215,7 @@ macro_rules! attributes {
 }
 pub(crate) use attributes;
 
-/// Declares an attribute that is one of several choices, numbered from 0 in their order.
+/// Declares an enum attribute. Variants are numbered from 0 in order.
 macro_rules! choices {
     ($(#[$meta:meta])* pub enum $name:ident { $($(#[doc = $doc:literal])+ $choice:ident,)+ }) => {
         $(#[$meta])*
@@ -224,7 +223,7 @@ macro_rules! choices {
         pub enum $name { $($(#[doc = $doc])+ $choice,)+ }
 
         impl $name {
-            /// In the order of the attribute's values.
+            /// All variants, in the order of their numbers.
             pub const ALL: &'static [$name] = &[$($name::$choice),+];
         }
 
@@ -243,7 +242,8 @@ macro_rules! choices {
 }
 pub(crate) use choices;
 
-/// The name of an attribute, for bodies: `name_of!(Attributes.num_heads)`. One that the struct does not have does not compile.
+/// An attribute's name as a string, for function bodies: `name_of!(Attributes.num_heads)`. A field that does not exist
+/// is a compile error.
 macro_rules! name_of {
     ($set:ident.$field:ident) => {{
         let _: fn(&$set) = |set| {

@@ -1,5 +1,4 @@
-//! What the linear layers between tokens and heads have in common: RoutedProjection makes the heads' blocks, RoutedCombine reads
-//! them.
+//! Shared by the two linear operators: RoutedProjection (tokens to heads) and RoutedCombine (heads to tokens).
 
 use crate::attributes::{attributes, choices, name_of};
 use crate::error::Error;
@@ -7,11 +6,11 @@ use crate::operator::{BodyValue, Builder, Variant};
 use crate::shape::{Agreed, OutputDim, PartialShape, per_head, show};
 
 choices! {
-    /// How the heads' matrices lie in the weight.
+    /// Memory layout of the weight.
     pub enum WeightLayout {
-        /// One matrix, (out, in) as `nn.Linear` stores it.
+        /// One matrix for all heads, (out, in) as in `nn.Linear`.
         OutIn,
-        /// One matrix a head, (num_heads, in, out).
+        /// One matrix per head, (num_heads, in, out).
         PerHead,
     }
 }
@@ -22,28 +21,28 @@ attributes! {
     pub struct Attributes {
         /// Heads.
         num_heads: usize,
-        /// 0: the weight is one matrix, (out, in) as nn.Linear stores it. 1: one matrix a head, (num_heads, in, out).
+        /// 0: the weight is one matrix, (out, in) as in nn.Linear. 1: one matrix per head, (num_heads, in, out).
         weight_layout: WeightLayout,
     }
 }
 
-/// A validated call of either operator. Blocks are what belongs to one head.
+/// Sizes of a validated call of either operator. A block is the part of a row that belongs to one head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Problem {
     /// Tokens of all sequences.
     pub tokens: usize,
     /// Heads.
     pub num_heads: usize,
-    /// Width of a whole token: x's in a projection, the output's in a combination.
+    /// Width of a token: the last dimension of x in a projection, of the output in a combination.
     pub width: usize,
     /// Width of a head's block: of the output in a projection, of x in a combination.
     pub block: usize,
-    /// How the weight lies.
+    /// Memory layout of the weight.
     pub weight_layout: WeightLayout,
 }
 
 impl Problem {
-    /// Whether the weight holds a matrix (in, out) for every head, rather than one matrix (out, in).
+    /// Whether the weight has one (in, out) matrix per head; otherwise it is one (out, in) matrix.
     pub fn per_head(&self) -> bool {
         self.weight_layout == WeightLayout::PerHead
     }
@@ -58,7 +57,7 @@ pub(crate) enum Direction {
     Combination,
 }
 
-/// Shapes of either operator's inputs, of which `bias` may be absent.
+/// Input shapes of either operator; `bias` is optional.
 pub(crate) struct Shapes<'a> {
     pub(crate) x: PartialShape<'a>,
     pub(crate) weight: PartialShape<'a>,
@@ -66,7 +65,7 @@ pub(crate) struct Shapes<'a> {
     pub(crate) bias: Option<PartialShape<'a>>,
 }
 
-/// Validates shapes; gives the output's.
+/// Validates the input shapes and returns the output's.
 pub(crate) fn infer(
     operator: &'static str,
     direction: Direction,
@@ -78,7 +77,7 @@ pub(crate) fn infer(
     let Shapes { x, weight, head_gates: gates, bias } = *shapes;
     let bad = |input, expected: String, found| Error::Shape { operator, input, expected, found: show(found) };
     let (mut batch, mut q_len) = (Agreed::default(), Agreed::default());
-    // The width of a token, and that of a head's block; which of them x has depends on the operator.
+    // x's last dimension is the token width in a projection and heads * block in a combination.
     let (mut width, mut block) = (Agreed::default(), Agreed::default());
     let projection = direction == Direction::Projection;
 
@@ -133,7 +132,7 @@ pub(crate) fn infer(
     Ok(vec![OutputDim::SameAs { input: 0, axis: 0 }, OutputDim::SameAs { input: 0, axis: 1 }, out])
 }
 
-/// Sizes of a validated call: x's last dimension and the weight's shape say the rest.
+/// Sizes of a validated call, from x's last dimension and the weight's shape.
 pub(crate) fn problem(direction: Direction, attributes: &Attributes, x: &[usize], weight: &[usize]) -> Problem {
     let Attributes { num_heads, weight_layout } = *attributes;
     let (width, block) = match (direction, weight_layout, weight) {
@@ -146,13 +145,13 @@ pub(crate) fn problem(direction: Direction, attributes: &Attributes, x: &[usize]
     Problem { tokens: x[..2].iter().product(), num_heads, width, block, weight_layout }
 }
 
-/// Which body a node needs.
+/// The function body variant that a node needs.
 pub(crate) fn variant(attributes: &Attributes, has_bias: bool) -> Variant {
     let per_head = attributes.weight_layout == WeightLayout::PerHead;
     Variant { per_head, optional_inputs: has_bias, ..Variant::default() }
 }
 
-/// A body's `x` (batch, q_len, num_heads * dim) with zeros in the blocks of the heads that are off.
+/// In a body: `x` (batch, q_len, num_heads * dim) with the blocks of heads that are off set to 0.
 pub(crate) fn masked(b: &mut Builder, x: &str, output: &str) -> String {
     let (copy, rest) = (b.ints(&[0, 0], "copy"), b.ints(&[-1], "rest"));
     let heads = b.int_attribute(name_of!(Attributes.num_heads), "num_heads_scalar");
@@ -169,12 +168,12 @@ pub(crate) fn masked(b: &mut Builder, x: &str, output: &str) -> String {
     b.node("Reshape", &[&blocks, &join], output)
 }
 
-/// Transposes a body's (a, b, ...) weight.
+/// In a body: the weight (a, b, ...) transposed.
 pub(crate) fn transposed(b: &mut Builder, perm: &[i64], output: &str) -> String {
     b.with("Transpose", &["weight"], output, &[("perm", BodyValue::Ints(perm.to_vec()))])
 }
 
-/// The problem of no tokens that a weight of this shape belongs to.
+/// The sizes that a weight of this shape implies, with 0 tokens.
 pub(crate) fn of_weight(
     operator: &'static str,
     direction: Direction,
@@ -185,7 +184,7 @@ pub(crate) fn of_weight(
     let wide = match (direction, weight) {
         (Direction::Projection, &[_, width] | &[_, width, _]) | (Direction::Combination, &[_, width]) => width,
         (Direction::Combination, &[heads, block, _]) => heads.saturating_mul(block),
-        // Any that is accepted, so that the weight is found wrong.
+        // A width that passes validation of x, so that the error names the weight.
         _ => heads,
     };
     let x = [0, 0, wide.max(1)];

@@ -1,7 +1,6 @@
-//! Inputs of operators: each operator declares a struct of them, whose fields hold whatever stands for a tensor.
-//!
-//! The same struct holds slices for a CPU kernel, device pointers for a GPU, shapes for validation and numbers for the
-//! reference: a [`Reader`] says what.
+//! Operator inputs. Each operator declares a struct of them that is generic over what a field holds: a slice for a CPU
+//! kernel, a device pointer for a GPU kernel, a shape for validation, a tensor for the reference. A [`Reader`] fills
+//! it.
 
 use std::convert::Infallible;
 
@@ -21,50 +20,51 @@ pub struct Operand {
     pub name: &'static str,
     /// Element type.
     pub ty: ElementType,
-    /// Whether a node may leave it out. Optional inputs come last, so that no node needs an empty name.
+    /// Whether a node may omit it. Optional inputs come last, so that no node needs an empty input name.
     pub optional: bool,
-    /// Shape, for people.
+    /// Shape, for the documentation.
     pub shape: &'static str,
-    /// Meaning, for people.
+    /// Description, for the documentation.
     pub doc: &'static str,
 }
 
-/// Gives a call's inputs by their number, each as what stands for a tensor of its kind.
+/// Provides a call's inputs by index. The associated types are what an input is represented by: a slice, a device
+/// pointer, a shape.
 pub trait Reader {
-    /// For inputs of the operator's type parameter.
+    /// An input of the operator's type parameter T.
     type T: Copy;
-    /// For weights of that type, which a backend may hold in a form of its own.
+    /// A weight of type T, which a backend may hold packed.
     type Weight: Copy;
-    /// For inputs that are float32 in every type.
+    /// An input that is float32 for every T.
     type F32: Copy;
     /// Why an input cannot be read.
     type Error;
 
-    /// Whether an input is there.
+    /// Whether the input is present.
     fn present(&self, input: usize) -> bool;
-    /// An input of the type parameter.
+    /// An input of type T.
     ///
     /// # Errors
-    /// Where it is absent, or of another type.
+    /// If the input is absent or has another type.
     fn t(&self, input: usize) -> Result<Self::T, Self::Error>;
     /// A weight.
     ///
     /// # Errors
-    /// Where it is absent, or of another type.
+    /// If the input is absent or has another type.
     fn weight(&self, input: usize) -> Result<Self::Weight, Self::Error>;
-    /// An input in float32.
+    /// A float32 input.
     ///
     /// # Errors
-    /// Where it is absent, or of another type.
+    /// If the input is absent or has another type.
     fn f32(&self, input: usize) -> Result<Self::F32, Self::Error>;
 }
 
-/// A list of inputs that stand for tensors all in the same way: shapes, device pointers, whole tensors.
+/// A [`Reader`] that represents every input by the same type `V`: a shape, a device pointer, a tensor.
 #[derive(Debug, Clone, Copy)]
 pub struct List<'a, V> {
-    /// In the operator's order; the absent ones at the end may be left out.
+    /// The inputs in schema order. Absent ones at the end may be omitted.
     pub inputs: &'a [Option<V>],
-    /// What stands for a required input that is absent: validation refuses such a call.
+    /// Returned for a required input that is absent; validation rejects such a call.
     pub absent: V,
 }
 
@@ -97,7 +97,7 @@ impl<V: Copy> Reader for List<'_, V> {
     }
 }
 
-/// Declares an operator's inputs: a struct with a field for each, in order, with its shape and its meaning.
+/// Declares an operator's inputs as a struct: one field per input, in order, with its shape and description.
 ///
 /// A field is `T`, `Weight` (of type T as well) or `F32`; `[optional]` ones come last.
 macro_rules! inputs {
@@ -110,7 +110,7 @@ macro_rules! inputs {
             pub $field: $crate::inputs::field_type!(R $kind $($optional)?),)+
         }
 
-        // Not derived: that would ask for a reader that can be copied.
+        // Not derived: `derive` would require `R: Clone`.
         impl<R: $crate::inputs::Reader> Clone for $name<R> {
             fn clone(&self) -> Self {
                 *self

@@ -1,7 +1,9 @@
-//! What the `ai.moh` operators are: attributes, inputs, shapes, a body in standard ONNX operators, and an f64 reference.
+//! The `ai.moh` operators: attributes, inputs, shape inference, a body in standard ONNX operators, and an f64
+//! reference.
 //!
-//! An operator is one folder and one line here. Backends (`moh-cpu`, `moh-cuda`) compute operators; runtimes (`moh-ops` for
-//! onnxruntime, `moh-tract`), the exporter and the tools iterate [`OPERATORS`] and know none by name.
+//! An operator is one folder and one line here. Backends (`moh-cpu`, `moh-cuda`) implement operators. Runtime plugins
+//! (`moh-ops` for onnxruntime, `moh-tract`), the exporter and the tools iterate [`OPERATORS`]; no operator is named in
+//! their code.
 
 mod attributes;
 mod error;
@@ -27,10 +29,10 @@ pub const DOMAIN: &str = "ai.moh";
 /// The version of [`DOMAIN`] that this library implements.
 pub const VERSION: i64 = 1;
 
-/// Prefix of the names under which a model shows its gates: `gates.<module path>`.
+/// Prefix of the model outputs that hold gates: `gates.<module path>`.
 pub const GATES: &str = "gates.";
 
-/// Declares the operators: a module and a type each.
+/// Declares a module and a type for each operator.
 macro_rules! operators {
     ($($module:ident::$operator:ident),+ $(,)?) => {
         $(pub mod $module;)+
@@ -50,7 +52,7 @@ operators! {
     top_k_router::TopKRouter,
 }
 
-/// The operator of that name.
+/// Looks up an operator by name.
 pub fn operator(name: &str) -> Option<&'static Operator> {
     OPERATORS.iter().copied().find(|operator| operator.name == name)
 }

@@ -1,5 +1,5 @@
-//! What an operator is: [`Definition`], which each operator implements, and [`Operator`], the same for code that works with
-//! any operator.
+//! The definition of an operator: the trait [`Definition`], which each operator implements, and [`Operator`], its
+//! type-erased form.
 
 mod attributes;
 mod body;
@@ -15,25 +15,25 @@ use crate::inputs::{ElementType, List, Operand, Reader};
 use crate::shape::{Dims, OutputDim, PartialShape, check_length};
 use crate::tensor::{DType, Data, Tensor};
 
-/// What an operator does in a model: a profile adds up the operators of a part.
+/// The part of a model that an operator belongs to; a profile adds up times by part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
-    /// Scores, softmax and values.
+    /// Scaled dot-product attention: scores, softmax, weighted values.
     Attention,
     /// Linear layers between tokens and heads.
     Projections,
-    /// Selection of heads and computation of their gates.
+    /// Selects heads and computes their gates.
     Router,
     /// Feed-forward layers.
     Mlp,
 }
 
-/// A call that the tests of every backend make, with random numbers.
+/// An example call, which the tests of every backend run with random numbers.
 #[derive(Debug, Clone)]
 pub struct Example<A> {
     /// The attributes.
     pub attributes: A,
-    /// The inputs' shapes, in their order; the optional ones at the end may be left out.
+    /// Shapes of the inputs, in order. Optional ones at the end may be omitted.
     pub shapes: Vec<Vec<usize>>,
 }
 
@@ -44,67 +44,69 @@ impl<A> Example<A> {
     }
 }
 
-/// One operator of [`DOMAIN`](crate::DOMAIN): everything that is true of it whatever computes it.
+/// One operator of [`DOMAIN`](crate::DOMAIN), independent of any backend.
 pub trait Definition: Sized + 'static {
     /// ONNX operator name.
     const NAME: &'static str;
-    /// Meaning, for people (Markdown).
+    /// Description (Markdown). It is part of `docs/operators.md` and of exported models.
     const DOC: &'static str;
     /// Inputs; optional ones last.
     const INPUTS: &'static [Operand];
     /// The output.
     const OUTPUT: Operand;
-    /// What it does in a model.
+    /// The part of a model that it belongs to.
     const PART: Part;
 
     /// Its attributes.
     type Attributes: AttributeSet;
-    /// Its inputs, each as `R` has it.
+    /// Its inputs, each represented as the reader `R` defines.
     type Inputs<R: Reader>;
-    /// A validated call: sizes and attributes, as kernels need them.
+    /// Sizes and attributes of a validated call, as kernels need them.
     type Problem;
 
-    /// The inputs of a call.
+    /// Reads the inputs of a call.
     ///
     /// # Errors
-    /// The reader's.
+    /// Errors of the reader.
     fn inputs<R: Reader>(reader: &R) -> Result<Self::Inputs<R>, R::Error>;
 
-    /// The same inputs in their order.
+    /// The inputs in schema order.
     fn list<V: Copy>(inputs: &Self::Inputs<List<'_, V>>) -> Vec<Option<V>>;
 
-    /// Checks what must hold between attributes.
+    /// Checks constraints between attributes.
     ///
     /// # Errors
-    /// [`Error::Attribute`] naming the one that does not fit.
+    /// [`Error::Attribute`] naming the attribute that is out of range.
     fn check(_: &Self::Attributes) -> Result<(), Error> {
         Ok(())
     }
 
-    /// Validates shapes as far as they are known; gives the output's. The only place where shapes are judged.
+    /// Validates the input shapes as far as they are known and returns the output's. Shapes are checked nowhere else.
     ///
     /// # Errors
-    /// [`Error::Shape`] naming the input, what was expected and what was found.
+    /// [`Error::Shape`] naming the input, the expected and the found shape.
     fn infer(
         attributes: &Self::Attributes,
         shapes: &Self::Inputs<List<'_, PartialShape<'_>>>,
     ) -> Result<Vec<OutputDim>, Error>;
 
-    /// Reads a call from checked attributes and from shapes that [`Definition::infer`] accepted.
+    /// The sizes of a call whose attributes are checked and whose shapes [`Definition::infer`] accepted.
     ///
     /// # Errors
-    /// Those of [`Definition::check`].
+    /// As [`Definition::check`].
     fn problem(
         attributes: &Self::Attributes,
         shapes: &Self::Inputs<List<'_, &[usize]>>,
     ) -> Result<Self::Problem, Error>;
 
-    /// Which body a node needs: it can ask neither for the rank of an input nor whether it is there.
+    /// The body variant that a node needs. A body cannot test an input's rank or whether an input is present.
     fn variant(attributes: &Self::Attributes, shapes: &Self::Inputs<List<'_, PartialShape<'_>>>) -> Variant;
 
-    /// The shape of zeros that change nothing in the place of optional input `input`; `None` where they cannot be told.
+    /// The shape of a zero tensor that is equivalent to leaving out optional input `input`; `None` if it does not
+    /// follow from the shapes.
     ///
-    /// For models in which some nodes have the input and some do not: their common body takes it.
+    /// Needed if only some nodes of a model have the input: their common body requires it, and the others are given
+    /// zeros.
     fn zeros(
         attributes: &Self::Attributes,
         shapes: &Self::Inputs<List<'_, PartialShape<'_>>>,
@@ -114,14 +116,14 @@ pub trait Definition: Sized + 'static {
     /// The operator in standard ONNX operators.
     fn body(variant: Variant) -> Body;
 
-    /// The output in f64, word by word from the operator's documentation.
+    /// The output in f64, following the operator's documentation step by step.
     fn reference(problem: &Self::Problem, inputs: &Self::Inputs<List<'_, Tensor<'_>>>) -> Vec<f64>;
 
-    /// Small calls that between them use every attribute and layout, one of them with all inputs. Tests make them in every backend and
-    /// runtime because the operator is registered.
+    /// Small calls that together cover every attribute and layout; one of them has all inputs. Every backend and
+    /// runtime plugin is tested on the examples of every registered operator.
     fn examples() -> Vec<Example<Self::Attributes>>;
 
-    /// The operator for code that works with any.
+    /// The type-erased operator.
     const OPERATOR: &'static Operator = &Operator {
         name: Self::NAME,
         doc: Self::DOC,
@@ -159,15 +161,15 @@ pub trait Definition: Sized + 'static {
     };
 }
 
-/// Shapes as a [`Reader`].
+/// A [`Reader`] of partially known shapes.
 fn partial<'a>(inputs: &'a [Option<PartialShape<'a>>]) -> List<'a, PartialShape<'a>> {
     List { inputs, absent: &[] }
 }
 
-/// The problem of a call whose shapes were validated.
+/// The sizes of a call whose shapes were validated.
 ///
 /// # Errors
-/// [`Error::Operator`] where the attributes are another operator's.
+/// [`Error::Operator`] if the attributes belong to another operator.
 pub fn problem_of<'a, D: Definition>(
     attributes: &Attributes,
     shapes: impl Iterator<Item = Option<&'a [usize]>>,
@@ -183,11 +185,11 @@ type Shapes<'a> = [Option<PartialShape<'a>>];
 /// A call's inputs.
 type Tensors<'a> = [Option<Tensor<'a>>];
 
-/// An operator that is known only at run time. Made from a [`Definition`].
+/// An operator chosen at run time, made from a [`Definition`].
 pub struct Operator {
     /// ONNX operator name.
     pub name: &'static str,
-    /// Meaning, for people (Markdown).
+    /// Description (Markdown).
     pub doc: &'static str,
     /// Inputs; optional ones last.
     pub inputs: &'static [Operand],
@@ -195,7 +197,7 @@ pub struct Operator {
     pub output: Operand,
     /// Attributes.
     pub attributes: &'static [AttributeDef],
-    /// What it does in a model.
+    /// The part of a model that it belongs to.
     pub part: Part,
     read: fn(&mut Source<'_>) -> Result<Attributes, Error>,
     infer: fn(&Attributes, &Shapes<'_>) -> Result<Vec<OutputDim>, Error>,
@@ -221,12 +223,12 @@ impl PartialEq for Operator {
 impl Eq for Operator {}
 
 impl Operator {
-    /// The number of inputs that every node has.
+    /// The number of required inputs.
     pub fn required_inputs(&self) -> usize {
         self.inputs.iter().filter(|input| !input.optional).count()
     }
 
-    /// The output's element type, where T is `t`.
+    /// The output's element type if the type parameter T is `t`.
     pub fn output_dtype(&self, t: DType) -> DType {
         match self.output.ty {
             ElementType::T => t,
@@ -238,16 +240,16 @@ impl Operator {
         (self.read)(source)
     }
 
-    /// Validates shapes as far as they are known (`None`: the dimension is not); gives the output's.
+    /// Validates shapes as far as they are known (`None`: unknown dimension) and returns the output's.
     ///
     /// # Errors
-    /// [`Error`] naming the input, what was expected and what was found.
+    /// [`Error`] naming the input, the expected and the found shape.
     pub fn infer(&self, attributes: &Attributes, shapes: &[Option<PartialShape<'_>>]) -> Result<Vec<OutputDim>, Error> {
         validate::check_count(self, shapes)?;
         (self.infer)(attributes, shapes)
     }
 
-    /// Validates fully known shapes and gives the output's.
+    /// Validates fully known shapes and returns the output's.
     ///
     /// # Errors
     /// As [`Operator::infer`].
@@ -255,7 +257,7 @@ impl Operator {
         validate::output_shape(self, attributes, shapes)
     }
 
-    /// Validates a call: number, shapes and element types of its inputs; gives T and the output's shape.
+    /// Validates the number, shapes and element types of a call's inputs; returns T and the output's shape.
     ///
     /// # Errors
     /// As [`Operator::infer`].
@@ -267,10 +269,10 @@ impl Operator {
         validate::validate(self, attributes, inputs)
     }
 
-    /// Which body a node needs.
+    /// The body variant that a node needs: see [`Definition::variant`].
     ///
     /// # Errors
-    /// [`Error::Operator`] where the attributes are another operator's.
+    /// [`Error::Operator`] if the attributes belong to another operator.
     pub fn variant(&self, attributes: &Attributes, shapes: &[Option<PartialShape<'_>>]) -> Result<Variant, Error> {
         (self.variant)(attributes, shapes)
     }
@@ -293,7 +295,7 @@ impl Operator {
     /// The output in f64.
     ///
     /// # Errors
-    /// As [`Operator::validate`]; a tensor with fewer elements than its shape says.
+    /// As [`Operator::validate`]; also if a tensor has fewer elements than its shape.
     pub fn reference(&self, attributes: &Attributes, inputs: &[Option<Tensor<'_>>]) -> Result<Vec<f64>, Error> {
         let described: Vec<_> = inputs.iter().map(|t| t.map(|t| (t.shape, t.data.dtype()))).collect();
         self.validate(attributes, &described)?;
@@ -307,7 +309,7 @@ impl Operator {
     /// Small calls for tests: see [`Definition::examples`].
     ///
     /// # Errors
-    /// [`Error::Attribute`] where the operator refuses its own example.
+    /// [`Error::Attribute`] if the attributes of an example are invalid.
     pub fn examples(&self) -> Result<Vec<Example<Attributes>>, Error> {
         (self.examples)()
     }

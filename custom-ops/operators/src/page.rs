@@ -1,9 +1,9 @@
-//! The operators' reference page.
+//! Generates the operators' reference page.
 
 use crate::inputs::ElementType;
 use crate::{DOMAIN, DType, OPERATORS, VERSION};
 
-/// The reference page of all operators, in Markdown: `docs/operators.md` holds this text.
+/// The reference page of all operators in Markdown, the content of `docs/operators.md`.
 pub fn markdown() -> String {
     let mut page = format!(
         "# Operators of `{DOMAIN}`, version {VERSION}\n\nGenerated from `custom-ops/operators/src`. \

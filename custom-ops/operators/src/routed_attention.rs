@@ -1,4 +1,4 @@
-//! RoutedAttention: multi-head attention in which every token uses only the heads whose gate is not zero.
+//! RoutedAttention: multi-head attention in which each query token uses only the heads whose gate is not 0.
 
 mod body;
 mod reference;
@@ -21,9 +21,9 @@ attributes! {
     pub struct Attributes {
         /// Query heads.
         num_heads: usize,
-        /// Key and value heads; divides num_heads.
+        /// Key/value heads; divides num_heads.
         kv_num_heads: usize,
-        /// Factor of the scores: the number itself, usually 1/sqrt(head_dim).
+        /// Factor applied to the scores, usually 1/sqrt(head_dim). 0 means 0, not a default.
         scale: f32,
         /// 1: query i sees keys j <= i + (kv_len - q_len). 0: all keys.
         is_causal: bool,
@@ -35,26 +35,26 @@ inputs! {
     pub struct Inputs {
         query: T, "(batch, q_len, num_heads * head_dim)", "Queries.";
         key: T, "(batch, kv_len, kv_num_heads * head_dim) or (batch, kv_num_heads, kv_len, head_dim)",
-            "Keys. Rank 4 is the layout of a KV cache, read in place; key and value have the same rank.";
+            "Keys. Rank 4 is the layout of a KV cache, which is read in place. Key and value have the same rank.";
         value: T, "(batch, kv_len, kv_num_heads * value_dim) or (batch, kv_num_heads, kv_len, value_dim)", "Values.";
         head_gates: F32, "(batch, q_len, num_heads)", "Any finite number; 0 switches the head off.";
         attn_bias: T [optional], "broadcastable to (batch, num_heads, q_len, kv_len)",
-            "Added to the scaled scores; -inf masks.";
+            "Added to the scaled scores; -inf masks a key.";
     }
 }
 
-/// A validated call.
+/// Sizes and attributes of a validated call.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Problem {
-    /// Sequences.
+    /// Batch size.
     pub batch: usize,
-    /// Query tokens of a sequence.
+    /// Query tokens per sequence.
     pub q_len: usize,
-    /// Key tokens of a sequence.
+    /// Key tokens per sequence.
     pub kv_len: usize,
     /// Query heads.
     pub num_heads: usize,
-    /// Key and value heads.
+    /// Key/value heads.
     pub kv_num_heads: usize,
     /// Width of a query or key head.
     pub head_dim: usize,
@@ -62,21 +62,21 @@ pub struct Problem {
     pub value_dim: usize,
     /// Whether keys and values are (batch, kv_num_heads, kv_len, dim), as in a KV cache.
     pub cache_layout: bool,
-    /// Factor of the scores.
+    /// Factor applied to the scores.
     pub scale: f32,
     /// Whether query i sees only keys j <= i + (kv_len - q_len).
     pub is_causal: bool,
-    /// Strides of the bias in elements over (batch, head, query, key), 0 where it broadcasts; `None` without a bias.
+    /// Strides of the bias in elements over (batch, head, query, key), 0 along broadcast axes; `None` without a bias.
     pub bias_strides: Option<[usize; 4]>,
 }
 
 impl Problem {
-    /// Query heads that read one key/value head.
+    /// Query heads per key/value head.
     pub fn group_size(&self) -> usize {
         self.num_heads / self.kv_num_heads
     }
 
-    /// The number of keys that query `i` may see: the first ones.
+    /// How many keys query `i` may see; they are the first ones.
     pub fn visible_keys(&self, i: usize) -> usize {
         match self.is_causal {
             true => (i + 1 + self.kv_len).saturating_sub(self.q_len).min(self.kv_len),
@@ -84,7 +84,7 @@ impl Problem {
         }
     }
 
-    /// Offset of the first element of key or value row (batch, KV head, token), whose heads are `dim` wide.
+    /// Offset in elements of the key or value row (batch, KV head, token). `dim` is the width of a head.
     pub fn kv_offset(&self, batch: usize, kv_head: usize, token: usize, dim: usize) -> usize {
         match self.cache_layout {
             true => ((batch * self.kv_num_heads + kv_head) * self.kv_len + token) * dim,
@@ -92,7 +92,7 @@ impl Problem {
         }
     }
 
-    /// Stride in elements from a key or value row to the next token's.
+    /// Stride in elements between the key or value rows of consecutive tokens.
     pub fn kv_stride(&self, dim: usize) -> usize {
         if self.cache_layout { dim } else { self.kv_num_heads * dim }
     }
@@ -100,17 +100,18 @@ impl Problem {
 
 impl Definition for RoutedAttention {
     const NAME: &'static str = "RoutedAttention";
-    const DOC: &'static str = "Scaled dot-product attention whose heads are gated per query token: per head, \
-          `gate * softmax(scale * q.k + bias) v`. Query head `h` reads key/value head `h / (num_heads / kv_num_heads)`. \
-          A gate of exactly 0 means that the token does not use the head: it is not computed, and its block of the output \
-          is exactly 0 whatever the inputs hold. A row whose keys are all masked gives 0. Scores and sums are accumulated in float32.";
+    const DOC: &'static str = "Scaled dot-product attention with heads gated per query token: per head, `gate * \
+          softmax(scale * q.k + bias) v`. Query head `h` reads key/value head `h / (num_heads / kv_num_heads)`. A \
+          gate of exactly 0 switches the head off for the token: it is not computed, and its block of the output is \
+          exactly 0, even if inputs are NaN or infinite. If all keys of a row are masked, the row's output is 0. \
+          Scores and sums are accumulated in float32.";
     const INPUTS: &'static [Operand] = Inputs::<List<'_, ()>>::OPERANDS;
     const OUTPUT: Operand = Operand {
         name: "output",
         ty: ElementType::T,
         optional: false,
         shape: "(batch, q_len, num_heads * value_dim)",
-        doc: "The heads' outputs, side by side.",
+        doc: "The heads' outputs, concatenated.",
     };
     const PART: Part = Part::Attention;
 
@@ -177,7 +178,7 @@ impl Definition for RoutedAttention {
             if !fits {
                 let (batch, kv_len, dim) = known;
                 let expected = format!(
-                    "({0}, {1}, {2} * {3}) or ({0}, {2}, {1}, {3}), key and value alike",
+                    "({0}, {1}, {2} * {3}) or ({0}, {2}, {1}, {3}), the same layout for key and value",
                     batch.show("batch"),
                     kv_len.show("kv_len"),
                     kv_num_heads,
@@ -204,7 +205,7 @@ impl Definition for RoutedAttention {
                     (found, full) => found == full,
                 });
             if !fits {
-                return Err(bad_shape("attn_bias", format!("one that broadcasts to {}", show(&full)), bias));
+                return Err(bad_shape("attn_bias", format!("a shape that broadcasts to {}", show(&full)), bias));
             }
         }
 

@@ -1,4 +1,4 @@
-//! RoutedCombine: the linear layer that combines the heads' outputs, for the heads that are on.
+//! RoutedCombine: the linear layer that combines the heads' outputs, applied to the heads that are on.
 
 mod body;
 mod reference;
@@ -20,18 +20,19 @@ pub struct RoutedCombine;
 inputs! {
     /// RoutedCombine's inputs.
     pub struct Inputs {
-        x: T, "(batch, q_len, num_heads * value_dim)", "The heads' blocks, side by side.";
+        x: T, "(batch, q_len, num_heads * value_dim)", "The heads' blocks, concatenated.";
         weight: Weight, "(width, num_heads * value_dim), or (num_heads, value_dim, width) in layout 1",
             "The heads' matrices.";
         head_gates: F32, "(batch, q_len, num_heads)", "Any finite number; 0 switches the head off.";
-        bias: T [optional], "(width)", "Added once.";
+        bias: T [optional], "(width)", "Added once per token.";
     }
 }
 
 impl Definition for RoutedCombine {
     const NAME: &'static str = "RoutedCombine";
-    const DOC: &'static str = "The sum of `x_h W_h^T` over the heads that are on, plus the bias once. The block of x of a head whose gate is 0 is not \
-          read: it counts as 0, whatever it holds. The gates are only a mask here.";
+    const DOC: &'static str = "The sum of `x_h W_h^T` over the heads that are on, plus the bias once. The block of \
+          x that belongs to a head whose gate is 0 is not read and counts as 0, even if it is NaN or infinite. The \
+          gates only select heads; they do not scale the output.";
     const INPUTS: &'static [Operand] = Inputs::<List<'_, ()>>::OPERANDS;
     const OUTPUT: Operand = Operand {
         name: "output",
@@ -90,10 +91,10 @@ impl Definition for RoutedCombine {
 }
 
 impl RoutedCombine {
-    /// The problem of no tokens that a weight of this shape belongs to.
+    /// The sizes that a weight of this shape implies, with 0 tokens.
     ///
     /// # Errors
-    /// [`Error::Shape`] where the weight does not fit the attributes.
+    /// [`Error::Shape`] if the weight does not fit the attributes.
     pub fn of_weight(attributes: &Attributes, weight: &[usize]) -> Result<Problem, Error> {
         head_linear::of_weight(Self::NAME, Direction::Combination, attributes, weight)
     }

@@ -18,23 +18,23 @@ pub use reference::erf;
 pub struct RoutedMlp;
 
 choices! {
-    /// What happens between an expert's two matrices.
+    /// The activation function between an expert's two matrices.
     pub enum Activation {
         /// max(x, 0).
         Relu,
-        /// x Phi(x), Phi the normal distribution function.
+        /// x * Phi(x); Phi is the normal distribution function.
         Gelu,
         /// 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
         GeluTanh,
-        /// x sigmoid(x).
+        /// x * sigmoid(x).
         Silu,
-        /// silu(gate) * other: the first matrix has both halves' columns.
+        /// silu(gate) * other. The first matrix has the columns of both halves.
         SwiGlu,
     }
 }
 
 impl Activation {
-    /// Columns of the first matrix for each row of the second.
+    /// Columns of the first matrix per row of the second: 2 for SwiGLU, else 1.
     pub fn columns(self) -> usize {
         if self == Activation::SwiGlu { 2 } else { 1 }
     }
@@ -56,15 +56,15 @@ inputs! {
     pub struct Inputs {
         x: T, "(batch, q_len, width)", "The tokens.";
         fc1_weight: Weight, "(num_experts, width, hidden), or (num_experts, width, 2 * hidden) for SwiGLU",
-            "First matrices, as x W; for SwiGLU the gate's columns and then the others.";
+            "First matrices, applied as x W; for SwiGLU the gate's columns come first.";
         fc2_weight: Weight, "(num_experts, hidden, out_width)", "Second matrices.";
-        expert_gates: F32, "(batch, q_len, num_experts)", "Factors; 0 switches the expert off.";
-        fc1_bias: T [optional], "(num_experts, columns of fc1_weight)", "Comes with fc2_bias or not at all.";
-        fc2_bias: T [optional], "(num_experts, out_width)", "Comes with fc1_bias or not at all.";
+        expert_gates: F32, "(batch, q_len, num_experts)", "Any finite number; 0 switches the expert off.";
+        fc1_bias: T [optional], "(num_experts, columns of fc1_weight)", "Requires fc2_bias.";
+        fc2_bias: T [optional], "(num_experts, out_width)", "Requires fc1_bias.";
     }
 }
 
-/// A validated call.
+/// Sizes of a validated call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Problem {
     /// Tokens of all sequences.
@@ -73,18 +73,19 @@ pub struct Problem {
     pub num_experts: usize,
     /// Width of x.
     pub width: usize,
-    /// Rows of the second matrix.
+    /// Width of the hidden layer: rows of the second matrix.
     pub hidden: usize,
     /// Width of the output.
     pub out_width: usize,
-    /// What happens between the matrices.
+    /// The activation function between the matrices.
     pub activation: Activation,
 }
 
 impl Definition for RoutedMlp {
     const NAME: &'static str = "RoutedMLP";
-    const DOC: &'static str = "The sum of `gate * (act(x W1 + b1) W2 + b2)` over the experts whose gate is not 0; the others are not computed and add \
-          exactly 0, whatever the inputs hold. A token without experts gives 0.";
+    const DOC: &'static str = "The sum of `gate * (act(x W1 + b1) W2 + b2)` over the experts whose gate is not 0. \
+          The others are not computed and add exactly 0, even if inputs are NaN or infinite. The output of a token \
+          without experts is 0.";
     const INPUTS: &'static [Operand] = Inputs::<List<'_, ()>>::OPERANDS;
     const OUTPUT: Operand = Operand {
         name: "output",
@@ -199,10 +200,11 @@ impl Definition for RoutedMlp {
 }
 
 impl RoutedMlp {
-    /// The problem of no tokens that a matrix of this shape, input 1 or 2, belongs to. What it does not say is 1.
+    /// The sizes that a matrix of this shape implies, as input 1 or 2, with 0 tokens. Sizes that it does not determine
+    /// are 1.
     ///
     /// # Errors
-    /// [`Error::Shape`] where the matrix does not fit the attributes.
+    /// [`Error::Shape`] if the matrix does not fit the attributes.
     pub fn of_weight(attributes: &Attributes, input: usize, weight: &[usize]) -> Result<Problem, Error> {
         let Attributes { num_experts: experts, activation } = *attributes;
         let columns = activation.columns();

@@ -1,4 +1,4 @@
-//! RoutedProjection: the linear layer that makes the heads' queries, for the heads that are on.
+//! RoutedProjection: the linear layer that makes the heads' queries, computed for the heads that are on.
 
 mod body;
 mod reference;
@@ -24,21 +24,22 @@ inputs! {
         weight: Weight, "(num_heads * head_dim, width), or (num_heads, width, head_dim) in layout 1",
             "The heads' matrices.";
         head_gates: F32, "(batch, q_len, num_heads)", "Any finite number; 0 switches the head off.";
-        bias: T [optional], "(num_heads * head_dim)", "Added where the head is on.";
+        bias: T [optional], "(num_heads * head_dim)", "Added to the heads that are on.";
     }
 }
 
 impl Definition for RoutedProjection {
     const NAME: &'static str = "RoutedProjection";
-    const DOC: &'static str = "`x W^T + bias` in the blocks of the heads that are on; the block of a head whose gate is 0 is not computed and is \
-          exactly 0, whatever the inputs hold. The gates are only a mask here.";
+    const DOC: &'static str = "`x W^T + bias` in the blocks of the heads that are on. The block of a head whose \
+          gate is 0 is not computed and is exactly 0, even if inputs are NaN or infinite. The gates only select \
+          heads; they do not scale the output.";
     const INPUTS: &'static [Operand] = Inputs::<List<'_, ()>>::OPERANDS;
     const OUTPUT: Operand = Operand {
         name: "output",
         ty: ElementType::T,
         optional: false,
         shape: "(batch, q_len, num_heads * head_dim)",
-        doc: "The heads' blocks, side by side.",
+        doc: "The heads' blocks, concatenated.",
     };
     const PART: Part = Part::Projections;
 
@@ -91,10 +92,10 @@ impl Definition for RoutedProjection {
 }
 
 impl RoutedProjection {
-    /// The problem of no tokens that a weight of this shape belongs to.
+    /// The sizes that a weight of this shape implies, with 0 tokens.
     ///
     /// # Errors
-    /// [`Error::Shape`] where the weight does not fit the attributes.
+    /// [`Error::Shape`] if the weight does not fit the attributes.
     pub fn of_weight(attributes: &Attributes, weight: &[usize]) -> Result<Problem, Error> {
         head_linear::of_weight(Self::NAME, Direction::Projection, attributes, weight)
     }

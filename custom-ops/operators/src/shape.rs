@@ -1,45 +1,45 @@
-//! Shapes, known in part or whole, and what validation has in common for all operators.
+//! Shapes, fully or partly known, and validation helpers shared by all operators.
 
 use crate::error::Error;
 
 /// A concrete shape.
 pub type Dims = Vec<usize>;
 
-/// A shape of which some dimensions may not be known: `None`.
+/// A shape with unknown dimensions as `None`.
 pub type PartialShape<'a> = &'a [Option<usize>];
 
-/// A dimension of the output, as far as it follows from what is known of the inputs.
+/// A dimension of the output, as far as the known input shapes determine it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OutputDim {
     /// Equal to dimension `axis` of input `input`, which may be symbolic.
     SameAs {
-        /// Position of the input.
+        /// Index of the input.
         input: usize,
         /// Its axis.
         axis: usize,
     },
-    /// This number.
+    /// A known size.
     Size(usize),
     /// Not known yet.
     Unknown,
 }
 
-/// The shape of `input` for messages: `?` where a dimension is unknown.
+/// A shape for error messages, with `?` for unknown dimensions.
 pub(crate) fn show(dims: &[Option<usize>]) -> String {
     let dims: Vec<String> = dims.iter().map(|d| d.map_or("?".to_owned(), |d| d.to_string())).collect();
     format!("({})", dims.join(", "))
 }
 
-/// Whether a buffer has as many elements as its shape says.
+/// Checks that a buffer has as many elements as its shape.
 ///
 /// # Errors
-/// [`Error::Length`] where it has not.
+/// [`Error::Length`] if it has not.
 pub fn check_length(operator: &'static str, tensor: &'static str, shape: &[usize], found: usize) -> Result<(), Error> {
     let expected = shape.iter().product();
     if expected == found { Ok(()) } else { Err(Error::Length { operator, tensor, expected, found }) }
 }
 
-/// A dimension on which several inputs must agree: the first one known wins.
+/// A dimension on which several inputs must agree. The first known size is kept; later ones are compared with it.
 #[derive(Default, Clone, Copy)]
 pub(crate) struct Agreed(pub(crate) Option<usize>);
 
@@ -60,7 +60,7 @@ impl Agreed {
     }
 }
 
-/// Splits a width into heads.
+/// Divides a width by the number of heads; `None` unless it is a positive multiple of it.
 pub(crate) fn per_head(width: Option<usize>, heads: usize) -> Option<Option<usize>> {
     match width {
         Some(width) if !width.is_multiple_of(heads) || width == 0 => None,

@@ -1,4 +1,4 @@
-//! Borrowed tensors, as the hosts hand them over: contiguous, row-major.
+//! Borrowed tensors: contiguous and row-major, as the hosts provide them.
 
 use half::{bf16, f16};
 
@@ -9,12 +9,12 @@ pub enum DType {
     F32,
     /// IEEE binary16.
     F16,
-    /// The upper half of a binary32.
+    /// bfloat16: the upper half of a binary32.
     BF16,
 }
 
 impl DType {
-    /// Every type that T may be.
+    /// Every type that T can be.
     pub const ALL: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 }
 
@@ -28,17 +28,17 @@ impl std::fmt::Display for DType {
     }
 }
 
-/// A Rust type that tensors hold; kernels are generic over it and compute in f32.
+/// A Rust element type. Kernels are generic over it and compute in f32.
 pub trait Element: Copy + Send + Sync + 'static {
-    /// The type's tag.
+    /// The corresponding [`DType`].
     const DTYPE: DType;
     /// The value as f32, exactly.
     fn to_f32(self) -> f32;
     /// The nearest representable value.
     fn from_f32(x: f32) -> Self;
-    /// The elements, if they are of this type.
+    /// The elements, if `data` has this type.
     fn slice(data: Data<'_>) -> Option<&[Self]>;
-    /// The elements, if they are of this type.
+    /// The elements, if `data` has this type.
     fn slice_mut(data: DataMut<'_>) -> Option<&mut [Self]>;
 }
 
@@ -102,7 +102,7 @@ impl Element for bf16 {
     }
 }
 
-/// Elements of a tensor that is read.
+/// Elements of an input tensor.
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)]
 pub enum Data<'a> {
@@ -135,7 +135,7 @@ impl Data<'_> {
         self.len() == 0
     }
 
-    /// Element `i` as f64, for the reference. Panics beyond the end.
+    /// Element `i` as f64, for the reference. Panics if out of bounds.
     pub fn at(&self, i: usize) -> f64 {
         f64::from(match self {
             Data::F32(x) => x[i],
@@ -145,7 +145,7 @@ impl Data<'_> {
     }
 }
 
-/// A tensor that is read.
+/// An input tensor.
 #[derive(Debug, Clone, Copy)]
 pub struct Tensor<'a> {
     /// Dimensions, outermost first.
@@ -154,7 +154,7 @@ pub struct Tensor<'a> {
     pub data: Data<'a>,
 }
 
-/// Elements of the output; uninitialised as far as the kernel is concerned: it writes every one.
+/// Elements of the output. Kernels treat them as uninitialised and write every one.
 #[derive(Debug)]
 #[allow(missing_docs)]
 pub enum DataMut<'a> {

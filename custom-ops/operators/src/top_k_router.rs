@@ -1,4 +1,4 @@
-//! TopKRouter: which heads (or experts) every token uses, and how much.
+//! TopKRouter: selects the heads (or experts) that each token uses and computes their gates.
 
 mod body;
 mod reference;
@@ -17,15 +17,15 @@ use std::ops::Range;
 pub struct TopKRouter;
 
 choices! {
-    /// What gates are made of.
+    /// How gates are computed from scores.
     pub enum Kind {
-        /// MoH's two stages.
+        /// MoH's two-stage routing.
         TwoStage,
-        /// The softmax over all heads.
+        /// Softmax over all heads.
         Probabilities,
-        /// The softmax over the selected heads.
+        /// Softmax over the selected heads.
         Renormalized,
-        /// 1, for the heads with the largest query norms.
+        /// 1 for the heads with the largest query norms.
         QueryNorms,
     }
 }
@@ -33,13 +33,13 @@ choices! {
 attributes! {
     /// TopKRouter's attributes.
     pub struct Attributes {
-        /// 0: MoH's two stages. 1: softmax over all. 2: softmax over the selected. 3: norms of queries.
+        /// 0: MoH's two-stage routing. 1: softmax over all heads. 2: softmax over the selected heads. 3: query norms.
         kind: Kind,
-        /// Heads, or experts.
+        /// Heads or experts.
         num_heads: usize,
-        /// Routed heads that a token uses; 0 only in kinds 0 and 3, beside shared heads.
+        /// Routed heads per token; 0 only in kinds 0 and 3 with shared heads.
         top_k: i64,
-        /// Heads that every token uses, ascending; kinds 0 and 3 alone have any.
+        /// Heads that every token uses, ascending; must be empty in kinds 1 and 2.
         shared_heads: Vec<i64>,
     }
 }
@@ -48,20 +48,20 @@ inputs! {
     /// TopKRouter's input.
     pub struct Inputs {
         scores: T, "(batch, q_len, width)",
-            "Scores, of the width that kind and head counts ask for; in kind 3 queries, (batch, q_len, num_heads * head_dim).";
+            "Scores; the width depends on kind and head counts. Kind 3: queries, (batch, q_len, num_heads * head_dim).";
     }
 }
 
-/// The attributes, checked.
+/// Checked attributes, with the heads split into shared and routed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Heads {
-    /// What gates are made of.
+    /// How gates are computed from scores.
     pub kind: Kind,
     /// Heads that every token uses, ascending.
     pub shared: Vec<usize>,
-    /// The others, ascending.
+    /// The other heads, ascending.
     pub routed: Vec<usize>,
-    /// How many of the others a token uses.
+    /// Routed heads per token.
     pub top_k: usize,
 }
 
@@ -69,7 +69,7 @@ impl Heads {
     /// Checks the attributes.
     ///
     /// # Errors
-    /// [`Error::Attribute`] naming the one that does not fit.
+    /// [`Error::Attribute`] naming the attribute that is out of range.
     pub fn read(attributes: &Attributes) -> Result<Heads, Error> {
         let Attributes { kind, num_heads, top_k: found, shared_heads: ref list } = *attributes;
         let bad = |attribute, expected: String, found: String| Error::Attribute {
@@ -88,24 +88,24 @@ impl Heads {
         }
         let mut is_shared = shared.iter().copied().peekable();
         let routed: Vec<usize> = (0..num_heads).filter(|head| is_shared.next_if_eq(head).is_none()).collect();
-        // Without scores every head would have to be shared; kind 3 always has queries.
+        // top_k = 0 requires shared heads; in kind 0 it requires that all heads are shared.
         let least = usize::from(shared.is_empty() || (kind == Kind::TwoStage && !routed.is_empty()));
         let top_k = usize::try_from(found).ok().filter(|k| (least..=routed.len()).contains(k));
         let top_k = top_k.ok_or_else(|| bad("top_k", format!("{least} to {}", routed.len()), found.to_string()))?;
         let heads = Heads { kind, shared, routed, top_k };
         if kind != Kind::QueryNorms && heads.columns() == 0 {
-            let expected = "heads that a token chooses from, or two of them or more".to_owned();
+            let expected = "2 or more if all heads are shared".to_owned();
             return Err(bad("num_heads", expected, num_heads.to_string()));
         }
         Ok(heads)
     }
 
-    /// All heads.
+    /// Number of heads.
     pub fn count(&self) -> usize {
         self.shared.len() + self.routed.len()
     }
 
-    /// Columns of the scores: none in [`Kind::QueryNorms`], whose scores are not an input.
+    /// Width of the scores. 0 for [`Kind::QueryNorms`], whose input is the queries.
     pub fn columns(&self) -> usize {
         self.shared_columns().end
     }
@@ -115,13 +115,13 @@ impl Heads {
         0..if self.top_k > 0 && self.kind != Kind::QueryNorms { self.routed.len() } else { 0 }
     }
 
-    /// The two columns of the balance between the shared and the routed part, or none.
+    /// The two columns that balance the shared and the routed part; empty unless both parts exist.
     pub fn balance_columns(&self) -> Range<usize> {
         let start = self.routed_columns().end;
         start..start + if start > 0 && !self.shared.is_empty() { 2 } else { 0 }
     }
 
-    /// The columns of the shared heads; a single one has none.
+    /// The columns of the shared heads; empty if there is only one, whose softmax is 1.
     pub fn shared_columns(&self) -> Range<usize> {
         let start = self.balance_columns().end;
         let scored = self.kind == Kind::TwoStage && self.shared.len() > 1;
@@ -129,19 +129,19 @@ impl Heads {
     }
 }
 
-/// A validated call.
+/// Sizes and attributes of a validated call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
     /// The attributes.
     pub heads: Heads,
     /// Tokens of all sequences.
     pub tokens: usize,
-    /// Elements of a token's scores, or queries.
+    /// Elements per token: of its scores, or of its queries in [`Kind::QueryNorms`].
     pub width: usize,
 }
 
 impl Problem {
-    /// Elements of a query; of [`Kind::QueryNorms`].
+    /// Width of one head's query; for [`Kind::QueryNorms`].
     pub fn head_dim(&self) -> usize {
         self.width / self.heads.count()
     }
@@ -149,18 +149,20 @@ impl Problem {
 
 impl Definition for TopKRouter {
     const NAME: &'static str = "TopKRouter";
-    const DOC: &'static str = "The gates of the heads (or experts) of every token: those of `shared_heads` are on for all tokens, and of the others, \
-          the routed ones, exactly the `top_k` with the largest scores, the first among equals. A score that is NaN counts as -inf. \
-          All other gates are exactly 0. With R routed and S shared heads, both in ascending order, `scores` holds, one after the \
-          other, in kind 0 (MoH, arXiv 2410.11842, equations 5 to 7): R scores of the routed heads if top_k > 0, 2 of the \
-          balance if top_k > 0 and S > 0, S of the shared heads if S > 1. Gates of the routed part are \
-          `top_k * softmax` over the selected scores, those of the shared part `S * softmax` over all of theirs; where there are \
-          both parts, the shared one is multiplied by `2 b_0` and the routed one by `2 b_1`, with b the softmax of the balance. \
-          In kinds 1 and 2 (MoA, arXiv 2210.05144), without shared heads: a score a head; the gate of a selected one is its softmax \
-          over all heads (kind 1) or over the selected ones (kind 2). In kind 3 (MoH-LLaMA): queries, head by head, whose squared norm is \
-          the score; gates are 0 and 1. Everything is computed in float32. Where a softmax \
-          is over NaN, +inf or nothing but -inf, all of its gates are NaN, and its heads count as on; a score far below the largest \
-          one (by 87 and more) may round to a gate of 0.";
+    const DOC: &'static str = "Computes the gates of the heads (or experts) for every token. The heads in \
+          `shared_heads` are on for all tokens. Of the others, the routed heads, the `top_k` with the largest \
+          scores are on; ties go to the lower index, and a NaN score counts as -inf. All other gates are exactly 0. \
+          Kind 0 (MoH, arXiv 2410.11842, equations 5 to 7): with R routed and S shared heads, both in ascending \
+          order, `scores` concatenates R scores of the routed heads if top_k > 0, 2 balance scores if top_k > 0 and \
+          S > 0, and S scores of the shared heads if S > 1. The gates of routed heads are `top_k * softmax` over \
+          the selected scores, those of shared heads `S * softmax` over the shared scores. If there are both, the \
+          shared gates are multiplied by `2 b_0` and the routed ones by `2 b_1`, where b is the softmax of the \
+          balance scores. Kinds 1 and 2 (MoA, arXiv 2210.05144): one score per head, no shared heads; the gate of a \
+          selected head is its softmax over all heads (kind 1) or over the selected heads (kind 2). Kind 3 \
+          (MoH-LLaMA): `scores` holds the queries of all heads, concatenated; a head's score is the squared norm of \
+          its query, and gates are 0 or 1. Everything is computed in float32. If the inputs of a softmax contain \
+          NaN or +inf, or are all -inf, all of its gates are NaN, and its heads count as on. A score far below the \
+          largest one (by 87 or more) may round to a gate of 0.";
     const INPUTS: &'static [Operand] = Inputs::<List<'_, ()>>::OPERANDS;
     const OUTPUT: Operand = Operand {
         name: "head_gates",

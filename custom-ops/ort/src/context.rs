@@ -1,4 +1,4 @@
-//! What the host shows of a node: when its kernel is made, when it runs, and when shapes are inferred.
+//! The host's view of a node: when its kernel is created, when it runs, and during shape inference.
 
 use crate::api::{Api, Status, call};
 use crate::element::ElementNumber;
@@ -13,10 +13,10 @@ use std::ffi::{CStr, CString, c_char, c_void};
 use std::marker::PhantomData;
 use std::ptr;
 
-/// The most dimensions that an input may have: more than any operator accepts, so that a wrong rank is the operator's error.
+/// Maximum dimensions read from an input: more than any operator accepts, so that the operator reports a wrong rank.
 pub(crate) const MAX_RANK: usize = 8;
 
-/// A node whose kernel is being made.
+/// A node whose kernel is being created.
 pub(crate) struct KernelInfo<'a> {
     api: Api,
     raw: *const OrtKernelInfo,
@@ -25,17 +25,18 @@ pub(crate) struct KernelInfo<'a> {
 
 impl KernelInfo<'_> {
     /// # Safety
-    /// `raw` is the host's and alive.
+    /// `raw` belongs to the host and is alive.
     pub(crate) unsafe fn new(api: Api, raw: *const OrtKernelInfo) -> Self {
         KernelInfo { api, raw, lifetime: PhantomData }
     }
 
-    /// An attribute's value, of the kind that the node has; `None` without it.
+    /// An attribute's value in the type that the node has; `None` if it is missing.
     pub(crate) fn attribute(&self, def: &AttributeDef) -> Option<Value> {
         let name = CString::new(def.name).ok()?;
         value(def.kind, |kind| {
             let (mut int, mut float) = (0i64, 0f32);
-            // SAFETY: the node is alive, the name is terminated, and the host writes one number to a local variable.
+            // SAFETY: the node is alive, the name is NUL-terminated, and the host writes one number to a local
+            // variable.
             unsafe {
                 match kind {
                     AttributeKind::Int => {
@@ -52,11 +53,11 @@ impl KernelInfo<'_> {
         })
     }
 
-    /// A list of integers.
+    /// Reads a list of integers.
     fn ints(&self, name: &CStr) -> Result<Vec<i64>, Status> {
         let mut len = 0;
-        // SAFETY: the node is alive, the name is terminated. Without a place the host writes the length to a local variable, then
-        // as many numbers as the vector has room for.
+        // SAFETY: the node is alive, the name is NUL-terminated. With a null pointer the host writes the length to a
+        // local variable, then as many numbers as the vector has room for.
         unsafe {
             let get = (*self.api.as_ptr()).KernelInfoGetAttributeArray_int64;
             Status::check(self.api, get(self.raw, name.as_ptr(), ptr::null_mut(), &raw mut len))?;
@@ -66,12 +67,13 @@ impl KernelInfo<'_> {
         }
     }
 
-    /// Says something in the session's log; `false` where it has none.
+    /// Writes a warning to the session's log; `false` if there is no log.
     pub(crate) fn warn(&self, message: &str) -> bool {
         let Ok(message) = CString::new(message) else { return false };
         let mut logger: *const OrtLogger = ptr::null();
         let (level, file, function) = (OrtLoggingLevel::ORT_LOGGING_LEVEL_WARNING, c"moh_ops", c"CreateKernel");
-        // SAFETY: the node is alive, the logger its session's; the strings are terminated, and copied.
+        // SAFETY: the node is alive, and so is its session's logger; the strings are NUL-terminated, and the host
+        // copies them.
         unsafe {
             call!(self.api, KernelInfo_GetLogger(self.raw, &raw mut logger)).is_ok()
                 && !logger.is_null()
@@ -94,13 +96,13 @@ impl KernelInfo<'_> {
         }
     }
 
-    /// The sizes of every input, as far as they are known: -1 for a symbol; `None` for an absent input.
-    /// No dimensions are a scalar's or an unknown rank's.
+    /// The sizes of every input as far as they are known: -1 for a symbol; `None` for an absent input. An empty list
+    /// is a scalar or a tensor of unknown rank.
     pub(crate) fn input_sizes(&self) -> Result<Vec<Option<Vec<i64>>>, Failure> {
         (0..self.input_count()?).map(|index| self.sizes_of(index)).collect()
     }
 
-    /// The number of inputs that the node has; some may be absent.
+    /// The number of the node's inputs, including absent optional ones.
     pub(crate) fn input_count(&self) -> Result<usize, Failure> {
         let mut count = 0;
         // SAFETY: the node is alive; the host writes a number to a local variable.
@@ -108,10 +110,10 @@ impl KernelInfo<'_> {
         Ok(count)
     }
 
-    /// An input that is the same at every call, or `None`. Its data live as long as the node's session is being made.
+    /// A constant input; `None` if the input is not constant. Its data live until the node's session has been created.
     pub(crate) fn constant(&self, index: usize) -> Result<Option<TensorPtr>, Failure> {
         let (mut constant, mut value) = (0, ptr::null());
-        // SAFETY: the node is alive, and its session owns what the host writes to the local variables.
+        // SAFETY: the node is alive, and its session owns the objects that the host writes to local variables.
         unsafe {
             call!(self.api, KernelInfoGetConstantInput_tensor(self.raw, index, &raw mut constant, &raw mut value))?;
             (constant != 0 && !value.is_null()).then(|| tensor(self.api, value.cast_mut())).transpose()
@@ -126,7 +128,8 @@ impl KernelInfo<'_> {
         };
         let ty = made(ty, "type of an input")?;
         let mut tensor = ptr::null();
-        // SAFETY: the type is alive until its release below, and owns what the host writes to the local variable.
+        // SAFETY: the type is alive until its release below, and owns the object that the host writes to the local
+        // variable.
         unsafe {
             let cast = call!(self.api, CastTypeInfoToTensorInfo(ty.as_ptr(), &raw mut tensor));
             let sizes = cast.map_err(Failure::from).and_then(|()| match tensor.is_null() {
@@ -146,14 +149,14 @@ pub(crate) struct ShapeContext<'a> {
     lifetime: PhantomData<&'a OrtShapeInferContext>,
 }
 
-/// A dimension as shape inference sees it: a size or -1, and a symbol's name or the empty string.
+/// A dimension in shape inference: its size, or -1 and a symbol's name (empty if unknown).
 #[derive(Clone, Copy)]
 pub(crate) struct Dimension<'a> {
     pub(crate) size: i64,
     pub(crate) name: &'a CStr,
 }
 
-/// An input as shape inference sees it. No dimensions are a scalar's or an unknown rank's.
+/// An input in shape inference. Without dimensions it is a scalar or has unknown rank.
 pub(crate) struct InferredInput<'a> {
     pub(crate) element_type: ElementNumber,
     pub(crate) dimensions: Vec<Dimension<'a>>,
@@ -161,7 +164,7 @@ pub(crate) struct InferredInput<'a> {
 
 impl ShapeContext<'_> {
     /// # Safety
-    /// `raw` is the host's and alive.
+    /// `raw` belongs to the host and is alive.
     pub(crate) unsafe fn new(api: Api, raw: *mut OrtShapeInferContext) -> Self {
         ShapeContext { api, raw, lifetime: PhantomData }
     }
@@ -170,9 +173,9 @@ impl ShapeContext<'_> {
     pub(crate) fn attribute(&self, def: &AttributeDef) -> Option<Value> {
         let name = CString::new(def.name).ok()?;
         let mut attribute: *const OrtOpAttr = ptr::null();
-        // SAFETY: the context is alive, the name is terminated; the host writes a pointer to a local variable.
+        // SAFETY: the context is alive, the name is NUL-terminated; the host writes a pointer to a local variable.
         unsafe { call!(self.api, ShapeInferContext_GetAttribute(self.raw, name.as_ptr(), &raw mut attribute)) }.ok()?;
-        // SAFETY: the attribute is the context's; the place is `size` bytes long, or null and not there.
+        // SAFETY: the context owns the attribute; the buffer has `size` bytes, or is null.
         let read = |ty, place, size| unsafe {
             let mut written = 0;
             let status = call!(self.api, ReadOpAttr(attribute, ty, place, size, &raw mut written));
@@ -190,7 +193,7 @@ impl ShapeContext<'_> {
                 Ok(Value::Float(float))
             }
             AttributeKind::Ints => {
-                // Without room the host says how much it wants; of an empty list, none.
+                // With a null buffer the host returns the required size; 0 for an empty list.
                 let (mut status, bytes) = read(OrtOpAttrType::ORT_OP_ATTR_INTS, ptr::null_mut(), 0);
                 let mut ints = vec![0i64; bytes / size_of::<i64>()];
                 if bytes > 0 {
@@ -212,7 +215,7 @@ impl ShapeContext<'_> {
 
     fn input(&self, index: usize) -> Result<InferredInput<'_>, Failure> {
         let (mut info, mut element_type) = (ptr::null_mut(), ElementNumber(0));
-        // SAFETY: the context is alive, and owns the shape that the host writes to the local variable.
+        // SAFETY: the context is alive and owns the shape that the host writes to the local variable.
         let sizes = unsafe {
             call!(self.api, ShapeInferContext_GetInputTypeShape(self.raw, index, &raw mut info))?;
             let info = made(info, "shape of an input")?.as_ptr();
@@ -220,11 +223,11 @@ impl ShapeContext<'_> {
             sizes(self.api, info)?
         };
         let mut names: Vec<*const c_char> = vec![ptr::null(); sizes.len()];
-        // SAFETY: the vector is as long as said; the names belong to the context.
+        // SAFETY: the vector has the passed length; the names belong to the context.
         unsafe { call!(self.api, GetSymbolicDimensions(info, names.as_mut_ptr(), names.len()))? };
         let name = |name: *const c_char| match name.is_null() {
             true => c"",
-            // SAFETY: a terminated string that lives as long as the context, whose lifetime bounds the reference.
+            // SAFETY: a NUL-terminated string that lives as long as the context, whose lifetime bounds the reference.
             false => unsafe { CStr::from_ptr(name) },
         };
         let dimensions =
@@ -232,7 +235,7 @@ impl ShapeContext<'_> {
         Ok(InferredInput { element_type, dimensions })
     }
 
-    /// Says what the output is. Newer hosts take the type from here, too.
+    /// Sets the output's type and shape. Newer hosts use the type as well.
     pub(crate) fn set_output(
         &self,
         ty: ONNXTensorElementDataType,
@@ -253,8 +256,8 @@ pub(crate) struct KernelContext<'a> {
     lifetime: PhantomData<&'a OrtKernelContext>,
 }
 
-// SAFETY: threads share a context through a `SessionHost` only, which asks for the session's allocator and threads: any
-// thread that works for a running node may.
+// SAFETY: threads share a context only through a `SessionHost`, which uses the session's allocator and threads; any
+// thread that works for a running node may do so.
 unsafe impl Sync for KernelContext<'_> {}
 
 /// An input or output of a running node.
@@ -262,20 +265,20 @@ pub(crate) struct TensorPtr {
     pub(crate) element_type: ElementNumber,
     /// The number of dimensions, which may exceed [`MAX_RANK`].
     pub(crate) rank: usize,
-    /// The sizes of the first dimensions, then zeros.
+    /// The first sizes, followed by zeros.
     pub(crate) dims: [usize; MAX_RANK],
-    /// As many elements as the sizes' product, at any alignment; may be null where there are none.
+    /// Pointer to as many elements as the product of the sizes, at any alignment; may be null if there are none.
     pub(crate) data: *mut c_void,
 }
 
 impl KernelContext<'_> {
     /// # Safety
-    /// `raw` is the host's and alive.
+    /// `raw` belongs to the host and is alive.
     pub(crate) unsafe fn new(api: Api, raw: *mut OrtKernelContext) -> Self {
         KernelContext { api, raw, lifetime: PhantomData }
     }
 
-    /// The number of inputs that the node has; some may be absent.
+    /// The number of the node's inputs, including absent optional ones.
     pub(crate) fn input_count(&self) -> Result<usize, Failure> {
         let mut count = 0;
         // SAFETY: the context is alive; the host writes a number to a local variable.
@@ -283,21 +286,22 @@ impl KernelContext<'_> {
         Ok(count)
     }
 
-    /// An input, or `None` where it is absent. Its data live as long as the context.
+    /// An input; `None` if it is absent. Its data live as long as the context.
     pub(crate) fn input(&self, index: usize) -> Result<Option<TensorPtr>, Failure> {
         let mut value: *const OrtValue = ptr::null();
-        // SAFETY: the context is alive, and owns what the host writes to the local variable.
+        // SAFETY: the context is alive and owns the value that the host writes to the local variable.
         unsafe { call!(self.api, KernelContext_GetInput(self.raw, index, &raw mut value))? };
-        // SAFETY: a value of the context.
+        // SAFETY: the context owns the value.
         (!value.is_null()).then(|| unsafe { tensor(self.api, value.cast_mut()) }).transpose()
     }
 
-    /// Makes the output; its data are writable, and live as long as the context.
+    /// Creates the output; its data are writable and live as long as the context.
     pub(crate) fn output(&self, dims: &[usize]) -> Result<*mut c_void, Failure> {
         let sizes: Vec<i64> = dims.iter().map(|&dim| dim as i64).collect();
         let mut value: *mut OrtValue = ptr::null_mut();
         let mut data = ptr::null_mut();
-        // SAFETY: the context is alive, and owns what the host writes to the local variables; the sizes are as many as said.
+        // SAFETY: the context is alive and owns the objects that the host writes to local variables; the slice has the
+        // passed length.
         unsafe {
             call!(self.api, KernelContext_GetOutput(self.raw, 0, sizes.as_ptr(), sizes.len(), &raw mut value))?;
             call!(self.api, GetTensorMutableData(made(value, "output")?.as_ptr(), &raw mut data))?;
@@ -305,17 +309,17 @@ impl KernelContext<'_> {
         Ok(data)
     }
 
-    /// The allocator of the session, which reuses memory from call to call.
+    /// The session's allocator, which reuses memory between calls.
     pub(crate) fn allocator(&self, memory: &CpuMemory) -> Result<Allocator, Failure> {
         let mut raw = ptr::null_mut();
-        // SAFETY: context and description are alive; the host writes a new object to a local variable.
+        // SAFETY: context and memory info are alive; the host writes a new object to a local variable.
         unsafe {
             call!(self.api, KernelContext_GetAllocator(self.raw, memory.as_ptr(), &raw mut raw))?;
             Ok(Allocator::from_raw(self.api, made(raw, "allocator")?))
         }
     }
 
-    /// The CUDA stream that the node runs on; null without one.
+    /// The CUDA stream on which the node runs; null if there is none.
     #[cfg(feature = "cuda")]
     pub(crate) fn gpu_stream(&self) -> Result<*mut c_void, Failure> {
         let mut stream = ptr::null_mut();
@@ -324,10 +328,11 @@ impl KernelContext<'_> {
         Ok(stream)
     }
 
-    /// Memory of the provider, which the host will not give to another stream before this one has come past its release.
+    /// Scratch memory of the provider. The host does not give it to another stream before this stream has passed its
+    /// release.
     ///
     /// # Safety
-    /// The node runs on a stream: without one the host crashes. `memory` describes the provider's memory.
+    /// The node runs on a stream (otherwise the host crashes); `memory` describes the provider's memory.
     #[cfg(feature = "cuda")]
     pub(crate) unsafe fn scratch(
         &self,
@@ -335,12 +340,12 @@ impl KernelContext<'_> {
         bytes: usize,
     ) -> Result<*mut c_void, Status> {
         let mut scratch = ptr::null_mut();
-        // SAFETY: context and description are alive; the host writes a pointer to a local variable.
+        // SAFETY: context and memory info are alive; the host writes a pointer to a local variable.
         unsafe { call!(self.api, KernelContext_GetScratchBuffer(self.raw, memory, bytes, &raw mut scratch))? };
         Ok(scratch)
     }
 
-    /// Calls `task(data, i)` for every `i < tasks` on the threads of the session.
+    /// Calls `task(data, i)` for every `i < tasks` on the session's threads.
     ///
     /// # Safety
     /// `task` may be called with `data` on any thread, and does not unwind.
@@ -350,12 +355,13 @@ impl KernelContext<'_> {
         task: unsafe extern "C" fn(*mut c_void, usize),
         data: *mut c_void,
     ) -> Result<(), Status> {
-        // SAFETY: the context is alive, and the task is as promised. 0 batches: every task is scheduled by itself.
+        // SAFETY: the context is alive; the task is as in the caller's contract. 0 batches: every task is scheduled
+        // separately.
         unsafe { call!(self.api, KernelContext_ParallelFor(self.raw, task, tasks, 0, data)) }
     }
 }
 
-/// What a value holds.
+/// Reads a tensor value's type, shape and data pointer.
 ///
 /// # Safety
 /// `value` is a live tensor of the host.
@@ -363,8 +369,8 @@ unsafe fn tensor(api: Api, value: *mut OrtValue) -> Result<TensorPtr, Failure> {
     let (mut info, mut data) = (ptr::null_mut(), ptr::null_mut());
     let (mut element_type, mut rank) = (ElementNumber(0), 0);
     let mut sizes = [0i64; MAX_RANK];
-    // SAFETY: the value is alive; `info` is owned from its creation on. The host writes no more sizes
-    // than there is room for.
+    // SAFETY: the value is alive; `info` is owned from its creation on. The host writes at most as many sizes as there
+    // is room for.
     unsafe {
         call!(api, GetTensorTypeAndShape(value, &raw mut info))?;
         let info = TensorInfo::from_raw(api, made(info, "type of an input")?);
@@ -380,13 +386,13 @@ unsafe fn tensor(api: Api, value: *mut OrtValue) -> Result<TensorPtr, Failure> {
     Ok(TensorPtr { element_type, rank, dims, data })
 }
 
-/// The sizes of a shape, -1 for what is not known.
+/// The sizes of a shape, -1 for unknown dimensions.
 ///
 /// # Safety
 /// `info` is alive.
 unsafe fn sizes(api: Api, info: *const OrtTensorTypeAndShapeInfo) -> Result<Vec<i64>, Failure> {
     let mut rank = 0;
-    // SAFETY: the shape is alive; the vector is as long as said.
+    // SAFETY: the shape is alive; the vector has the passed length.
     unsafe {
         call!(api, GetDimensionsCount(info, &raw mut rank))?;
         let mut sizes = vec![-1; rank];
@@ -395,8 +401,9 @@ unsafe fn sizes(api: Api, info: *const OrtTensorTypeAndShapeInfo) -> Result<Vec<
     }
 }
 
-/// An attribute read as the kind it should have, or else as another, so that an error can name what is there. Hosts show what is not
-/// a list as an empty one.
+/// Reads an attribute in its expected type, or else in another one, so that an error can name the value found. Hosts
+/// return an empty list for an attribute of another type, so an empty list is only accepted if the attribute is not a
+/// number.
 fn value(kind: AttributeKind, read: impl Fn(AttributeKind) -> Result<Value, Status>) -> Option<Value> {
     let own = read(kind).ok();
     if own.as_ref().is_some_and(|value| *value != Value::Ints(Vec::new())) {

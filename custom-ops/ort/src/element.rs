@@ -1,9 +1,9 @@
-//! Element types as ONNX numbers them.
+//! ONNX's numbers of element types.
 
 use moh_operators::DType;
 use ort_sys::ONNXTensorElementDataType;
 
-/// ONNX's number of an element type.
+/// ONNX's number of a [`DType`].
 pub(crate) fn onnx_type(dtype: DType) -> ONNXTensorElementDataType {
     match dtype {
         DType::F32 => ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT,
@@ -12,17 +12,17 @@ pub(crate) fn onnx_type(dtype: DType) -> ONNXTensorElementDataType {
     }
 }
 
-/// ONNX's number of an element type: what hosts write may be newer than the enumeration.
+/// An element type number written by a host, which may be newer than the enumeration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ElementNumber(pub(crate) i32);
 
 impl ElementNumber {
-    /// Where the host writes.
+    /// Pointer for the host to write to.
     pub(crate) fn place(&mut self) -> *mut ONNXTensorElementDataType {
         (&raw mut self.0).cast()
     }
 
-    /// The type, if operators have it.
+    /// The corresponding [`DType`], if operators support it.
     pub(crate) fn dtype(self) -> Option<DType> {
         DType::ALL.into_iter().find(|&dtype| onnx_type(dtype) as i32 == self.0)
     }

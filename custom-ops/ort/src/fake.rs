@@ -1,6 +1,6 @@
-//! A host for tests: the functions of the C API that the library uses, with their contracts checked.
+//! A fake host for tests: the C API functions that the library uses, with checks of their contracts.
 //!
-//! Objects are counted by thread: a test that ends with [`live`] at 0 has released all that it was given.
+//! Objects are counted per thread: if [`live`] is 0 at the end of a test, the library has released everything.
 
 #![allow(clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
 
@@ -29,7 +29,7 @@ thread_local! {
     static LIVE: Cell<isize> = const { Cell::new(0) };
 }
 
-/// Objects of the host that the library, on this thread, has yet to release.
+/// Number of the host's objects that the library has not yet released on this thread.
 pub(crate) fn live() -> isize {
     LIVE.get()
 }
@@ -54,7 +54,7 @@ fn fail(message: &str) -> OrtStatusPtr {
 
 type Status = (OrtErrorCode, CString);
 
-/// Code and message of a status, which is released; `None` for success.
+/// Code and message of a status, which is then released; `None` if it is null (success).
 pub(crate) fn outcome(status: OrtStatusPtr) -> Option<(OrtErrorCode, String)> {
     let (code, message) = unsafe { status.0.cast::<Status>().as_ref() }?;
     let outcome = (*code, message.to_str().unwrap().to_owned());
@@ -62,7 +62,7 @@ pub(crate) fn outcome(status: OrtStatusPtr) -> Option<(OrtErrorCode, String)> {
     Some(outcome)
 }
 
-/// A type and shape; a dimension is its size, or -1 and a name.
+/// A type and shape. A dimension is a size, or -1 and a name.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Info {
     pub(crate) ty: i32,
@@ -86,13 +86,13 @@ impl Info {
 pub(crate) struct Node {
     pub(crate) attributes: Vec<(&'static str, Value)>,
     pub(crate) inputs: Vec<Option<Info>>,
-    /// What shape inference said.
+    /// The result of shape inference.
     pub(crate) output: Option<Info>,
-    /// Inputs that are constants, by their number.
+    /// Constant inputs and their indices.
     pub(crate) constants: Vec<(usize, *const Tensor)>,
 }
 
-/// A tensor whose data start at `offset` in a buffer that is aligned to 64 bytes.
+/// A tensor whose data start at `offset` in a buffer aligned to 64 bytes.
 pub(crate) struct Tensor {
     pub(crate) info: Info,
     buffer: Vec<[u8; 64]>,
@@ -112,11 +112,11 @@ impl Tensor {
     }
 
     fn filled(info: Info, bytes: usize, offset: usize) -> Tensor {
-        // 0xFF.. is NaN in every type: an element that is not written shows.
+        // 0xFF bytes are NaN in every type, so elements that are not written are detected.
         Tensor { info, buffer: vec![[0xFF; 64]; (bytes + offset).div_ceil(64)], offset }
     }
 
-    /// The first elements as f64; the buffer may be longer.
+    /// The elements as f64, without the buffer's padding.
     pub(crate) fn values(&self) -> Vec<f64> {
         let count = self.info.sizes.iter().product::<i64>() as usize;
         let bytes = &self.buffer.as_flattened()[self.offset..];
@@ -134,11 +134,11 @@ pub(crate) struct Call {
     pub(crate) inputs: Vec<Option<Tensor>>,
     pub(crate) output_type: DType,
     pub(crate) output: Option<Tensor>,
-    /// Blocks of memory that the allocator gave out and did not get back.
+    /// Number of blocks that were allocated and not released.
     pub(crate) blocks: AtomicIsize,
-    /// Whether the threads fail after their work.
+    /// Whether `parallel_for` fails after running its tasks.
     pub(crate) broken_threads: bool,
-    /// Whether no output can be made.
+    /// Whether creating the output fails.
     pub(crate) no_output: bool,
     /// Whether the provider runs on the default stream.
     pub(crate) default_stream: bool,
@@ -158,24 +158,24 @@ impl Call {
     }
 }
 
-/// An operator domain: its name and the tables added to it.
+/// An operator domain: its name and the operator tables added to it.
 pub(crate) struct Domain {
     pub(crate) name: CString,
     pub(crate) ops: Vec<*const OrtCustomOp>,
-    /// Sessions made with it.
+    /// Number of sessions created with it.
     pub(crate) sessions: usize,
 }
 
 /// Session options.
 #[derive(Default)]
 pub(crate) struct Options {
-    /// The domains added to them.
+    /// The domains added to these options.
     pub(crate) domains: Vec<*mut Domain>,
     /// Config entries.
     pub(crate) entries: Vec<(CString, CString)>,
 }
 
-/// The host's functions; what is not listed fails as unimplemented.
+/// The host's function table; functions that are not listed return an error.
 pub(crate) fn api() -> OrtApi {
     OrtApi {
         CreateStatus: create_status,

@@ -1,4 +1,4 @@
-//! The session's threads and memory, as kernels see them.
+//! Implements the kernels' [`Host`] with the session's threads and memory.
 
 use crate::context::KernelContext;
 use crate::objects::{Allocator, CpuMemory};
@@ -10,12 +10,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::NonNull;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// What the session lends to one call of a kernel.
+/// The session's resources during one call of a kernel.
 pub(crate) struct SessionHost<'c> {
     context: &'c KernelContext<'c>,
     memory: &'c CpuMemory,
     threads: &'c SessionThreads,
-    /// Made when the kernel first asks for memory; `None` where the host has none.
+    /// Created at the kernel's first allocation; `None` if the host has no allocator.
     allocator: OnceLock<Option<Allocator>>,
 }
 
@@ -33,19 +33,19 @@ impl<'c> SessionHost<'c> {
     }
 }
 
-// SAFETY: memory comes from the session's allocator, which gives what is asked for, and gets it back once.
+// SAFETY: memory comes from the session's allocator, has the requested size, and is released once.
 unsafe impl Host for SessionHost<'_> {
     fn parallelism(&self) -> usize {
         self.threads.tasks()
     }
 
-    /// A panic of a task, or a failure of the host's threads, continues as a panic of the caller when all tasks are done.
+    /// A panic in a task, or a failure of the host's threads, is raised in the caller after all tasks are done.
     fn parallel_for(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
         if tasks <= 1 {
             return (0..tasks).for_each(task);
         }
         let job = Job { task, attendance: Attendance::new(self.threads), panic: Mutex::new(None) };
-        // SAFETY: the job outlives the call, which returns after the last task; it is shared by reference only.
+        // SAFETY: the job outlives the call, which returns after the last task; it is only shared by reference.
         let done = unsafe { self.context.parallel_for(tasks, run_task, (&raw const job).cast_mut().cast()) };
         if let Some(payload) = job.panic.into_inner().unwrap_or_else(PoisonError::into_inner) {
             resume_unwind(payload);
@@ -62,7 +62,7 @@ unsafe impl Host for SessionHost<'_> {
 
     unsafe fn release(&self, memory: NonNull<u8>, _: usize) {
         if let Some(allocator) = self.allocator() {
-            // SAFETY: memory of `allocate`, not released yet, as the caller promises.
+            // SAFETY: the memory is from `allocate` and not yet released, by the caller's contract.
             unsafe { allocator.release(memory) }
         }
     }
@@ -71,7 +71,7 @@ unsafe impl Host for SessionHost<'_> {
 struct Job<'t> {
     task: &'t (dyn Fn(usize) + Sync),
     attendance: Attendance<'t>,
-    /// The first task's panic.
+    /// The panic of the first task that panicked.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 

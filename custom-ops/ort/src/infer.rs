@@ -1,4 +1,4 @@
-//! Output shapes while a model is loaded, when some dimensions are symbols and some ranks are not known.
+//! Shape inference while a model is loaded, with symbolic dimensions and unknown ranks.
 
 use crate::context::{Dimension, InferredInput, ShapeContext};
 use crate::element::onnx_type;
@@ -6,13 +6,13 @@ use crate::failure::Failure;
 use moh_operators::shape::OutputDim;
 use moh_operators::{Attributes, DType, ElementType, Error, Operand, Operator};
 
-/// Infers the shape of a node's output for the host.
+/// Infers the type and shape of a node's output for the host.
 pub(crate) fn infer(operator: &'static Operator, context: &ShapeContext<'_>) -> Result<(), Failure> {
     let attributes = Attributes::read(operator, |def| context.attribute(def))?;
     let inputs = context.inputs()?;
     let sizes = |input: &InferredInput<'_>| Some(input.dimensions.iter().map(|d| d.size).collect());
     let Some(output) = check(&attributes, &inputs.iter().map(sizes).collect::<Vec<_>>())? else { return Ok(()) };
-    // Hosts call the first registration of a name for all of them: T is what the node's inputs are.
+    // Hosts call the first registration of an operator for all element types, so T is read from the node's inputs.
     let t = operator.inputs.iter().zip(&inputs).find(|(operand, _)| operand.ty == ElementType::T);
     let dtype = match operator.output.ty {
         ElementType::Float32 => Some(DType::F32),
@@ -23,7 +23,7 @@ pub(crate) fn infer(operator: &'static Operator, context: &ShapeContext<'_>) -> 
         OutputDim::SameAs { input, axis } => inputs.get(input)?.dimensions.get(axis).copied(),
         OutputDim::Unknown => None,
     };
-    // The API has no word for an unknown dimension: the host would take -1 for a size. Then nothing is said of the shape.
+    // The API cannot express an unknown dimension: the host would read -1 as a size. In that case no shape is set.
     let expressible = |d: &Dimension<'_>| d.size >= 0 || !d.name.is_empty();
     let output: Option<Vec<Dimension<'_>>> = output.iter().map(|dim| dimension(dim).filter(expressible)).collect();
     match (dtype, output) {
@@ -32,14 +32,15 @@ pub(crate) fn infer(operator: &'static Operator, context: &ShapeContext<'_>) -> 
     }
 }
 
-/// Judges attributes, and shapes as far as they are known: an input is `None` where it is absent, a size -1 where it is a symbol.
-/// `None` where the output's rank does not follow.
+/// Checks attributes, and shapes as far as they are known: an absent input is `None`, a symbolic size -1. Returns
+/// `None` if the output's rank does not follow.
 ///
 /// # Errors
-/// What the operator refuses.
+/// Errors of the operator's validation.
 pub(crate) fn check(attributes: &Attributes, inputs: &[Option<Vec<i64>>]) -> Result<Option<Vec<OutputDim>>, Error> {
     let operator = attributes.operator();
-    // Hosts show a tensor of unknown rank like a scalar. Where a scalar is allowed the operator sees one, which fits everything.
+    // Hosts represent a tensor of unknown rank like a scalar. For inputs that may be scalars (the optional ones), a
+    // scalar is assumed, which is always valid.
     let unknown = |(operand, sizes): (&Operand, &Option<Vec<i64>>)| {
         !operand.optional && sizes.as_ref().is_some_and(Vec::is_empty)
     };

@@ -1,4 +1,4 @@
-//! A node's kernel on the CPU: made once a session, run at every call.
+//! A node's CPU kernel: created once per session, run at every call.
 
 use crate::api::Api;
 use crate::context::{KernelContext, KernelInfo, MAX_RANK, TensorPtr};
@@ -17,19 +17,19 @@ use std::ffi::{CStr, c_void};
 use std::ptr::{self, NonNull};
 use std::slice;
 
-/// A node's attributes, checked.
+/// A node's checked attributes and packed weights.
 pub(crate) struct Kernel {
     api: Api,
     attributes: Attributes,
     memory: CpuMemory,
     threads: SessionThreads,
-    /// Of each input of the node; empty where none is packed.
+    /// The packed form of each input, if any; empty if nothing is packed.
     packed: Vec<Option<Packed>>,
 }
 
 /// Reads and checks a node's attributes, and the shapes of its inputs as far as they are known.
 ///
-/// Hosts of several versions ignore what shape inference finds wrong; when a kernel is made they listen.
+/// Some host versions ignore errors of shape inference, but none ignores errors when a kernel is created.
 pub(crate) fn read_node(operator: &'static Operator, info: &KernelInfo<'_>) -> Result<Attributes, Failure> {
     let attributes = Attributes::read(operator, |def| info.attribute(def))?;
     infer::check(&attributes, &info.input_sizes()?)?;
@@ -60,7 +60,7 @@ impl NodeKernel for Kernel {
         let read = |index: usize| match self.packed.get(index).and_then(Option::as_ref) {
             Some(packed) => Ok(Some(Input::Packed(packed))),
             None => {
-                // SAFETY: an input of this context.
+                // SAFETY: the tensor is an input of this context.
                 let given = |tensor| unsafe { Given::new(operator, index, tensor) };
                 context.input(index)?.map(|tensor| given(tensor).map(Input::Given)).transpose()
             }
@@ -72,8 +72,9 @@ impl NodeKernel for Kernel {
         moh_cpu::run_into(&self.attributes, &borrowed, &host, |dtype, dims| {
             let data = context.output(dims)?;
             let len = dims.iter().product();
-            // SAFETY: the host made an output of the registered element type, which is the operator's for these inputs, with
-            // these dimensions. Nothing else refers to it: the operators declare no aliases, so it shares no input's memory.
+            // SAFETY: the host created an output of the registered element type, which is the operator's for these
+            // inputs, with these dimensions. Nothing else refers to it: the operators declare no aliases, so it does
+            // not share memory with an input.
             unsafe {
                 Ok::<_, Failure>(match dtype {
                     DType::F32 => DataMut::F32(elements_mut(data, len)?),
@@ -86,11 +87,11 @@ impl NodeKernel for Kernel {
     }
 }
 
-/// Packs the node's constant inputs, as far as its kernel takes them packed.
+/// Packs the node's constant inputs, if its kernel supports it.
 fn pack_weights(attributes: &Attributes, info: &KernelInfo<'_>) -> Result<Vec<Option<Packed>>, Failure> {
     let pack = |index| {
         let Some(tensor) = info.constant(index)? else { return Ok(None) };
-        // SAFETY: a constant of the node, which is alive.
+        // SAFETY: the tensor is a constant of the node, which is alive.
         let input = unsafe { Given::new(attributes.operator(), index, tensor)? };
         Ok(moh_cpu::pack(attributes, index, input.tensor())?)
     };
@@ -100,7 +101,7 @@ fn pack_weights(attributes: &Attributes, info: &KernelInfo<'_>) -> Result<Vec<Op
 /// An input of a call.
 enum Input<'c> {
     Given(Given<'c>),
-    /// A constant that was packed when the kernel was made.
+    /// A constant, packed when the kernel was created.
     Packed(&'c Packed),
 }
 
@@ -113,14 +114,14 @@ impl Input<'_> {
     }
 }
 
-/// A tensor that the host gives.
+/// A tensor provided by the host.
 struct Given<'c> {
     rank: usize,
     dims: [usize; MAX_RANK],
     data: Elements<'c>,
 }
 
-/// Elements where the host has them, or an aligned copy.
+/// Elements in the host's memory, or an aligned copy.
 enum Elements<'c> {
     F32(Cow<'c, [f32]>),
     F16(Cow<'c, [f16]>),
@@ -136,8 +137,8 @@ impl<'c> Given<'c> {
         let name = input_name(operator, index);
         let len = dims[..rank].iter().try_fold(1usize, |n, &dim| n.checked_mul(dim)).filter(|&n| n <= MAX_ELEMENTS);
         let len = len.ok_or_else(|| Failure::Host(format!("input {name} has too many elements")))?;
-        // SAFETY: the host's tensor of that type has as many elements as its dimensions say, which nothing writes to while
-        // the node runs.
+        // SAFETY: the host's tensor of this type has as many elements as the product of its dimensions, and nothing
+        // writes to it while the node runs.
         let data = unsafe {
             match dtype {
                 DType::F32 => Elements::F32(elements(data, len)?),
@@ -162,7 +163,7 @@ fn input_name(operator: &Operator, index: usize) -> &'static str {
     operator.inputs.get(index).map_or("beyond the last", |operand| operand.name)
 }
 
-/// The element type of input `index`, whose rank and type are among those that operators know.
+/// The element type of input `index`. Fails if rank or type are not supported by any operator.
 pub(crate) fn check_input(operator: &Operator, index: usize, tensor: &TensorPtr) -> Result<DType, Failure> {
     let name = input_name(operator, index);
     if tensor.rank > MAX_RANK {
@@ -173,25 +174,26 @@ pub(crate) fn check_input(operator: &Operator, index: usize, tensor: &TensorPtr)
     tensor.element_type.dtype().ok_or_else(unknown)
 }
 
-/// More do not fit an address space.
+/// A larger count would overflow the address space.
 const MAX_ELEMENTS: usize = isize::MAX as usize / size_of::<f32>();
 
-/// The elements at `data`, copied only where they are not aligned: an initializer in a mapped file may start anywhere.
+/// The elements at `data`; copied only if misaligned, since an initializer in a memory-mapped file can have any
+/// alignment.
 ///
 /// # Safety
-/// There are `len` elements at `data`, at most [`MAX_ELEMENTS`], which are not written to during `'c`.
+/// `data` points to `len` elements, at most [`MAX_ELEMENTS`], which are not written to during `'c`.
 unsafe fn elements<'c, T: Element>(data: *mut c_void, len: usize) -> Result<Cow<'c, [T]>, Failure> {
     if len == 0 {
         return Ok(Cow::Borrowed(&[]));
     }
     let data = made(data, "input data")?.cast::<T>();
     if data.is_aligned() {
-        // SAFETY: as promised, and aligned.
+        // SAFETY: the caller's contract; the pointer is aligned.
         return Ok(Cow::Borrowed(unsafe { slice::from_raw_parts(data.as_ptr(), len) }));
     }
     let mut copy: Vec<T> = Vec::new();
     copy.try_reserve_exact(len).map_err(|_| Error::OutOfMemory { bytes: len * size_of::<T>() })?;
-    // SAFETY: the vector has room for `len` elements, all of which are written, bytewise, for which alignment does not matter.
+    // SAFETY: the vector has room for `len` elements, all of which are copied bytewise, which needs no alignment.
     unsafe {
         ptr::copy_nonoverlapping(data.cast::<u8>().as_ptr(), copy.as_mut_ptr().cast::<u8>(), len * size_of::<T>());
         copy.set_len(len);
@@ -202,7 +204,7 @@ unsafe fn elements<'c, T: Element>(data: *mut c_void, len: usize) -> Result<Cow<
 /// The elements of an output.
 ///
 /// # Safety
-/// There is writable memory for `len` elements at `data`, which nothing else refers to during `'c`.
+/// `data` points to writable memory for `len` elements, to which nothing else refers during `'c`.
 unsafe fn elements_mut<'c, T: Element>(data: *mut c_void, len: usize) -> Result<&'c mut [T], Failure> {
     let data = match len {
         0 => NonNull::dangling(),
@@ -211,7 +213,7 @@ unsafe fn elements_mut<'c, T: Element>(data: *mut c_void, len: usize) -> Result<
     if !data.is_aligned() {
         return Err(Failure::Host("onnxruntime returned a misaligned output".to_owned()));
     }
-    // SAFETY: as promised, and aligned; with no elements any aligned pointer will do.
+    // SAFETY: the caller's contract; the pointer is aligned. An empty slice may have any aligned pointer.
     Ok(unsafe { slice::from_raw_parts_mut(data.as_ptr(), len) })
 }
 
@@ -220,11 +222,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_misaligned_elements_are_copied() {
+    fn elements_are_copied_only_if_misaligned() {
         let numbers = [1.0f32, 2.0, 3.0, 4.0];
         let start = (&raw const numbers).cast_mut().cast::<c_void>();
         for offset in 0..4 {
-            // SAFETY: three elements of four, from any byte of the first on.
+            // SAFETY: three elements inside an array of four, at byte offsets 0 to 3.
             let found = unsafe { elements::<f32>(start.byte_add(offset), 3) };
             match found {
                 Ok(Cow::Borrowed(found)) => assert_eq!((offset, found), (0, &numbers[..3])),
@@ -240,8 +242,8 @@ mod tests {
     }
 
     #[test]
-    fn missing_memory_is_an_error() {
-        // SAFETY: null is refused, and no elements need no memory.
+    fn null_data_is_an_error() {
+        // SAFETY: null is refused, and zero elements need no memory.
         unsafe {
             assert!(elements::<f32>(ptr::null_mut(), 1).is_err());
             assert!(elements::<f32>(ptr::null_mut(), 0).is_ok_and(|e| e.is_empty()));

@@ -1,15 +1,16 @@
-//! The `ai.moh` operators as a custom-operator library, `libmoh_ops.so`, for any onnxruntime from 1.17 on.
+//! The `ai.moh` operators as a custom-operator library, `libmoh_ops.so`, for onnxruntime 1.17 and later.
 //!
 //! A host loads the library and calls [`RegisterCustomOps`]; in Python,
 //! `session_options.register_custom_ops_library("libmoh_ops.so")`. Every operator of [`moh_operators::OPERATORS`] is
 //! registered for every [`moh_operators::DType`] on the CPU provider, and runs [`moh_cpu::run_into`]. With feature `cuda`, and
 //! a driver, those that have CUDA kernels are registered on the CUDA provider too.
 //!
-//! A session whose config entry `ai.moh.pack_weights` is `1` when the library is registered, or whose process has
-//! `MOH_PACK_WEIGHTS=1`, keeps a second copy of constant weights, packed for the kernels: faster, for 4 bytes an element more.
+//! If the session's config entry `ai.moh.pack_weights` is `1` when the library is registered, or the environment
+//! variable `MOH_PACK_WEIGHTS` is `1`, sessions keep a second copy of constant weights, packed for the kernels. This
+//! is faster and takes 4 more bytes per element.
 //!
-//! The host's C API is used through raw tables of version [`API_VERSION`], so one binary serves all hosts.
-//! Nothing unwinds into the host: a panic becomes an error status.
+//! The host's C API is accessed through raw tables of version [`API_VERSION`], so one binary works with all hosts.
+//! Panics do not unwind into the host; they become error statuses.
 
 mod announce;
 mod api;
@@ -41,27 +42,27 @@ use ort_sys::{OrtApiBase, OrtSessionOptions, OrtStatusPtr};
 use std::ffi::CStr;
 use std::ptr::NonNull;
 
-/// The version of onnxruntime's C API that the library asks for: that of onnxruntime 1.17.
+/// The version of onnxruntime's C API that the library uses: that of onnxruntime 1.17.
 pub const API_VERSION: u32 = 17;
 
-/// Adds the operators to a session's options; the entry point that onnxruntime looks up by name.
+/// Adds the operators to a session's options. onnxruntime looks up this entry point by name.
 ///
-/// Returns null on success, else a status for the host to release: the host has no API of version [`API_VERSION`], or
-/// refuses the operators; `MOH_CPU_ISA` names no instruction set of this processor; `MOH_PACK_WEIGHTS` or the session's entry has no
-/// such value. To register again for the same session options changes nothing.
+/// Returns null on success; otherwise a status for the host to release: the host does not support API version
+/// [`API_VERSION`], or rejects the operators; `MOH_CPU_ISA` names no instruction set of this processor; `MOH_PACK_WEIGHTS`
+/// or the session's entry has no valid value. Registering again for the same session options changes nothing.
 ///
 /// # Safety
-/// Both pointers are null, or those of a live onnxruntime: its session options, and what its `OrtGetApiBase` returns.
+/// Both pointers are null or belong to a live onnxruntime: its session options, and the result of its `OrtGetApiBase`.
 #[unsafe(no_mangle)]
 pub unsafe extern "system" fn RegisterCustomOps(
     options: *mut OrtSessionOptions,
     base: *const OrtApiBase,
 ) -> OrtStatusPtr {
-    // SAFETY: a non-null base is valid, as the caller promises.
+    // SAFETY: a non-null base is valid, by the caller's contract.
     let Some(base) = (unsafe { base.as_ref() }) else {
         return OrtStatusPtr::default();
     };
-    // SAFETY: the base is the host's.
+    // SAFETY: the base belongs to the host.
     match unsafe { Api::new(base, API_VERSION) } {
         Some(api) => guard(api, || {
             let options = NonNull::new(options).ok_or_else(|| Failure::Host("no session options".to_owned()))?;
@@ -72,17 +73,17 @@ pub unsafe extern "system" fn RegisterCustomOps(
     }
 }
 
-/// The error for a host that is too old.
+/// The error status for a host that is too old.
 fn unsupported(base: &OrtApiBase) -> OrtStatusPtr {
     // SAFETY: the host's function takes no arguments and returns null or a string that lives as long as the host.
     let found = unsafe { (base.GetVersionString)() };
     let found = match found.is_null() {
         true => "an unknown version".into(),
-        // SAFETY: not null, hence a terminated string.
+        // SAFETY: not null, hence a NUL-terminated string.
         false => unsafe { CStr::from_ptr(found) }.to_string_lossy(),
     };
     // CreateStatus is the first function of every API version.
-    // SAFETY: the base is the host's.
+    // SAFETY: the base belongs to the host.
     let oldest = (1..API_VERSION).find_map(|version| unsafe { Api::new(base, version) });
     oldest.map_or(OrtStatusPtr::default(), |api| {
         let error = format!("the ai.moh operators need onnxruntime 1.{API_VERSION} or newer, found {found}");

@@ -1,15 +1,15 @@
-//! One word to who expects CUDA kernels where there are none.
+//! A warning for sessions that run on the CPU although the CUDA provider is loaded.
 
 use crate::context::KernelInfo;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Warns, once a process, that operators run on the CPU although onnxruntime's CUDA provider is loaded.
+/// Warns, once per process, that operators run on the CPU although onnxruntime's CUDA provider is loaded.
 ///
-/// The API does not tell a library which providers a session has; that the provider's library is there is the sign for it.
+/// The API does not tell which providers a session uses, so this checks whether the provider's library is loaded.
 pub(crate) fn runs_on_cpu(node: &KernelInfo<'_>, reason: &str) {
     static SAID: AtomicBool = AtomicBool::new(false);
     if cuda_provider_loaded() && !SAID.swap(true, Ordering::Relaxed) {
-        let message = format!("operators of ai.moh run on the CPU in a process with the CUDA provider: {reason}");
+        let message = format!("the operators of ai.moh run on the CPU although the CUDA provider is loaded: {reason}");
         if !node.warn(&message) {
             eprintln!("libmoh_ops: {message}");
         }

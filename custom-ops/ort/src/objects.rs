@@ -1,4 +1,4 @@
-//! The objects of the host that this library owns.
+//! The host's objects that this library owns.
 
 use crate::api::{Api, call};
 use crate::failure::Failure;
@@ -8,7 +8,7 @@ use ort_sys::{
 use std::ffi::c_char;
 use std::ptr::{self, NonNull};
 
-/// The description of ordinary memory, by which the host finds its CPU allocator.
+/// Memory info of CPU memory, by which the host selects its CPU allocator.
 pub(crate) struct CpuMemory {
     api: Api,
     raw: NonNull<OrtMemoryInfo>,
@@ -50,13 +50,13 @@ pub(crate) struct Allocator {
     raw: NonNull<OrtAllocator>,
 }
 
-// SAFETY: the host's allocators lock, and may be used and released on any thread.
+// SAFETY: the host's allocators are thread-safe and can be released on any thread.
 unsafe impl Send for Allocator {}
 // SAFETY: as above.
 unsafe impl Sync for Allocator {}
 
 impl Allocator {
-    /// Takes over an allocator that the host made for this library.
+    /// Takes ownership of an allocator that the host created for this library.
     ///
     /// # Safety
     /// Nothing else releases `raw`.
@@ -64,29 +64,30 @@ impl Allocator {
         Allocator { api, raw }
     }
 
-    /// `bytes` bytes, or `None` where the host has no memory.
+    /// Allocates `bytes` bytes; `None` if the host has no memory.
     pub(crate) fn allocate(&self, bytes: usize) -> Option<NonNull<u8>> {
         let mut memory = ptr::null_mut();
-        // SAFETY: the allocator is alive. AllocatorAlloc reports the exception that the allocator's own function would throw.
+        // SAFETY: the allocator is alive. AllocatorAlloc converts exceptions of the allocator's own function into a
+        // status.
         unsafe { call!(self.api, AllocatorAlloc(self.raw.as_ptr(), bytes, &raw mut memory)) }.ok()?;
         NonNull::new(memory.cast())
     }
 
-    /// What kind of memory this allocates.
+    /// The memory info of the memory that this allocates.
     #[cfg(feature = "cuda")]
     pub(crate) fn memory(&self) -> Result<*const OrtMemoryInfo, Failure> {
         let mut memory = ptr::null();
-        // SAFETY: the allocator is alive, and owns what the host writes to the local variable.
+        // SAFETY: the allocator is alive and owns the object that the host writes to the local variable.
         unsafe { call!(self.api, AllocatorGetInfo(self.raw.as_ptr(), &raw mut memory))? };
         Ok(memory)
     }
 
-    /// Gives memory back.
+    /// Frees memory.
     ///
     /// # Safety
-    /// `memory` is of an earlier `allocate` on this allocator, and not released yet.
+    /// `memory` is from an earlier `allocate` on this allocator, and not yet released.
     pub(crate) unsafe fn release(&self, memory: NonNull<u8>) {
-        // SAFETY: as promised. A failure to free leaves nothing to be done.
+        // SAFETY: the caller's contract. An error is ignored, since nothing can be done about it.
         let _ = unsafe { call!(self.api, AllocatorFree(self.raw.as_ptr(), memory.as_ptr().cast())) };
     }
 }
@@ -98,14 +99,14 @@ impl Drop for Allocator {
     }
 }
 
-/// A tensor's type and shape that the host made for this library.
+/// A tensor's type and shape, created by the host for this library.
 pub(crate) struct TensorInfo {
     api: Api,
     raw: NonNull<OrtTensorTypeAndShapeInfo>,
 }
 
 impl TensorInfo {
-    /// A type and shape for the host; a dimension is its size, or -1 and a name.
+    /// Creates a type and shape for the host. A dimension is its size, or -1 and a name.
     pub(crate) fn new(
         api: Api,
         ty: ONNXTensorElementDataType,
@@ -116,7 +117,7 @@ impl TensorInfo {
         // SAFETY: the host writes a new object to a local variable.
         unsafe { call!(api, CreateTensorTypeAndShapeInfo(&raw mut raw))? };
         let info = TensorInfo { api, raw: made(raw, "shape")? };
-        // SAFETY: the slices are as long as said; the names are terminated strings, and copied.
+        // SAFETY: the slices have the passed lengths; the names are NUL-terminated, and the host copies them.
         unsafe {
             call!(api, SetTensorElementType(info.raw.as_ptr(), ty))?;
             call!(api, SetDimensions(info.raw.as_ptr(), sizes.as_ptr(), sizes.len()))?;
@@ -125,7 +126,7 @@ impl TensorInfo {
         Ok(info)
     }
 
-    /// Takes over what the host made.
+    /// Takes ownership of an object that the host created.
     ///
     /// # Safety
     /// Nothing else releases `raw`.
@@ -145,7 +146,7 @@ impl Drop for TensorInfo {
     }
 }
 
-/// What the host made; to return nothing without an error breaks its contract.
+/// Checks a pointer returned by the host: returning null without an error breaks the API's contract.
 pub(crate) fn made<T>(raw: *mut T, what: &str) -> Result<NonNull<T>, Failure> {
     NonNull::new(raw).ok_or_else(|| Failure::Host(format!("onnxruntime returned no {what}")))
 }

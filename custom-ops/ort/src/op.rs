@@ -1,4 +1,4 @@
-//! One (operator, element type) as the host's table of callbacks.
+//! The host's callback table for one (operator, element type) pair.
 
 use crate::API_VERSION;
 use crate::api::Api;
@@ -18,12 +18,12 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 
-/// A node's kernel on one provider: made once a session, run at every call, also by several threads at a time.
+/// A node's kernel on one provider: created once per session, run at every call, also concurrently.
 pub(crate) trait NodeKernel: Sized + Send + Sync {
-    /// The provider's name; `None` is the CPU.
+    /// The provider's name; `None` for the CPU.
     const PROVIDER: Option<&'static CStr>;
 
-    /// Reads and checks what is known of the node.
+    /// Reads and checks the node's attributes and known shapes.
     fn new(
         api: Api,
         operator: &'static Operator,
@@ -32,25 +32,26 @@ pub(crate) trait NodeKernel: Sized + Send + Sync {
         info: &KernelInfo<'_>,
     ) -> Result<Self, Failure>;
 
-    /// The functions of the session's host.
+    /// The API of the session's host.
     fn api(&self) -> Api;
 
     /// Runs the operator on the node's inputs.
     fn compute(&self, context: &KernelContext<'_>) -> Result<(), Failure>;
 }
 
-/// An operator for one element type on one provider. Hosts pick among the registrations of a name by the types of a node's inputs.
+/// An operator for one element type on one provider. Among the registrations of a name, hosts select by the types of a
+/// node's inputs.
 #[repr(C)]
 pub(crate) struct CustomOp {
-    /// First, so that the host's pointer to the table is a pointer to the whole.
+    /// First, so that the host's pointer to the table is also a pointer to the whole struct.
     table: OrtCustomOp,
-    /// Hosts hand the API to no callback but `CreateKernelV2`.
+    /// Hosts pass the API only to the callback `CreateKernelV2`.
     api: Api,
     operator: &'static Operator,
     dtype: DType,
     settings: Settings,
     name: CString,
-    /// Why the operator has no CUDA kernel: said where it runs on the CPU beside a CUDA provider.
+    /// Why the operator has no CUDA kernel, for the warning if it runs on the CPU while the CUDA provider is loaded.
     without_cuda: Option<String>,
 }
 
@@ -62,7 +63,7 @@ impl CustomOp {
         settings: Settings,
         without_cuda: Option<String>,
     ) -> CustomOp {
-        // SAFETY: a number and optional function pointers, for which zeros are the values 0 and None.
+        // SAFETY: the struct has a number and optional function pointers, for which zeros mean 0 and None.
         let empty: OrtCustomOp = unsafe { std::mem::zeroed() };
         let table = OrtCustomOp {
             version: API_VERSION,
@@ -84,22 +85,23 @@ impl CustomOp {
             KernelDestroy: Some(destroy::<K>),
             InferOutputShapeFn: Some(infer_output_shape),
             GetStartVersion: Some(start_version),
-            // Null: the callbacks without a status, which V2 replaces, the last version, and what later API versions added.
+            // Null: callbacks without a status, which the V2 callbacks above replace, and callbacks of later API
+            // versions.
             ..empty
         };
         let name = CString::new(operator.name).unwrap_or_default();
         CustomOp { table, api, operator, dtype, settings, name, without_cuda }
     }
 
-    /// The table, for the host; valid as long as self.
+    /// The table for the host; valid as long as self.
     pub(crate) fn as_ptr(&self) -> *const OrtCustomOp {
         ptr::from_ref(self).cast()
     }
 
     /// # Safety
-    /// `op` is what `as_ptr` returned, and the operator is alive.
+    /// `op` was returned by `as_ptr`, and the operator is alive.
     unsafe fn from_ptr<'a>(op: *const OrtCustomOp) -> &'a CustomOp {
-        // SAFETY: the table is the first field of a CustomOp, and the pointer was made from the whole.
+        // SAFETY: the table is the first field of a CustomOp, and the pointer was made from the whole struct.
         unsafe { &*op.cast() }
     }
 
@@ -116,30 +118,30 @@ impl CustomOp {
     }
 }
 
-// The host passes to each callback an operator that it got from `as_ptr`, which lives for good.
+// The host passes to each callback an operator from `as_ptr`, which is never freed.
 
 unsafe extern "system" fn name(op: *const OrtCustomOp) -> *const c_char {
-    // SAFETY: see above.
+    // SAFETY: see the comment at the start of the callbacks.
     unsafe { CustomOp::from_ptr(op) }.name.as_ptr()
 }
 
-/// Null is the CPU provider.
+/// Null selects the CPU provider.
 unsafe extern "system" fn execution_provider<K: NodeKernel>(_: *const OrtCustomOp) -> *const c_char {
     K::PROVIDER.map_or(ptr::null(), CStr::as_ptr)
 }
 
 unsafe extern "system" fn input_type(op: *const OrtCustomOp, index: usize) -> ONNXTensorElementDataType {
-    // SAFETY: see above.
+    // SAFETY: as above.
     unsafe { CustomOp::from_ptr(op) }.input_type(index)
 }
 
 unsafe extern "system" fn input_count(op: *const OrtCustomOp) -> usize {
-    // SAFETY: see above.
+    // SAFETY: as above.
     unsafe { CustomOp::from_ptr(op) }.operator.inputs.len()
 }
 
 unsafe extern "system" fn output_type(op: *const OrtCustomOp, _: usize) -> ONNXTensorElementDataType {
-    // SAFETY: see above.
+    // SAFETY: as above.
     let op = unsafe { CustomOp::from_ptr(op) };
     op.element_type(op.operator.output.ty)
 }
@@ -152,7 +154,7 @@ unsafe extern "system" fn input_characteristic(
     op: *const OrtCustomOp,
     index: usize,
 ) -> OrtCustomOpInputOutputCharacteristic {
-    // SAFETY: see above.
+    // SAFETY: as above.
     let operator = unsafe { CustomOp::from_ptr(op) }.operator;
     match operator.inputs.get(index).is_some_and(|input| input.optional) {
         true => OrtCustomOpInputOutputCharacteristic::INPUT_OUTPUT_OPTIONAL,
@@ -185,35 +187,35 @@ unsafe extern "system" fn create_kernel<K: NodeKernel>(
     info: *const OrtKernelInfo,
     kernel: *mut *mut c_void,
 ) -> OrtStatusPtr {
-    // SAFETY: see above.
+    // SAFETY: as above.
     let op = unsafe { CustomOp::from_ptr(op) };
     guard(op.api, || {
-        // SAFETY: the host's node, alive during this call.
+        // SAFETY: the node belongs to the host and is alive during this call.
         let info = unsafe { KernelInfo::new(op.api, info) };
         let made = K::new(op.api, op.operator, op.dtype, op.settings, &info)?;
         if let Some(reason) = &op.without_cuda {
             notice::runs_on_cpu(&info, reason);
         }
-        // SAFETY: the host passes a place for the pointer.
+        // SAFETY: the host passes a valid pointer to write to.
         unsafe { kernel.write(Box::into_raw(Box::new(made)).cast()) };
         Ok(())
     })
 }
 
-/// Called for several runs of a session at the same time.
+/// May be called concurrently for several runs of a session.
 unsafe extern "system" fn compute<K: NodeKernel>(kernel: *mut c_void, context: *mut OrtKernelContext) -> OrtStatusPtr {
-    // SAFETY: made by `create_kernel`, shared by concurrent calls, and destroyed by the host after the last one.
+    // SAFETY: created by `create_kernel`, shared by concurrent calls, and destroyed by the host after the last one.
     let kernel = unsafe { &*kernel.cast::<K>() };
     guard(kernel.api(), || {
-        // SAFETY: the host's context, alive during this call.
+        // SAFETY: the context belongs to the host and is alive during this call.
         kernel.compute(&unsafe { KernelContext::new(kernel.api(), context) })
     })
 }
 
 unsafe extern "system" fn destroy<K: NodeKernel>(kernel: *mut c_void) {
-    // SAFETY: made by `create_kernel` and destroyed once.
+    // SAFETY: created by `create_kernel` and destroyed once.
     let kernel = unsafe { Box::from_raw(kernel.cast::<K>()) };
-    // The host has no way to hear of a failure here.
+    // This callback cannot report an error.
     let _ = catch_unwind(AssertUnwindSafe(|| drop(kernel)));
 }
 
@@ -221,10 +223,10 @@ unsafe extern "system" fn infer_output_shape(
     op: *const OrtCustomOp,
     context: *mut OrtShapeInferContext,
 ) -> OrtStatusPtr {
-    // SAFETY: see above.
+    // SAFETY: as above.
     let op = unsafe { CustomOp::from_ptr(op) };
     guard(op.api, || {
-        // SAFETY: the host's context, alive during this call.
+        // SAFETY: the context belongs to the host and is alive during this call.
         infer::infer(op.operator, &unsafe { ShapeContext::new(op.api, context) })
     })
 }

@@ -1,4 +1,4 @@
-//! The library as a host sees it, with the host of `fake.rs`.
+//! Tests of the library through its C interface, with the fake host of `fake.rs`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::undocumented_unsafe_blocks)]
 
@@ -57,7 +57,7 @@ fn register_with(base: &OrtApiBase, entries: &[(&str, &str)]) -> (Options, Optio
     (options, outcome(status))
 }
 
-/// The registered table of an operator on the CPU.
+/// The registered table of an operator on the CPU provider.
 fn table(operator: &Operator, dtype: DType) -> &'static OrtCustomOp {
     table_on(None, operator, dtype).unwrap()
 }
@@ -108,27 +108,28 @@ fn every_operator_is_registered_for_every_type() {
             let optional = OrtCustomOpInputOutputCharacteristic::INPUT_OUTPUT_OPTIONAL;
             assert_eq!(unsafe { op.GetInputCharacteristic.unwrap()(op, i) } == optional, input.optional);
         }
-        // Beyond API 17: an older host would take it for something else, a newer one looks only at version >= 18.
+        // These fields are not in API 17: an older host would misinterpret them, a newer one reads them only if
+        // version >= 18.
         assert!(op.GetMayInplace.is_none() && op.GetAliasMap.is_none());
     }
     assert_eq!(live(), 0);
 }
 
 #[test]
-fn sessions_of_a_host_share_a_domain() {
+fn sessions_of_one_host_share_a_domain() {
     let other = OrtApiBase { GetApi: other_host, GetVersionString: version };
     let domains = |base| register(base).0.domains;
     let (first, second, third) = (domains(&HOST), domains(&HOST), domains(&other));
     assert_eq!(first, second);
     assert_ne!(first, third);
     for domain in [first[0], third[0]] {
-        assert_eq!(unsafe { &*domain }.sessions, 1, "announced once a host");
+        assert_eq!(unsafe { &*domain }.sessions, 1, "announced once per host");
     }
     assert_eq!(live(), 0);
 }
 
 #[test]
-fn an_entry_that_is_no_switch_is_an_error() {
+fn pack_weights_entry_that_is_no_switch_is_an_error() {
     let (options, status) = register_with(&HOST, &[("ai.moh.pack_weights", "often")]);
     assert!(options.domains.is_empty());
     let (code, message) = status.unwrap();
@@ -185,7 +186,7 @@ fn constant_weights_are_packed_on_request() {
         drop(Made::of(table, &node).unwrap());
         assert_eq!(live(), before);
         let kernel = Made::of(table, &node).unwrap();
-        // What a call brings in a constant's place shows whether the weight was kept.
+        // The call passes zeros as the weight: the result is right only if the packed weight is used.
         let mut call = Call::new(DType::F32, vec![Some(tensor(0)), None, Some(tensor(2))]);
         call.inputs[1] = Some(Tensor::new(&shapes[1], Data::F32(&[0.0; 30]), 0));
         let found = kernel.run(&mut call).unwrap();
@@ -196,7 +197,7 @@ fn constant_weights_are_packed_on_request() {
 }
 
 #[test]
-fn an_old_host_gets_an_error() {
+fn host_older_than_1_17_is_refused() {
     let (options, status) = register(&OrtApiBase { GetApi: old_host, GetVersionString: version });
     assert!(options.domains.is_empty());
     let (_, message) = status.unwrap();
@@ -210,7 +211,7 @@ fn null_arguments_are_errors() {
     assert!(unsafe { RegisterCustomOps(ptr::null_mut(), ptr::null()) }.0.is_null());
 }
 
-/// 2 sequences, 3 queries, 5 keys, 4 heads on 2, widths 6 and 3.
+/// 2 sequences, 3 queries, 5 keys, 4 query heads, 2 KV heads, head widths 6 and 3.
 pub(crate) struct Example {
     pub(crate) attributes: Vec<(&'static str, Value)>,
     shapes: Vec<Vec<usize>>,
@@ -220,7 +221,7 @@ pub(crate) struct Example {
 impl Example {
     pub(crate) fn new() -> Example {
         let shapes = vec![vec![2, 3, 24], vec![2, 5, 12], vec![2, 5, 6], vec![2, 3, 4], vec![2, 1, 1, 5]];
-        // Exact in every type.
+        // Exactly representable in every type.
         let value = |i: usize, j: usize| ((i * 31 + j * 7 + j * j % 5) % 13) as f32 / 8.0 - 0.75;
         let values = shapes.iter().enumerate();
         let values = values.map(|(i, shape)| (0..shape.iter().product()).map(|j| value(i, j)).collect()).collect();
@@ -233,7 +234,7 @@ impl Example {
         Example { attributes, shapes, values }
     }
 
-    /// The node with dimensions by name, as far as `dims` says.
+    /// A node with the dimensions that `dims` returns: a size, or -1 and a name.
     fn node(&self, dtype: DType, dims: impl Fn(usize, usize) -> (i64, &'static str)) -> Node {
         let info = |(i, shape): (usize, &Vec<usize>)| {
             let dims: Vec<_> = (0..shape.len()).map(|axis| dims(i, axis)).collect();
@@ -280,7 +281,7 @@ impl Example {
     }
 }
 
-/// A made kernel, destroyed on drop.
+/// A created kernel, destroyed on drop.
 pub(crate) struct Made {
     op: &'static OrtCustomOp,
     kernel: *mut c_void,
@@ -303,12 +304,12 @@ impl Made {
 
     pub(crate) fn run(&self, call: &mut Call) -> Result<Vec<f64>, (OrtErrorCode, String)> {
         let status = unsafe { self.op.KernelComputeV2.unwrap()(self.kernel, ptr::from_mut(call).cast()) };
-        assert_eq!(call.blocks.load(Ordering::Relaxed), 0, "memory not given back");
+        assert_eq!(call.blocks.load(Ordering::Relaxed), 0, "memory not released");
         outcome(status).map_or_else(|| Ok(call.output.as_ref().unwrap().values()), Err)
     }
 }
 
-// A kernel is called by several threads at a time.
+// SAFETY: kernels can be called concurrently.
 unsafe impl Sync for Made {}
 
 impl Drop for Made {
@@ -318,7 +319,7 @@ impl Drop for Made {
 }
 
 #[test]
-fn a_call_computes_the_operator() {
+fn call_computes_the_operator() {
     let example = Example::new();
     let expected = example.expected();
     assert!(expected.iter().any(|x| x.abs() > 0.1));
@@ -335,7 +336,7 @@ fn a_call_computes_the_operator() {
 }
 
 #[test]
-fn what_the_host_says_of_the_output_reaches_it_again() {
+fn host_error_for_the_output_is_returned() {
     let example = Example::new();
     let kernel = Made::new(DType::F32, &example.sized(DType::F32)).unwrap();
     let mut call = example.call(DType::F32, 0);
@@ -349,7 +350,7 @@ fn what_the_host_says_of_the_output_reaches_it_again() {
 }
 
 #[test]
-fn no_tokens_make_no_output() {
+fn empty_input_yields_an_empty_output() {
     let mut example = Example::new();
     for shape in &mut example.shapes {
         shape[0] = 0;
@@ -360,7 +361,7 @@ fn no_tokens_make_no_output() {
 }
 
 #[test]
-fn bad_attributes_fail_when_the_kernel_is_made() {
+fn invalid_attributes_fail_when_the_kernel_is_created() {
     let example = Example::new();
     for i in 0..example.attributes.len() {
         let mut node = example.sized(DType::F32);
@@ -377,7 +378,7 @@ fn bad_attributes_fail_when_the_kernel_is_made() {
         let (_, message) = Made::new(DType::F32, &node).err().unwrap();
         assert!(message.contains(&format!("attribute {name}: expected")) && message.contains("(1"), "{message}");
     }
-    // Values too, even where no rank is known.
+    // Values are checked even if no rank is known.
     let mut node = example.sized(DType::F32);
     node.attributes[1].1 = Value::Int(3);
     node.inputs.iter_mut().flatten().for_each(|info| (info.sizes, info.names) = Default::default());
@@ -387,7 +388,7 @@ fn bad_attributes_fail_when_the_kernel_is_made() {
 }
 
 #[test]
-fn bad_shapes_fail_when_they_are_known() {
+fn invalid_shapes_fail_as_soon_as_they_are_known() {
     let example = Example::new();
     let mut node = example.sized(DType::F32);
     node.inputs[2].as_mut().unwrap().sizes[0] = 7;
@@ -435,7 +436,7 @@ fn shape_inference_keeps_symbols() {
         (1 | 2, 1) | (4, 3) => (-1, "total"),
         (i, axis) => (example.shapes[i][axis] as i64, ""),
     };
-    // The first registration, for f32, is asked for all types.
+    // The registration for f32, the first one, is called for all types.
     for dtype in DType::ALL {
         let mut node = example.node(dtype, symbols);
         assert_eq!(infer(&mut node), None);
@@ -445,7 +446,7 @@ fn shape_inference_keeps_symbols() {
 }
 
 #[test]
-fn shape_inference_is_silent_about_what_it_does_not_know() {
+fn shape_inference_sets_no_shape_if_a_dimension_is_unknown() {
     let example = Example::new();
     // A dimension without a name.
     let mut node =
@@ -457,19 +458,19 @@ fn shape_inference_is_silent_about_what_it_does_not_know() {
     node.inputs[1] = Some(Info::new(DType::F32, &[]));
     assert_eq!(infer(&mut node), None);
     assert_eq!(node.output, None);
-    // A scalar bias, or one of unknown rank, is no obstacle.
+    // A bias that is a scalar or of unknown rank is accepted.
     let mut node = example.sized(DType::F32);
     node.inputs[4] = Some(Info::new(DType::F32, &[]));
     assert_eq!(infer(&mut node), None);
     assert_eq!(node.output, Some(Info::sized(DType::F32, &[2, 3, 12])));
-    // What is wrong is said.
+    // Invalid shapes are still reported.
     let mut node = example.sized(DType::F32);
     node.inputs[3] = Some(Info::sized(DType::F32, &[2, 3, 5]));
     assert!(infer(&mut node).unwrap().1.contains("input head_gates"));
     assert_eq!(live(), 0);
 }
 
-/// What `body` returns, as the kernel of one call.
+/// Runs `body` as the kernel of one call and returns its result as the host sees it.
 fn hosted(call: &mut Call, body: impl FnOnce(&dyn Host) -> Result<(), Failure>) -> Option<(OrtErrorCode, String)> {
     let context = unsafe { KernelContext::new(api(), ptr::from_mut(call).cast()) };
     outcome(guard(api(), || {
@@ -479,7 +480,7 @@ fn hosted(call: &mut Call, body: impl FnOnce(&dyn Host) -> Result<(), Failure>) 
 }
 
 #[test]
-fn tasks_run_once_each() {
+fn each_task_runs_once() {
     let counts: Vec<AtomicUsize> = (0..9).map(|_| AtomicUsize::new(0)).collect();
     let status = hosted(&mut Call::new(DType::F32, Vec::new()), |host| {
         for tasks in [0, 1, 9] {
@@ -517,7 +518,7 @@ fn panics_become_errors() {
 }
 
 #[test]
-fn failing_threads_are_an_error() {
+fn failure_of_the_hosts_threads_is_an_error() {
     let mut call = Call::new(DType::F32, Vec::new());
     call.broken_threads = true;
     let status = hosted(&mut call, |host| {
@@ -529,7 +530,7 @@ fn failing_threads_are_an_error() {
 }
 
 #[test]
-fn scratch_comes_from_the_session() {
+fn scratch_memory_comes_from_the_session() {
     let mut call = Call::new(DType::F32, Vec::new());
     let blocks = ptr::from_ref(&call.blocks);
     let status = hosted(&mut call, |host| {

@@ -1,24 +1,24 @@
-//! How many threads a session has. API 17 does not tell: it is learnt from who takes the tasks.
+//! Estimates a session's number of threads, which API 17 does not expose, by counting the threads that take tasks.
 //!
-//! To ask for many more tasks than there are threads makes kernels cut their work too small; to ask for fewer leaves
-//! threads idle. So the first call asks for a task a processor, and later ones for twice the threads that were seen.
+//! With many more tasks than threads, kernels cut their work too finely; with fewer, threads are idle. The first call
+//! therefore uses one task per processor, and later calls twice the number of threads seen.
 
 use std::cell::Cell;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// Within this time every idle thread of a session has woken up and taken a task.
+/// After this time, every idle thread of a session has woken up and taken a task.
 const ALL_AWAKE: Duration = Duration::from_millis(1);
 
-/// The number of tasks that calls of one node ask for.
+/// The number of tasks for calls of one node.
 pub(crate) struct SessionThreads {
     limit: usize,
     tasks: AtomicUsize,
 }
 
 impl SessionThreads {
-    /// Starts with the processors that this process may use.
+    /// Starts with the number of processors that this process may use.
     pub(crate) fn new() -> SessionThreads {
         static PROCESSORS: OnceLock<usize> = OnceLock::new();
         let processors = || std::thread::available_parallelism().map_or(1, usize::from);
@@ -29,15 +29,15 @@ impl SessionThreads {
         SessionThreads { limit, tasks: AtomicUsize::new(limit) }
     }
 
-    /// The number of tasks to ask for.
+    /// The number of tasks to request.
     pub(crate) fn tasks(&self) -> usize {
         self.tasks.load(Relaxed)
     }
 
-    /// `threads` threads took `tasks` tasks in that time.
+    /// Records that `threads` threads took `tasks` tasks within `time`.
     fn learn(&self, threads: usize, tasks: usize, time: Duration) {
         let worth = (2 * threads).min(self.limit);
-        // Where each thread took one task, or had no time to wake up, there may be more threads.
+        // If each thread took one task, or the job was too short for threads to wake up, there may be more threads.
         if threads < tasks && time >= ALL_AWAKE {
             self.tasks.store(worth, Relaxed);
         } else {
@@ -46,7 +46,7 @@ impl SessionThreads {
     }
 }
 
-/// Counts the threads that take part in one job.
+/// Counts the threads that take tasks of one job.
 pub(crate) struct Attendance<'s> {
     session: &'s SessionThreads,
     job: u64,
@@ -55,7 +55,7 @@ pub(crate) struct Attendance<'s> {
 }
 
 thread_local! {
-    /// The last job that this thread took part in.
+    /// The last job of which this thread took a task.
     static LAST_JOB: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -66,14 +66,14 @@ impl<'s> Attendance<'s> {
         Attendance { session, job, threads: AtomicUsize::new(0), start: Instant::now() }
     }
 
-    /// This thread takes a task.
+    /// Called by each thread when it takes a task.
     pub(crate) fn arrive(&self) {
         if LAST_JOB.replace(self.job) != self.job {
             self.threads.fetch_add(1, Relaxed);
         }
     }
 
-    /// All `tasks` tasks are done.
+    /// Ends the job after all `tasks` tasks are done.
     pub(crate) fn close(self, tasks: usize) {
         self.session.learn(self.threads.into_inner(), tasks, self.start.elapsed());
     }
@@ -87,7 +87,7 @@ mod tests {
     const LONG: Duration = Duration::from_millis(5);
 
     #[test]
-    fn long_calls_tell_the_threads() {
+    fn long_calls_determine_the_number_of_tasks() {
         let session = SessionThreads::at_most(64);
         assert_eq!(session.tasks(), 64);
         session.learn(3, 64, SHORT);
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_learnt_of_a_busy_machine_is_forgotten() {
+    fn number_of_tasks_grows_again_after_a_busy_period() {
         let session = SessionThreads::at_most(16);
         session.learn(1, 16, LONG);
         assert_eq!(session.tasks(), 2);
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_counts_once_a_job() {
+    fn each_thread_is_counted_once_per_job() {
         let session = SessionThreads::at_most(64);
         for _ in 0..2 {
             let attendance = Attendance::new(&session);

@@ -1,4 +1,4 @@
-//! Inputs of a kernel that never change.
+//! Constant inputs of a kernel.
 
 use crate::facts;
 use moh_cpu::{Input, Packed};
@@ -7,10 +7,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use tract_onnx::tract_hir::internal::*;
 
-/// What was packed already: of which tensor, as which input of which operator.
+/// Weights that are already packed, by tensor, input index and operator.
 pub(crate) type Made = HashMap<(*const Tensor, usize, String), Arc<Packed>>;
 
-/// A tensor that an operator holds, in the shape that its kernel reads.
+/// A constant tensor held by an operator, in the shape that its kernel reads.
 #[derive(Debug, Clone)]
 pub(crate) struct Constant {
     shape: TVec<usize>,
@@ -37,11 +37,11 @@ impl PartialEq for Constant {
 impl Eq for Constant {}
 
 impl Constant {
-    /// `tensor`'s elements as a tensor of `shape`.
+    /// Holds the elements of `tensor` as a tensor of `shape`.
     pub(crate) fn new(tensor: Arc<Tensor>, shape: &[usize]) -> TractResult<Constant> {
         ensure!(
             tensor.len() == shape.iter().product::<usize>() && facts::dtype(tensor.datum_type()).is_some(),
-            "{tensor:?} is no constant of shape {shape:?}"
+            "{tensor:?} is not a constant of shape {shape:?}"
         );
         Ok(Constant { shape: shape.into(), elements: Elements::Tensor(tensor) })
     }
@@ -57,7 +57,7 @@ impl Constant {
         }
     }
 
-    /// As the kernels see it.
+    /// The tensor or packed weight, for a kernel.
     pub(crate) fn borrow(&self) -> TractResult<Input<'_>> {
         Ok(match &self.elements {
             Elements::Tensor(tensor) => Borrowed { shape: &self.shape, data: borrow(tensor)?.data }.into(),
@@ -65,8 +65,8 @@ impl Constant {
         })
     }
 
-    /// Packs the elements and lets go of the tensor, if the operator's kernel packs input number `input`. Elements of two bytes stay
-    /// as they are: packed, they would take twice the memory.
+    /// If the operator's kernel packs input `input`, packs the elements and drops the tensor. 16-bit elements are not
+    /// packed, because that would double their memory.
     pub(crate) fn pack(&mut self, attributes: &Attributes, input: usize, made: &mut Made) -> TractResult<()> {
         let Elements::Tensor(tensor) = &self.elements else { return Ok(()) };
         if facts::dtype(tensor.datum_type()) != Some(DType::F32) {
@@ -86,7 +86,7 @@ impl Constant {
     }
 }
 
-/// A tract tensor as the kernels see it; tract's are always contiguous and row-major.
+/// Borrows a tract tensor for a kernel; tract's tensors are contiguous and row-major.
 pub(crate) fn borrow(tensor: &Tensor) -> TractResult<Borrowed<'_>> {
     let view = tensor.try_as_plain_ram()?;
     let data = match tensor.datum_type() {

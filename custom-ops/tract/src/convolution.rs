@@ -1,4 +1,4 @@
-//! Depthwise convolutions of images.
+//! Depthwise convolution of images.
 
 use crate::host::TractHost;
 use moh_cpu::layers::Depthwise;
@@ -6,18 +6,18 @@ use tract_onnx::tract_core::ops::cnn::{Conv, KernelFormat, PaddingSpec};
 use tract_onnx::tract_core::ops::nn::DataFormat;
 use tract_onnx::tract_hir::internal::*;
 
-/// A depthwise convolution, channels last, of (batch, height, width, channels); the batch may be a symbol.
+/// A depthwise convolution, channels last, of (batch, height, width, channels); the batch size may be symbolic.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct DepthwiseConv {
     layer: Depthwise,
-    /// Zeros below the image and right of it.
+    /// Zero-padding below and right of the image.
     after: [usize; 2],
 }
 
-// A weight that is NaN makes two convolutions unequal, which tract takes for different ones.
+// Not reflexive if a weight is NaN; tract then treats equal convolutions as different.
 impl Eq for DepthwiseConv {}
 
-/// tract has a kernel of its own for these, but for shapes that are all numbers alone.
+/// Replaces tract's depthwise convolutions, whose fast kernel requires fully known shapes.
 pub(crate) fn convolution(
     _: &(),
     model: &TypedModel,
@@ -57,7 +57,7 @@ pub(crate) fn convolution(
 }
 
 impl DepthwiseConv {
-    /// The output's length along `axis` of the image, which is `input` long.
+    /// Output length along `axis` (height or width) for an input of length `input`.
     fn length<D: DimLike>(&self, axis: usize, input: &D) -> TractResult<D> {
         let reach = (self.layer.kernel[axis] - 1) * self.layer.dilations[axis] + 1;
         let padded = input.clone() + self.layer.pads[axis] + self.after[axis];
@@ -88,7 +88,9 @@ impl Op for DepthwiseConv {
 impl TypedOp for DepthwiseConv {
     fn output_facts(&self, inputs: &[&TypedFact]) -> TractResult<TVec<TypedFact>> {
         let &[x] = inputs else { bail!("DepthwiseConv: expected 1 input, found {}", inputs.len()) };
-        let [batch, height, width, channels] = x.shape.dims() else { bail!("DepthwiseConv: no image: {x:?}") };
+        let [batch, height, width, channels] = x.shape.dims() else {
+            bail!("DepthwiseConv: expected (batch, height, width, channels), found {x:?}")
+        };
         let shape = [batch.clone(), self.length(0, height)?, self.length(1, width)?, channels.clone()];
         Ok(tvec!(x.datum_type.fact(shape)))
     }
@@ -101,10 +103,13 @@ impl EvalOp for DepthwiseConv {
 
     fn eval(&self, _: &EvalContext, inputs: TVec<TValue>) -> TractResult<TVec<TValue>> {
         let x = args_1!(inputs);
-        let &[batch, height, width, channels] = x.shape() else { bail!("DepthwiseConv: no image: {x:?}") };
+        let &[batch, height, width, channels] = x.shape() else {
+            bail!("DepthwiseConv: expected (batch, height, width, channels), found {x:?}")
+        };
         let size = [self.length(0, &height)?, self.length(1, &width)?];
         let (image, shape) = ([batch, height, width], [batch, size[0], size[1], channels]);
-        // SAFETY: every bit pattern is a float, and the layer writes every element or fails, when the tensor is dropped.
+        // SAFETY: every bit pattern is a float. The layer writes every element, or fails, and then the tensor is
+        // dropped.
         let mut output = unsafe { Tensor::uninitialized_dt(x.datum_type(), &shape)? };
         let (from, mut to) = (x.try_as_plain_ram()?, output.try_as_plain_ram_mut()?);
         let host = TractHost::current();

@@ -1,11 +1,11 @@
-//! Sums and products element by element.
+//! Element-wise addition and multiplication.
 
 use tract_onnx::tract_core::broadcast::multi_broadcast;
 use tract_onnx::tract_core::ops::binary::TypedBinOp;
 use tract_onnx::tract_core::ops::math::{Add, Mul};
 use tract_onnx::tract_hir::internal::*;
 
-/// `a + b` or `a * b` in float32, with axes of length 1 spread. tract prepares these for shapes that are all numbers alone.
+/// `a + b` or `a * b` in float32 with broadcasting. tract's fast versions require fully known shapes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Elementwise {
     Add,
@@ -20,7 +20,7 @@ pub(crate) fn elementwise(
     op: &TypedBinOp,
 ) -> TractResult<Option<TypedModelPatch>> {
     let facts = model.node_input_facts(node.id)?;
-    // Where all is known, tract joins operators.
+    // With known shapes tract fuses operators itself.
     rule_if!(op.1.is_none() && facts.iter().any(|fact| !fact.shape.is_concrete()));
     rule_if!(facts.iter().all(|fact| fact.datum_type == f32::datum_type()));
     let op = match () {
@@ -57,7 +57,8 @@ impl EvalOp for Elementwise {
     fn eval(&self, _: &EvalContext, inputs: TVec<TValue>) -> TractResult<TVec<TValue>> {
         let (a, b) = args_2!(inputs);
         let shape = multi_broadcast(&[a.shape(), b.shape()])?;
-        // Both operators take their operands in any order: into the memory of one that nobody else reads.
+        // Both operations are commutative: computed in place in an operand that has the output's shape and no other
+        // user.
         let reusable = |x: &TValue| x.shape() == &*shape && x.is_exclusive();
         let (a, b) = if !reusable(&a) && reusable(&b) { (b, a) } else { (a, b) };
         let mut output = match a.shape() == &*shape {
@@ -74,12 +75,12 @@ impl EvalOp for Elementwise {
     }
 }
 
-/// `f` on every element of `to`, of `shape`, and that of `from` that is spread to it.
+/// Applies `f` to every element of `to` (of `shape`) and the corresponding element of `from`, which is broadcast.
 fn apply(shape: &[usize], to: &mut [f32], from_shape: &[usize], from: &[f32], f: impl Fn(&mut f32, f32)) {
     if to.is_empty() {
         return;
     }
-    // The last axes that lie in a row in both, or in which `from` does not change.
+    // The innermost axes that are contiguous in both, or along which `from` is constant.
     let spread = from_shape.last() != shape.last();
     let same = |axis: &usize| if spread { from_shape[*axis] == 1 } else { from_shape[*axis] == shape[*axis] };
     let outer = (0..shape.len()).rev().take_while(same).last().unwrap_or(shape.len());

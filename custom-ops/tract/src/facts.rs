@@ -1,16 +1,16 @@
-//! Types and shapes: what tract knows of the inputs, what follows for the output.
+//! Type and shape inference.
 
 use moh_operators::shape::OutputDim;
 use moh_operators::{Attributes, DType, ElementType};
 use tract_onnx::tract_hir::internal::*;
 
-/// What is known of one input.
+/// The known type and shape of one input.
 pub(crate) struct Known<'a> {
     pub(crate) datum_type: DatumType,
     pub(crate) shape: &'a [TDim],
 }
 
-/// The output's type and shape, from the operator's inputs in schema order; symbolic dimensions stay symbolic.
+/// Infers the output's type and shape from the operator's inputs in schema order; symbolic dimensions stay symbolic.
 pub(crate) fn output(attributes: &Attributes, inputs: &[Option<&Known<'_>>]) -> TractResult<(DatumType, TVec<TDim>)> {
     let operator = attributes.operator();
     let dims: Vec<Option<Vec<Option<usize>>>> =
@@ -36,7 +36,7 @@ pub(crate) fn output(attributes: &Attributes, inputs: &[Option<&Known<'_>>]) -> 
     Ok((element_type(attributes, inputs)?, shape))
 }
 
-/// The output's element type; on T, its inputs must agree.
+/// The output's element type. Inputs of type T must agree.
 fn element_type(attributes: &Attributes, inputs: &[Option<&Known<'_>>]) -> TractResult<DatumType> {
     let operator = attributes.operator();
     let mut t: Option<DatumType> = None;
@@ -60,7 +60,7 @@ fn element_type(attributes: &Attributes, inputs: &[Option<&Known<'_>>]) -> Tract
     }
 }
 
-/// The kernels' type for tract's; tract has no bfloat16.
+/// The kernels' element type; `None` for other types. tract has no bfloat16.
 pub(crate) fn dtype(datum_type: DatumType) -> Option<DType> {
     match datum_type {
         DatumType::F32 => Some(DType::F32),

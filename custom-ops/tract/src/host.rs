@@ -1,10 +1,10 @@
-//! tract's executor as the kernels' host.
+//! Implements the kernels' [`Host`] with tract's executor.
 
 use moh_cpu::{Host, Threads};
 use std::ptr::NonNull;
 use tract_linalg::multithread::{Executor, current_tract_executor};
 
-/// The executor that is current on the calling thread; memory comes from the global allocator, as tract's own does.
+/// The calling thread's current executor. Memory comes from the global allocator, like tract's own.
 pub(crate) struct TractHost {
     executor: Executor,
     allocator: Threads,
@@ -16,7 +16,7 @@ impl TractHost {
     }
 }
 
-// SAFETY: allocate and release are those of `Threads`, which keeps the contract.
+// SAFETY: allocate and release are those of `Threads`, which fulfils the contract.
 unsafe impl Host for TractHost {
     fn parallelism(&self) -> usize {
         match &self.executor {
@@ -39,12 +39,12 @@ unsafe impl Host for TractHost {
     }
 
     unsafe fn release(&self, ptr: NonNull<u8>, bytes: usize) {
-        // SAFETY: the caller keeps `Host::release`'s contract, which is the same one.
+        // SAFETY: the caller fulfils the contract of `Host::release`, which is the same.
         unsafe { self.allocator.release(ptr, bytes) }
     }
 }
 
-/// The calling thread takes part: it runs the first task.
+/// Spawns the tasks; the calling thread runs the first one itself.
 fn spread<'scope>(scope: &rayon::Scope<'scope>, tasks: usize, task: &'scope (dyn Fn(usize) + Sync)) {
     for i in 1..tasks {
         scope.spawn(move |_| task(i));

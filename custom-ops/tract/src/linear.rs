@@ -1,4 +1,4 @@
-//! Products with constant matrices.
+//! Matrix products with constant matrices.
 
 use crate::constant::{self, Constant, Made};
 use crate::kernel;
@@ -7,16 +7,16 @@ use moh_operators::{Attributes, Data, RoutedProjection, Tensor as Borrowed};
 use std::sync::Arc;
 use tract_onnx::tract_hir::internal::*;
 
-/// How a matrix lies in memory.
+/// Memory layout of a matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Layout {
-    /// (out, in), as `nn.Linear` has it.
+    /// (out, in), as in `nn.Linear`.
     OutIn,
-    /// (in, out), as MatMul has it.
+    /// (in, out), as in MatMul.
     InOut,
 }
 
-/// `x W + bias` along the last axis, for a constant W: a RoutedProjection with one head, which every row uses.
+/// `x W + bias` along the last axis for a constant W: a RoutedProjection with one head that is on for every row.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Linear {
     attributes: Attributes,
@@ -26,13 +26,13 @@ pub(crate) struct Linear {
     columns: usize,
 }
 
-// The attributes are integers.
+// The derived PartialEq is reflexive, because the attributes are integers.
 impl Eq for Linear {}
 
 impl Linear {
-    /// For a matrix of two axes.
+    /// A product with a matrix of rank 2.
     pub(crate) fn new(weight: Arc<Tensor>, layout: Layout) -> TractResult<Linear> {
-        let &[rows, columns] = weight.shape() else { bail!("{weight:?} is no matrix") };
+        let &[rows, columns] = weight.shape() else { bail!("expected a matrix of rank 2, found {weight:?}") };
         let (weight_layout, shape, [width, columns]) = match layout {
             Layout::OutIn => (WeightLayout::OutIn, vec![rows, columns], [columns, rows]),
             Layout::InOut => (WeightLayout::PerHead, vec![1, rows, columns], [rows, columns]),
@@ -42,7 +42,7 @@ impl Linear {
         Ok(Linear { attributes, weight: Constant::new(weight, &shape)?, bias: None, width, columns })
     }
 
-    /// With the addition of `bias`, which is the only one.
+    /// The same with a bias; only if there is none yet.
     pub(crate) fn with_bias(&self, bias: Arc<Tensor>) -> TractResult<Linear> {
         ensure!(self.bias.is_none() && bias.datum_type() == self.weight.datum_type()?);
         Ok(Linear { bias: Some(Constant::new(bias, &[self.columns])?), ..self.clone() })
@@ -53,7 +53,7 @@ impl Linear {
         self.weight.pack(&self.attributes, 1, made)
     }
 
-    /// Whether there is a bias already.
+    /// Whether a bias is set.
     pub(crate) fn has_bias(&self) -> bool {
         self.bias.is_some()
     }
@@ -95,7 +95,7 @@ impl TypedOp for Linear {
         Ok(tvec!(x.datum_type.fact(shape)))
     }
 
-    /// The axes before the last may change as they like.
+    /// The axes before the last one may be permuted freely.
     fn change_axes(
         &self,
         model: &TypedModel,

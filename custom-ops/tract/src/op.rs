@@ -1,4 +1,4 @@
-//! One ai.moh operator as a tract operator, before and after type inference.
+//! An ai.moh operator as a tract operator, before and after type inference.
 
 use crate::constant::{self, Constant, Made};
 use crate::facts::{self, Known};
@@ -8,7 +8,7 @@ use moh_operators::Attributes;
 use std::sync::Arc;
 use tract_onnx::tract_hir::internal::*;
 
-/// An operator with its attributes; which one, only the attributes know.
+/// An operator with its attributes, which determine the operator.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct MohOp {
     attributes: Attributes,
@@ -16,26 +16,26 @@ pub(crate) struct MohOp {
     slots: TVec<Slot>,
 }
 
-/// Where an input is.
+/// The source of an input.
 #[derive(Debug, Clone, PartialEq)]
 enum Slot {
     Absent,
-    /// Among the inputs that tract has.
+    /// Index among the node's inputs in tract.
     Given(usize),
     Constant(Constant),
 }
 
-// An attribute is never NaN in an operator that runs: validation refuses it.
+// Equality is reflexive: validation refuses NaN attributes.
 impl Eq for MohOp {}
 
 impl MohOp {
-    /// `slots` are, for every input in schema order, the position among the inputs that are there.
+    /// `slots` has for every input in schema order its index among the inputs that are present.
     pub(crate) fn new(attributes: Attributes, slots: TVec<Option<usize>>) -> MohOp {
         let slots = slots.into_iter().map(|slot| slot.map_or(Slot::Absent, Slot::Given)).collect();
         MohOp { attributes, slots }
     }
 
-    /// Holds the inputs that are `constants`; tract has the others, in the same order.
+    /// Moves the inputs in `constants` into the operator; the others remain tract inputs, in the same order.
     pub(crate) fn with_constants(&self, constants: &[Option<Arc<Tensor>>]) -> TractResult<MohOp> {
         let mut others = 0;
         let slot = |slot: &Slot| -> TractResult<Slot> {
@@ -54,7 +54,7 @@ impl MohOp {
         })
     }
 
-    /// Packs the constants that the kernel packs.
+    /// Packs the constants that the kernel supports in packed form.
     pub(crate) fn pack(&mut self, made: &mut Made) -> TractResult<()> {
         for (input, slot) in self.slots.iter_mut().enumerate() {
             if let Slot::Constant(constant) = slot {

@@ -1,4 +1,4 @@
-//! Rewrites of whole models.
+//! Optimisation of whole models.
 
 use crate::constant::Made;
 use crate::convolution::convolution;
@@ -11,17 +11,17 @@ use tract_onnx::tract_core::ops::einsum::EinSum;
 use tract_onnx::tract_core::ops::math::Add;
 use tract_onnx::tract_hir::internal::*;
 
-/// As tract's `into_optimized`, with this crate's kernels for products with constant matrices, depthwise convolutions, sums and
-/// products element by element and the softmax of short rows, all for dimensions that may be symbols; the weights of these and of
-/// the ai.moh operators are packed once.
+/// Like tract's `into_optimized`, but uses this crate's kernels for products with constant matrices, depthwise
+/// convolutions, element-wise sums and products, and the softmax of short rows, all with symbolic dimensions. The
+/// weights of these and of the ai.moh operators are packed once.
 ///
-/// tract cuts no product along its inner length, so that large ones wait for memory, and has its faster convolutions and
-/// broadcasts for shapes alone that are all numbers.
+/// tract does not block matrix products along the inner dimension, so large ones are limited by memory, and its faster
+/// convolutions and broadcasts require fully known shapes.
 ///
 /// # Errors
 /// Those of tract.
 pub fn optimize(mut model: TypedModel) -> TractResult<TypedModel> {
-    // Before tract splits products whose parts are used apart, such as a router's.
+    // Before tract splits products whose outputs are sliced, such as a router's.
     Rewriter::default().with_rule_for("linear", linear).rewrite(&(), &mut model)?;
     let mut model = model.into_decluttered()?;
     Rewriter::default()
@@ -36,7 +36,7 @@ pub fn optimize(mut model: TypedModel) -> TractResult<TypedModel> {
         .rewrite(&(), &mut model)?;
     let mut model = model.into_optimized()?;
     let mut made = Made::default();
-    // One by one, now that nothing else holds the tensors: they never take twice the memory.
+    // One node at a time, and after other references to the tensors are dropped, so that memory is never doubled.
     for node in &mut model.nodes {
         if let Some(op) = node.op_as_mut::<Linear>() {
             op.pack(&mut made)?;
@@ -47,7 +47,7 @@ pub fn optimize(mut model: TypedModel) -> TractResult<TypedModel> {
     Ok(model)
 }
 
-/// A product whose right side is constant.
+/// Rewrites a product whose right operand is constant.
 fn linear(
     _: &(),
     model: &TypedModel,
@@ -65,7 +65,7 @@ fn linear(
         .map(|patch| Some(patch.with_context(name)))
 }
 
-/// The matrix's layout where only the last axes of the left side and of the output differ, and these are the matrix's.
+/// The matrix's layout, if the product is over the last axis of the left operand and all other axes are unchanged.
 fn layout(axes: &AxesMapping) -> Option<Layout> {
     let names = |io| axes.axes(io).map(|axis| axis.repr).collect::<Vec<char>>();
     let (left, right, output) = (names(InOut::In(0)), names(InOut::In(1)), names(InOut::Out(0)));
@@ -79,7 +79,7 @@ fn layout(axes: &AxesMapping) -> Option<Layout> {
     }
 }
 
-/// The addition of a constant row.
+/// Fuses the addition of a constant row into the product.
 fn bias(_: &(), model: &TypedModel, node: &TypedNode, name: &str, op: &Linear) -> TractResult<Option<TypedModelPatch>> {
     rule_if!(!op.has_bias() && !model.output_outlets()?.contains(&node.id.into()));
     rule_if_some!(next = model.single_succ(node.id)?);
@@ -95,7 +95,7 @@ fn bias(_: &(), model: &TypedModel, node: &TypedNode, name: &str, op: &Linear) -
     Ok(Some(patch))
 }
 
-/// One of our operators with constant inputs.
+/// Moves constant inputs of our operators into the operators.
 fn constants(
     _: &(),
     model: &TypedModel,
@@ -108,7 +108,7 @@ fn constants(
         let konst = &model.outlet_fact(input)?.konst;
         constants.push(konst.clone().filter(|tensor| crate::facts::dtype(tensor.datum_type()).is_some()));
     }
-    // The first input stays: tract knows of no operator without any that is no constant.
+    // The first input stays an input: tract assumes that an operator without inputs is constant.
     if let Some(first) = constants.first_mut() {
         *first = None;
     }

@@ -1,4 +1,4 @@
-//! ONNX nodes to operators.
+//! Parses ONNX nodes.
 
 use crate::op::MohOp;
 use moh_operators::{AttributeDef, Attributes, DOMAIN, Value};
@@ -7,7 +7,7 @@ use tract_onnx::pb::NodeProto;
 use tract_onnx::pb::attribute_proto::AttributeType;
 use tract_onnx::tract_hir::internal::*;
 
-/// Reads a node; tract adds the node's name to the errors.
+/// Parses a node; tract adds the node's name to errors.
 pub(crate) fn parse(_: &ParsingContext, node: &NodeProto) -> TractResult<(Box<dyn InferenceOp>, Vec<String>)> {
     let operator =
         moh_operators::operator(&node.op_type).with_context(|| format!("no operator {DOMAIN}.{}", node.op_type))?;

@@ -7,7 +7,7 @@ use tract_onnx::tract_hir::internal::*;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RowSoftmax;
 
-/// The longest rows for which tract's, made for long ones, takes longer.
+/// Maximum row length; tract's softmax, which is made for long rows, is faster above it.
 const LONGEST: usize = 64;
 
 pub(crate) fn softmax(

@@ -1,23 +1,23 @@
-//! Executors of a given number of threads.
+//! Executors with a given number of threads.
 
 use rayon::ThreadPoolBuilder;
 use std::sync::Arc;
 use tract_linalg::multithread::{Executor, set_default_executor};
 
-/// The operating system gave no threads.
+/// The operating system could not start the threads.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot start {threads} threads: {reason}")]
 pub struct ThreadsError {
-    /// The number asked for.
+    /// The requested number.
     pub threads: usize,
-    /// What the system said.
+    /// The system's error message.
     pub reason: String,
 }
 
-/// An executor of `threads` threads (0 counts as 1), for the `executor` of tract's `RunOptions`.
+/// Creates an executor of `threads` threads (at least 1), for the `executor` field of tract's `RunOptions`.
 ///
 /// # Errors
-/// [`ThreadsError`] where the threads cannot be started.
+/// [`ThreadsError`] if the threads cannot be started.
 pub fn executor(threads: usize) -> Result<Executor, ThreadsError> {
     if threads <= 1 {
         return Ok(Executor::SingleThread);
@@ -29,7 +29,7 @@ pub fn executor(threads: usize) -> Result<Executor, ThreadsError> {
     }
 }
 
-/// Makes `threads` threads the default of every plan of this process that has no executor of its own.
+/// Sets the default executor of this process, for all plans without their own, to `threads` threads.
 ///
 /// # Errors
 /// As [`executor`].

@@ -1,4 +1,4 @@
-//! The rows of the output.
+//! Writes the rows of the output.
 
 use super::rows::{MAX_ROWS, Rows};
 use super::workspace::Workspace;
@@ -7,8 +7,8 @@ use moh_operators::Element;
 use moh_operators::aggregated_attention::Problem;
 use std::ops::Range;
 
-/// Turns the pooled tokens' part from columns to rows, times the rows' factors, and adds the window's values times their
-/// weights. The result is the number of window cells inside the grid.
+/// Transposes the pooled tokens' part to rows, multiplies it by the rows' factors, and adds the weighted values of the
+/// window. Returns the number of window cells inside the grid.
 ///
 /// Contract of the constructor: the outputs are valid for writing `head_dim` elements.
 pub(super) struct Output<'a, T> {
@@ -49,7 +49,7 @@ impl<T: Element> Job for Output<'_, T> {
     }
 }
 
-/// The rows (or columns) of a window that are inside the grid, which has `size` of them; `at` is the middle one.
+/// The rows (or columns) of a window that are inside a grid of `size` rows; `at` is the window's centre.
 #[inline(always)]
 fn cells(at: f32, size: usize, window: usize) -> Range<usize> {
     let (at, reach) = (at as usize, window / 2);
@@ -78,12 +78,13 @@ impl<T: Element> Output<'_, T> {
         }
     }
 
-    /// Finishes `V` vectors of a row.
+    /// Computes and stores `V` vectors of a row.
     #[inline(always)]
     fn window<I: Isa, const V: usize>(&self, isa: I, row: usize, vector: usize, cells: &[Range<usize>; 2]) {
         let (p, layout) = (self.problem, self.workspace.layout);
         let d = vector * I::LANES;
-        // SAFETY: the row's window lies in the band; the workspace's sections have these sizes; the constructor's contract.
+        // SAFETY: the row's window is in the band; the workspace's sections have these sizes; the constructor's
+        // contract.
         unsafe {
             let values = self.workspace.at(layout.values).add(self.rows.window[row] + d);
             let weights = self.workspace.at(layout.scores).add(row);

@@ -1,4 +1,4 @@
-//! The rows of a tile: what is known of them before anything is computed.
+//! Positions, scales and gates of the rows (queries) of a tile.
 
 use super::workspace::Workspace;
 use super::{Call, Head};
@@ -6,17 +6,17 @@ use crate::isa::{Isa, MAX_LANES, MAX_TILE};
 use moh_operators::Element;
 use std::f32::consts::LOG2_E;
 
-/// The most rows of any tile.
+/// The maximum number of rows of a tile.
 pub(super) const MAX_ROWS: usize = MAX_LANES * MAX_TILE;
 
-/// What is known of the rows before anything is computed. Rows beyond those in use, up to a whole vector, repeat the last.
+/// Per-row inputs of the computation. Unused rows, up to a whole vector, repeat the last one.
 pub(super) struct Rows {
-    /// Where the grid's row and column are.
+    /// Position in the grid: row and column.
     pub(super) y: [f32; MAX_ROWS],
     pub(super) x: [f32; MAX_ROWS],
-    /// Where the window begins in the band, in floats.
+    /// Offset in floats of the window's start in the band.
     pub(super) window: [usize; MAX_ROWS],
-    /// Factor of the scores, times log2(e).
+    /// Factor applied to the scores, times log2(e).
     pub(super) scale: [f32; MAX_ROWS],
     pub(super) gate: [f32; MAX_ROWS],
 }
@@ -43,7 +43,7 @@ impl Rows {
         let mut y = tokens.first().map_or(0, |&token| token as usize / p.width);
         for i in 0..tokens.len().next_multiple_of(I::LANES) {
             last = tokens.get(i).map_or(last, |&token| token as usize);
-            // Tokens ascend, and a division would take longer.
+            // Tokens ascend, so a step-by-step search is faster than a division.
             while last >= (y + 1) * p.width {
                 y += 1;
             }

@@ -1,4 +1,4 @@
-//! Queries, and their scores against the window and the pooled tokens.
+//! Normalises queries and computes their scores with the window and the pooled tokens.
 
 use super::rows::{MAX_ROWS, Rows};
 use super::unit::{copy, reciprocals};
@@ -8,7 +8,8 @@ use crate::product::product;
 use moh_operators::Element;
 use moh_operators::aggregated_attention::Problem;
 
-/// Normalises the queries: into the workspace's columns as they are, into its rows shifted and scaled for the scores.
+/// Normalises the queries: unscaled into the workspace's columns; with embedding and scale into its rows, for the
+/// scores.
 ///
 /// Contract of the constructor: whole vectors of queries, valid for reading.
 pub(super) struct Load<'a, T> {
@@ -51,7 +52,8 @@ impl<T: Element> Job for Load<'_, T> {
     }
 }
 
-/// Scores, times log2(e), where the pooled tokens' bias already is; and what will be added to the window's weights.
+/// Computes scores, times log2(e), adding the pooled tokens' to the bias already stored; and the learned part of the
+/// window's weights.
 pub(super) struct Scores<'a> {
     pub(super) problem: &'a Problem,
     pub(super) workspace: &'a Workspace<'a>,
@@ -76,7 +78,7 @@ impl Job for Scores<'_> {
 }
 
 impl Scores<'_> {
-    /// What all rows multiply alike: learnable tokens and pooled keys.
+    /// Products with operands that all rows share: learnable tokens and pooled keys.
     #[inline(always)]
     fn products<I: Isa, const V: usize>(&self, isa: I) {
         let (p, layout) = (self.problem, self.workspace.layout);
@@ -101,7 +103,7 @@ impl Scores<'_> {
         }
     }
 
-    /// The window's scores of the rows from `lane` on, -inf outside the grid.
+    /// The window's scores for the rows from `lane` on; -inf outside the grid.
     #[inline(always)]
     fn window<I: Isa>(&self, isa: I, lane: usize) {
         let (p, layout) = (self.problem, self.workspace.layout);

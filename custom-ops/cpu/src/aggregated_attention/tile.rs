@@ -1,4 +1,4 @@
-//! A tile of selected queries of one head, from the caller's rows to the caller's rows.
+//! The computation of one tile: selected queries of one head.
 
 use super::output::Output;
 use super::rows::{MAX_ROWS, Rows};
@@ -11,8 +11,8 @@ use crate::isa::Isa;
 use moh_operators::Element;
 use std::f32::consts::LOG2_E;
 
-/// Computes the outputs of `tokens`, at most a tile. Row `first` of the grid is where the band begins. The result is the
-/// number of multiply-accumulate operations.
+/// Computes the outputs of `tokens`, at most one tile. The band starts at row `first` of the grid. Returns the number
+/// of multiply-accumulate operations.
 pub(super) fn attend<I: Isa, T: Element>(
     call: &Call<'_, I, T>,
     head: Head,
@@ -33,7 +33,7 @@ pub(super) fn attend<I: Isa, T: Element>(
     }
     let load = Load { queries: &queries[..vectors * I::LANES], problem: p, workspace, rows };
     isa.vectorize(load);
-    // SAFETY: the scores have `width` floats for each pooled token after those of the window.
+    // SAFETY: in the scores, `width` floats for each pooled token follow those of the window.
     let output = unsafe { workspace.at(layout.scores).add(cells * layout.width) };
     let biases = &biases[..tokens.len()];
     isa.vectorize(Gather { rows: biases, dim: p.pooled, factors: [LOG2_E, 1.0], output, width: layout.width });

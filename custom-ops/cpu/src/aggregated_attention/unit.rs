@@ -1,12 +1,12 @@
-//! Vectors of length 1.
+//! Normalisation of vectors to length 1.
 
 use crate::isa::{Isa, Job, MAX_LANES};
 use moh_operators::Element;
 
-/// Vectors shorter than this are divided by it instead of their length.
+/// Lower bound of the divisor.
 const SHORTEST: f32 = 1e-12;
 
-/// The reciprocals of the lengths whose squares are in the lanes, up to that of [`SHORTEST`].
+/// Reciprocals of the lengths, from their squares in the lanes; lengths are at least [`SHORTEST`].
 #[inline(always)]
 pub(super) fn reciprocals<I: Isa>(isa: I, squares: I::V) -> [f32; MAX_LANES] {
     let mut lanes = [1.0; MAX_LANES];
@@ -14,14 +14,14 @@ pub(super) fn reciprocals<I: Isa>(isa: I, squares: I::V) -> [f32; MAX_LANES] {
     unsafe { isa.store(lanes.as_mut_ptr(), squares) }
     for x in &mut lanes {
         let length = x.sqrt();
-        // Not f32::max, which would hide a NaN.
+        // Not `f32::max`, which would drop a NaN.
         *x = 1.0 / if length < SHORTEST { SHORTEST } else { length };
     }
     lanes
 }
 
-/// Copies rows of `dim` elements to floats `pitch` apart, and gives the squares of their lengths in lanes. Lane `i` is row
-/// `row(i)`, whose floats are at `output(i)`; whole vectors are written, with zeros after the row.
+/// Converts rows of `dim` elements to f32 and returns the squared lengths, one per lane. Lane `i` reads row `row(i)`
+/// and writes to `output(i)`, in whole vectors padded with zeros.
 ///
 /// # Safety
 /// The rows are valid for reading, the outputs for writing.
@@ -47,7 +47,7 @@ pub(super) unsafe fn copy<I: Isa, T: Element>(
     isa.sums(squares)
 }
 
-/// Copies `rows` rows of `dim` elements, `stride` apart, to floats `pitch` apart, each divided by its length.
+/// Converts `rows` rows of `dim` elements, `stride` apart, to f32 rows `pitch` apart, each divided by its length.
 ///
 /// Contract of the constructor: `input` is valid for reading, `output` for writing; `pitch` is at least `dim` rounded up
 /// to whole vectors.
@@ -66,7 +66,7 @@ impl<T: Element> Job for Unit<T> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         for first in (0..self.rows).step_by(I::LANES) {
-            // Lanes beyond the rows repeat the last one.
+            // Unused lanes repeat the last row.
             let row = |i: usize| (first + i).min(self.rows - 1);
             // SAFETY: the constructor's contract.
             unsafe {

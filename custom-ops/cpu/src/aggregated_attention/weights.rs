@@ -1,4 +1,4 @@
-//! From scores to weights, and to what the pooled tokens give.
+//! Converts scores to weights and sums the pooled tokens' values.
 
 use super::rows::{MAX_ROWS, Rows};
 use super::workspace::Workspace;
@@ -6,8 +6,8 @@ use crate::isa::{Isa, Job};
 use crate::product::product;
 use moh_operators::aggregated_attention::Problem;
 
-/// Softmax over window and pooled tokens. The window's weights become the whole factors of its values; the pooled tokens'
-/// values are summed into the workspace's columns, where each row lacks the factor that is the result.
+/// Softmax over window and pooled tokens. The window's weights get all factors (learned part, gate, 1/sum); the pooled
+/// tokens' weighted values are summed into the workspace's columns without gate / sum, which is returned per row.
 pub(super) struct Weights<'a> {
     pub(super) problem: &'a Problem,
     pub(super) workspace: &'a Workspace<'a>,
@@ -40,10 +40,10 @@ impl Job for Weights<'_> {
 }
 
 impl Weights<'_> {
-    /// Turns the scores of the rows from `lane` on into weights, the largest 1; gives their sums.
+    /// Converts the scores of the rows from `lane` on to weights, the largest being 1; returns their sums.
     #[inline(always)]
     fn softmax<I: Isa>(&self, isa: I, lane: usize) -> I::V {
-        // Independent chains: one would wait for each addition's latency.
+        // Several independent accumulators hide the latency of additions.
         const CHAINS: usize = 4;
         let (p, layout) = (self.problem, self.workspace.layout);
         let len = p.cells() + p.pooled;
@@ -79,11 +79,12 @@ impl Weights<'_> {
         }
     }
 
-    /// Adds to the window's weights what is learnt; the gates multiply both.
+    /// Adds the learned part to the window's weights and multiplies by the gates.
     #[inline(always)]
     fn window<I: Isa>(&self, isa: I, lane: usize, factors: &[f32; MAX_ROWS]) {
         let layout = self.workspace.layout;
-        // SAFETY: scores and what is learnt are `cells` rows of `width` floats or more; a tile has no more than MAX_ROWS rows.
+        // SAFETY: scores and the learned part have at least `cells` rows of `width` floats; a tile has at most
+        // MAX_ROWS rows.
         unsafe {
             let factor = isa.load(factors.as_ptr().add(lane));
             let gate = isa.load(self.rows.gate.as_ptr().add(lane));

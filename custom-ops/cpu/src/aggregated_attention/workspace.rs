@@ -1,4 +1,4 @@
-//! A worker's memory: a band's keys and values, a head's constants, a tile's numbers.
+//! A worker's memory: keys and values of a band, a head's constants, a tile's intermediates.
 
 use super::unit::Unit;
 use super::{Call, Head};
@@ -11,25 +11,26 @@ use moh_operators::Error;
 use moh_operators::aggregated_attention::Problem;
 use std::f32::consts::LOG2_E;
 
-/// Distance of rows of `dim` floats: whole vectors.
+/// Row stride for `dim` floats: a multiple of the vector length.
 pub(super) fn pitch<I: Isa>(dim: usize) -> usize {
     dim.saturating_add(I::LANES - 1) / I::LANES * I::LANES
 }
 
-/// Sizes and places, in floats.
+/// Sizes and offsets of the sections, in floats.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Layout {
-    /// Distance of keys, values and queries.
+    /// Row stride of keys, values and queries.
     pub(super) pitch: usize,
-    /// Distance of the band's rows, in keys: each begins with the border that is also the end of the row before it.
+    /// Stride of the band's grid rows, in keys. The border at the start of a row is also the right border of the
+    /// previous one.
     pub(super) line: usize,
-    /// Rows of a tile, and the stride of buffers with a row in each lane.
+    /// Rows (queries) per tile, and the stride of transposed buffers, which have one query per lane.
     pub(super) width: usize,
-    /// The band's keys, normalised; 0 in the border and outside the grid.
+    /// The band's normalised keys; 0 in the border and outside the grid.
     pub(super) keys: usize,
-    /// The band's values, alike.
+    /// The band's values; 0 in the border and outside the grid.
     pub(super) values: usize,
-    /// (pooled, pitch), normalised.
+    /// (pooled, pitch): normalised keys.
     pub(super) pooled_keys: usize,
     /// (pooled, pitch)
     pub(super) pooled_values: usize,
@@ -37,13 +38,13 @@ pub(super) struct Layout {
     pub(super) learnable_tokens: usize,
     /// (cells)
     pub(super) learnable_bias: usize,
-    /// (cells), times log2(e).
+    /// (cells): bias, times log2(e).
     pub(super) local_bias: usize,
     /// (pitch), 0 beyond head_dim.
     pub(super) embedding: usize,
     /// (cells + pooled, width): scores, then weights.
     pub(super) scores: usize,
-    /// (cells, width): what is added to the weights of the window.
+    /// (cells, width): the learned part of the window's weights.
     pub(super) learnt: usize,
     /// (head_dim, width): queries, then the pooled tokens' part of the outputs.
     pub(super) columns: usize,
@@ -51,7 +52,7 @@ pub(super) struct Layout {
     pub(super) rows: usize,
 }
 
-/// The memory, and what is in it.
+/// The memory and its layout.
 pub(super) struct Workspace<'h> {
     floats: Memory<'h>,
     pub(super) layout: Layout,
@@ -59,7 +60,7 @@ pub(super) struct Workspace<'h> {
 }
 
 impl<'h> Workspace<'h> {
-    /// For bands of `band` rows of the grid.
+    /// Allocates memory for bands of `band` grid rows.
     pub(super) fn new<I: Isa>(p: &Problem, band: usize, host: &'h dyn Host) -> Result<Workspace<'h>, Error> {
         let mut sections = Sections::default();
         let (pitch, width) = (pitch::<I>(p.head_dim), I::LANES * I::TILE);
@@ -88,12 +89,12 @@ impl<'h> Workspace<'h> {
         Ok(Workspace { floats: sections.allocate(host)?, layout, loaded: None })
     }
 
-    /// A pointer to the floats from `offset` on.
+    /// Pointer to the float at `offset`.
     pub(super) fn at(&self, offset: usize) -> *mut f32 {
         self.floats.at(offset)
     }
 
-    /// Fetches the head's pooled tokens and constants.
+    /// Loads the head's pooled tokens and constants.
     pub(super) fn load_head<I: Isa, T: Element>(&mut self, call: &Call<'_, I, T>, head: Head) {
         if self.loaded == Some(head) {
             return;
@@ -122,7 +123,8 @@ impl<'h> Workspace<'h> {
         self.loaded = Some(head);
     }
 
-    /// Fetches the keys and values of the windows of `selected` tokens, in ascending order; the band begins at row `first`.
+    /// Loads the keys and values of the windows of the `selected` tokens (ascending); the band starts at grid row
+    /// `first`.
     pub(super) fn load_band<I: Isa, T: Element>(
         &mut self,
         call: &Call<'_, I, T>,
@@ -133,13 +135,13 @@ impl<'h> Workspace<'h> {
         let (p, reach) = (call.problem, call.problem.window / 2);
         let (mut next, mut end) = (0, 0);
         for &token in selected {
-            // Tokens ascend: most are in the row of the one before.
+            // Tokens ascend, so most are in the same row as the previous one.
             if (token as usize) < end {
                 continue;
             }
             let row = token as usize / p.width;
             end = (row + 1) * p.width;
-            // Line `l` of the band is row `first + l - reach` of the grid.
+            // Line `l` of the band is grid row `first + l - reach`.
             let lines = next.max(row - first)..row - first + 2 * reach + 1;
             next = lines.end;
             for line in lines {
@@ -148,7 +150,7 @@ impl<'h> Workspace<'h> {
         }
     }
 
-    /// Fills a line of the band with a row of the grid, or with zeros.
+    /// Fills a line of the band with a grid row, or with zeros.
     fn load_line<I: Isa, T: Element>(&mut self, call: &Call<'_, I, T>, head: Head, line: usize, row: Option<usize>) {
         let (p, Layout { pitch, .. }) = (call.problem, self.layout);
         let offset = (line * self.layout.line + p.window / 2) * pitch;

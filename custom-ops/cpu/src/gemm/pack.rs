@@ -1,9 +1,9 @@
-//! Between the caller's tensors and the tiles: widening, transposing.
+//! Conversion to f32 and transposition of matrices.
 
 use crate::isa::{Isa, Job, MAX_LANES};
 use moh_operators::Element;
 
-/// Copies rows of `k` elements to floats, `pitch` apart. Floats beyond, up to a whole vector, become 0.
+/// Converts rows of `k` elements to f32 rows `pitch` apart. Padding up to a whole vector is 0.
 ///
 /// Contract of the constructor: the inputs are valid for reading; `output` for writing whole vectors.
 pub(super) struct CopyInputs<F> {
@@ -35,8 +35,8 @@ impl<T: Element, F: Fn(usize) -> *const T> Job for CopyInputs<F> {
     }
 }
 
-/// Copies `rows` rows of `columns` elements, `stride` apart, to floats `pitch` apart. Floats beyond, up to a whole vector,
-/// become 0.
+/// Converts `rows` rows of `columns` elements, `stride` apart, to f32 rows `pitch` apart. Padding up to a whole vector
+/// is 0.
 ///
 /// Contract of the constructor: `input` is valid for reading, `output` for writing whole vectors.
 pub(super) struct CopyRows<T> {
@@ -69,8 +69,8 @@ impl<T: Element> Job for CopyRows<T> {
     }
 }
 
-/// Copies the transpose of `rows` rows of `columns` elements, `stride` apart, to floats `pitch` apart. Floats beyond the
-/// rows, up to a whole vector, become 0.
+/// Converts `rows` rows of `columns` elements, `stride` apart, to the transposed f32 matrix with rows `pitch` apart.
+/// Padding up to a whole vector is 0.
 ///
 /// Contract of the constructor: `input` is valid for reading; `output` for writing whole vectors.
 pub(super) struct TransposeRows<T> {
@@ -96,7 +96,7 @@ impl<T: Element> Job for TransposeRows<T> {
                     let input = self.input.add(row * self.stride + column);
                     let output = self.output.add(column * self.pitch + row);
                     if rows == I::LANES && columns == I::LANES {
-                        // Constant bounds keep the block in registers.
+                        // Constant loop bounds keep the block in registers.
                         self.block(isa, input, I::LANES, I::LANES, output);
                     } else {
                         self.block(isa, input, rows, columns, output);

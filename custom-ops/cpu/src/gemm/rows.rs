@@ -1,12 +1,12 @@
-//! From sums to the caller's output.
+//! Stores sums to the caller's output.
 
 use crate::isa::{Isa, Job};
 use moh_operators::Element;
 
-/// Writes rows of `columns` sums to the caller's rows, plus the bias.
+/// Writes rows of `columns` sums, plus the bias, to output rows.
 ///
-/// Contract of the constructor: the sums are valid for reading, their partners for writing, `columns` elements; so is the
-/// bias for reading.
+/// Contract of the constructor: the sums are valid for reading and the outputs for writing `columns` elements, the
+/// bias for reading as many.
 pub(crate) struct Store<'a, T> {
     pub(crate) rows: &'a [(*const f32, *mut T)],
     pub(crate) columns: usize,
@@ -40,8 +40,8 @@ impl<T: Element> Job for Store<'_, T> {
 
 /// Adds rows of `columns` sums, plus the bias, times a factor, to other rows of sums.
 ///
-/// Contract of the constructor: the sums are valid for reading, their partners for reading and writing, whole vectors; the
-/// bias for reading `columns` elements.
+/// Contract of the constructor: whole vectors of the sums are valid for reading and of the other rows for reading and
+/// writing; `columns` elements of the bias are valid for reading.
 pub(crate) struct AddScaled<'a, T> {
     pub(crate) rows: &'a [(*const f32, *mut f32, f32)],
     pub(crate) columns: usize,

@@ -1,14 +1,14 @@
-//! Products of a few rows: the weights are read in place, each once.
+//! Products of a few rows: each weight element is read once, in place.
 
 use super::Row;
 use crate::isa::{Isa, Job};
 use moh_operators::Element;
 
-/// The most rows whose sums with some columns fit the registers.
+/// Maximum rows whose sums with a few columns fit the registers.
 pub(super) const ROWS: usize = 6;
 
-/// `lines`' products with `columns` columns that lie along the inner index, `stride` apart, added to their outputs from
-/// `column` on, or written there.
+/// Products of `lines` with `columns` weight columns, each contiguous along the inner dimension and `stride` apart.
+/// Results are added to the outputs from `column` on, or overwrite them if `first`.
 ///
 /// Contract of the constructor: there are at most [`ROWS`] lines; their inputs are valid for reading `k` floats, `b` for
 /// reading the columns, the outputs for reading and writing `columns` floats from `column` on.
@@ -59,7 +59,7 @@ impl<T: Element> Dots<'_, T> {
         }
     }
 
-    /// `G` rows with `N` columns.
+    /// Products of `G` rows with `N` columns.
     #[inline(always)]
     fn block<I: Isa, const G: usize, const N: usize>(&self, isa: I, column: usize) {
         let mut acc = [[isa.splat(0.0); N]; G];
@@ -102,7 +102,7 @@ impl<T: Element> Dots<'_, T> {
     }
 }
 
-/// As [`Dots`], for columns that lie across the inner index: rows of `columns` elements, `stride` apart.
+/// As [`Dots`], for a weight whose rows are contiguous: rows of `columns` elements, `stride` apart.
 ///
 /// Contract of the constructor: there are at most 4 lines; otherwise as for [`Dots`].
 pub(super) struct Axpy<'a, T> {
@@ -133,7 +133,7 @@ impl<T: Element> Job for Axpy<'_, T> {
 impl<T: Element> Axpy<'_, T> {
     #[inline(always)]
     fn rows<I: Isa, const G: usize>(&self, isa: I) {
-        /// Rows of weights that are read side by side: the outputs are read and written once for all of them.
+        /// Weight rows per pass: the outputs are read and written once per pass.
         const DEPTH: usize = 8;
         let whole = self.k - self.k % DEPTH;
         for k in (0..whole).step_by(DEPTH) {
@@ -144,7 +144,7 @@ impl<T: Element> Axpy<'_, T> {
         }
     }
 
-    /// `G` rows with `K` rows of weights, from `k` on.
+    /// Products of `G` rows with `K` weight rows, starting at inner index `k`.
     #[inline(always)]
     fn block<I: Isa, const G: usize, const K: usize>(&self, isa: I, k: usize) {
         let whole = self.columns - self.columns % I::LANES;

@@ -1,20 +1,20 @@
-//! The register-blocked product.
+//! Register-blocked product.
 
 use super::Row;
 use crate::isa::{Isa, Job};
 use std::ops::Range;
 
-/// The most rows of a register tile of [`vectors`] vectors a row, and of a narrower one: as many as the registers hold, of
-/// numbers and of addresses.
+/// Maximum rows of a register tile with [`vectors`] vectors per row, and of a narrower one: limited by vector
+/// registers and by address registers.
 const ROWS: [usize; 2] = [5, 6];
 
-/// Vectors in a register tile's row.
+/// Vectors per row of the register tile.
 pub(super) const fn vectors<I: Isa>() -> usize {
     if I::REGISTERS >= 32 { 5 } else { 2 }
 }
 
-/// Products of the rows `picked`, over inner indices `k`, with a packed panel of `vectors` vectors a row, added to their
-/// outputs from `column` on, or written there.
+/// Products of the rows `picked`, over inner indices `k`, with a packed panel of `vectors` vectors per row. Results
+/// are added to the outputs from `column` on, or overwrite them if `first`.
 ///
 /// Contract of the constructor: the rows' inputs are valid for reading the elements `k`, the panel for reading `k.len()` rows,
 /// the outputs for reading and writing `vectors` vectors from `column` on.
@@ -26,11 +26,11 @@ pub(super) struct Tiles<'a> {
     pub(super) vectors: usize,
     pub(super) column: usize,
     pub(super) first: bool,
-    /// Memory to prefetch meanwhile. The result is what remains of it.
+    /// Memory to prefetch during the product. `run` returns what is left of it.
     pub(super) ahead: Ahead,
 }
 
-/// Memory that will be read soon: rows of some bytes, `stride` bytes apart. It is never read here.
+/// Memory to prefetch: rows of `bytes` bytes, `stride` bytes apart. It is never dereferenced.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ahead {
     row: *const u8,
@@ -51,7 +51,7 @@ impl Ahead {
         Ahead { row, stride, rows, bytes, done: 0 }
     }
 
-    /// Asks for one cache line more, if there is one.
+    /// Prefetches the next cache line, if any is left.
     #[inline(always)]
     fn fetch<I: Isa>(&mut self, isa: I) {
         const LINE: usize = 64;
@@ -90,7 +90,8 @@ impl Tiles<'_> {
         let most = ROWS[usize::from(V < 5)];
         let mut picked = self.picked;
         while !picked.is_empty() {
-            // The last two tiles share their rows: a tile of very few would wait for every sum.
+            // The last two tiles get equal numbers of rows: in a tile of very few rows, every addition would wait for
+            // the previous one.
             let rows = if picked.len() < 2 * most && picked.len() > most { picked.len().div_ceil(2) } else { most };
             let (tile, rest) = picked.split_at(rows.min(picked.len()));
             match tile.len() {
@@ -113,10 +114,10 @@ impl Tiles<'_> {
         }
     }
 
-    /// `G` rows, held in registers over the whole inner length.
+    /// A tile of `G` rows, accumulated in registers over the whole inner length.
     #[inline(always)]
     fn tile<I: Isa, const G: usize, const V: usize>(&mut self, isa: I, rows: [Row; G]) {
-        /// Inner steps for each cache line that is asked for.
+        /// Inner indices per prefetched cache line.
         const STEPS: usize = 4;
         let mut acc = [[isa.splat(0.0); V]; G];
         let mut input = [self.b; G];
@@ -129,7 +130,7 @@ impl Tiles<'_> {
             let whole = k - k % STEPS;
             for start in (0..whole).step_by(STEPS) {
                 self.ahead.fetch(isa);
-                // A constant number of steps, so that they are laid out one after the other.
+                // A constant trip count, so that the loop is unrolled.
                 for i in start..start + STEPS {
                     step(isa, &mut acc, &input, b, i);
                     b = b.add(V * I::LANES);
@@ -150,7 +151,7 @@ impl Tiles<'_> {
     }
 }
 
-/// Inner index `i`: a row of the panel, at `b`, times an element of each input.
+/// One inner index: multiplies a row of the panel, at `b`, by one element of each input and accumulates.
 ///
 /// # Safety
 /// The row and the elements are valid for reading.

@@ -1,21 +1,22 @@
-//! x86-64 with AMX (tiles, bf16): products of 16 x 32 by 32 x 16 blocks of bfloat16, summed in f32.
+//! x86-64 with AMX (tiles, bf16): products of 16 x 32 by 32 x 16 blocks of bfloat16, accumulated in f32.
 //!
-//! Each f32 is split exactly into three bf16 terms, 8 bits of its 24 each. Six of the nine products of two such sums are as
-//! good as the f32 product (what is left out is 2^-23 of it on average, 2^-20 at most), and take less time than f32 multiply-adds.
+//! Each f32 is split exactly into three bf16 terms of 8 bits each. Of the nine products of two factors' terms, six are
+//! kept; the omitted ones are 2^-23 of the result on average and 2^-20 at most, comparable to f32 rounding. Six bf16
+//! products take less time than f32 multiply-adds.
 //!
-//! The compiler knows nothing of tile registers and never uses them, so that they keep their contents from one block of
-//! assembly to the next.
+//! The compiler does not use tile registers, so they keep their contents between blocks of inline assembly.
 
 use super::avx512::Avx512;
 use super::unit::{Multiply, ROW_BYTES, TILE, TILE_BYTES, TileProduct, Unit};
 use std::arch::asm;
 use std::sync::OnceLock;
 
-/// Exists only where the processor has AMX and this process may use it.
+/// Exists only if the processor has AMX and this process may use it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Amx(());
 
-/// Tiles while it lives: all eight have 16 rows of 64 bytes. Belongs to the thread that made it.
+/// Configured tile registers, released on drop: all eight have 16 rows of 64 bytes. Belongs to the thread that made
+/// it.
 pub(crate) struct Tiles(std::marker::PhantomData<*const ()>);
 
 impl Unit for Amx {
@@ -42,7 +43,7 @@ impl Unit for Amx {
             configuration.0[16 + 2 * tile] = 64;
             configuration.0[48 + tile] = TILE as u8;
         }
-        // SAFETY: `self` is the proof that AMX may be used; the configuration is that of palette 1.
+        // SAFETY: `self` proves that AMX may be used; the configuration is that of palette 1.
         unsafe { asm!("ldtilecfg [{}]", in(reg) configuration.0.as_ptr(), options(nostack)) }
         Tiles(std::marker::PhantomData)
     }
@@ -50,20 +51,20 @@ impl Unit for Amx {
 
 impl Drop for Tiles {
     fn drop(&mut self) {
-        // SAFETY: a `Tiles` exists only where AMX may be used.
+        // SAFETY: a `Tiles` exists only if AMX may be used.
         unsafe { asm!("tilerelease", options(nomem, nostack)) }
     }
 }
 
-/// The terms to load before each product of two, `None` to keep what is loaded: in an order that loads few.
+/// The terms to load before each of the six products (`None`: already loaded), in an order with few loads.
 const THREE_TERMS: [(Option<usize>, Option<usize>); 6] =
     [(Some(2), Some(0)), (Some(1), None), (None, Some(1)), (Some(0), None), (None, Some(0)), (None, Some(2))];
 
-/// The product stays in tiles 0 to 3; 4 and 5 hold blocks of the left factor, 6 and 7 of the right one.
+/// The result is accumulated in tiles 0 to 3; 4 and 5 hold blocks of the left factor, 6 and 7 of the right one.
 impl Multiply for Tiles {
     #[inline]
     unsafe fn multiply<const BOTH: bool>(&self, p: &TileProduct) {
-        // SAFETY: a `Tiles` exists only where AMX may be used, and its tiles are configured; the caller's contract.
+        // SAFETY: a `Tiles` exists only if AMX may be used, and its tiles are configured; the caller's contract.
         unsafe {
             self.begin::<BOTH>(p);
             let order: &[_] = match p.terms {
@@ -90,7 +91,7 @@ impl Multiply for Tiles {
 impl Tiles {
     #[inline(always)]
     unsafe fn begin<const BOTH: bool>(&self, p: &TileProduct) {
-        // SAFETY: as of `multiply`.
+        // SAFETY: as in `multiply`.
         unsafe {
             if !p.add {
                 asm!("tilezero tmm0", "tilezero tmm1", options(nomem, nostack));
@@ -115,7 +116,7 @@ impl Tiles {
     #[inline(always)]
     unsafe fn left<const BOTH: bool>(&self, p: &TileProduct, step: usize, term: usize) {
         let offset = step * TILE_BYTES + term * p.term_strides[0];
-        // SAFETY: as of `multiply`.
+        // SAFETY: as in `multiply`.
         unsafe {
             asm!("tileloadd tmm4, [{a} + {s}]",
                 a = in(reg) p.a[0].byte_add(offset), s = in(reg) ROW_BYTES, options(nostack, readonly));
@@ -128,7 +129,7 @@ impl Tiles {
 
     #[inline(always)]
     unsafe fn right(&self, p: &TileProduct, step: usize, term: usize) {
-        // SAFETY: as of `multiply`.
+        // SAFETY: as in `multiply`.
         unsafe {
             asm!("tileloadd tmm6, [{b} + {s}]", "tileloadd tmm7, [{b} + {s} + 64]",
                 b = in(reg) p.b.byte_add(step * p.b_step + term * p.term_strides[1]), s = in(reg) p.b_stride,
@@ -138,7 +139,7 @@ impl Tiles {
 
     #[inline(always)]
     unsafe fn add<const BOTH: bool>(&self) {
-        // SAFETY: as of `multiply`.
+        // SAFETY: as in `multiply`.
         unsafe {
             asm!("tdpbf16ps tmm0, tmm4, tmm6", "tdpbf16ps tmm1, tmm4, tmm7", options(nomem, nostack));
             if BOTH {
@@ -149,7 +150,7 @@ impl Tiles {
 
     #[inline(always)]
     unsafe fn end<const BOTH: bool>(&self, p: &TileProduct) {
-        // SAFETY: as of `multiply`.
+        // SAFETY: as in `multiply`.
         unsafe {
             asm!("tilestored [{c} + {s}], tmm0", "tilestored [{c} + {s} + 64], tmm1",
                 c = in(reg) p.c[0], s = in(reg) p.c_stride, options(nostack));
@@ -161,7 +162,8 @@ impl Tiles {
     }
 }
 
-/// AMX-TILE and AMX-BF16, and an operating system that saves the tiles' state (Intel SDM volume 1, chapter 18).
+/// Whether the processor has AMX-TILE and AMX-BF16, and the operating system saves the tiles' state (Intel SDM volume
+/// 1, chapter 18).
 fn processor_has_it() -> bool {
     const OSXSAVE: u32 = 1 << 27;
     const BF16_AND_TILE: u32 = 1 << 22 | 1 << 24;
@@ -171,12 +173,12 @@ fn processor_has_it() -> bool {
         return false;
     }
     let states: u32;
-    // SAFETY: with OSXSAVE there is XGETBV, and register 0.
+    // SAFETY: OSXSAVE implies that XGETBV and register 0 exist.
     unsafe { asm!("xgetbv", in("ecx") 0, out("eax") states, out("edx") _, options(nomem, nostack)) };
     states & TILE_STATE == TILE_STATE
 }
 
-/// Linux saves the tiles' state, 8 KiB a thread, only for processes that ask for it
+/// Requests permission to use AMX: Linux saves the tiles' state, 8 KiB per thread, only for processes that ask for it
 /// (<https://docs.kernel.org/arch/x86/xstate.html>).
 fn system_permits_it() -> bool {
     const ARCH_PRCTL: usize = 158;

@@ -4,13 +4,13 @@ use super::{EXP2_FLOOR, Isa, Job, MAX_LANES, exp2_fraction};
 use moh_operators::{DType, Element};
 use std::arch::x86_64::*;
 
-/// Exists only where the processor has the features of [`enabled`].
+/// Exists only if the processor has the features of [`enabled`].
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2(());
 
 macro_rules! simd {
     ($e:expr) => {{
-        // SAFETY: `self` is the proof that the processor has the features.
+        // SAFETY: `self` proves that the processor has the features.
         unsafe { $e }
     }};
 }
@@ -109,7 +109,7 @@ impl Isa for Avx2 {
 
     #[inline(always)]
     unsafe fn widen<T: Element>(self, ptr: *const T) -> __m256 {
-        // SAFETY: the caller's contract, and `self`; the pointer's type is the one that DTYPE names.
+        // SAFETY: the caller's contract, and `self`; the pointer's type corresponds to DTYPE.
         unsafe {
             match T::DTYPE {
                 DType::F32 => _mm256_loadu_ps(ptr.cast()),
@@ -123,7 +123,7 @@ impl Isa for Avx2 {
     }
     #[inline(always)]
     unsafe fn narrow<T: Element>(self, ptr: *mut T, x: __m256) {
-        // SAFETY: the caller's contract, and `self`; the pointer's type is the one that DTYPE names.
+        // SAFETY: the caller's contract, and `self`; the pointer's type corresponds to DTYPE.
         unsafe {
             match T::DTYPE {
                 DType::F32 => _mm256_storeu_ps(ptr.cast(), x),
@@ -144,7 +144,7 @@ impl Isa for Avx2 {
 
     #[inline(always)]
     fn transpose(self, rows: &mut [__m256; MAX_LANES]) {
-        // b[q][c] holds, in its 128-bit lane l, column 4l + c of rows 4q .. 4q + 4.
+        // 128-bit lane l of b[q][c] holds column 4l + c of rows 4q .. 4q + 4.
         let mut b = [[self.splat(0.0); 4]; 2];
         for q in 0..2 {
             let r = &rows[4 * q..4 * q + 4];
@@ -167,7 +167,8 @@ impl Isa for Avx2 {
 
     #[inline(always)]
     fn sums(self, r: [__m256; MAX_LANES]) -> __m256 {
-        // Every step adds the halves of vectors and puts two into one, with half the shuffles of a transposition.
+        // Each step adds halves of vectors and combines two vectors into one, with half the shuffles of a
+        // transposition.
         let zero = self.splat(0.0);
         let (mut pairs, mut fours) = ([zero; 4], [zero; 2]);
         for i in 0..4 {

@@ -4,13 +4,13 @@ use super::{Isa, Job, MAX_LANES, exp2_fraction};
 use moh_operators::{DType, Element};
 use std::arch::x86_64::*;
 
-/// Exists only where the processor has the features of [`enabled`].
+/// Exists only if the processor has the features of [`enabled`].
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512(());
 
 macro_rules! simd {
     ($e:expr) => {{
-        // SAFETY: `self` is the proof that the processor has the features.
+        // SAFETY: `self` proves that the processor has the features.
         unsafe { $e }
     }};
 }
@@ -105,7 +105,7 @@ impl Isa for Avx512 {
 
     #[inline(always)]
     unsafe fn widen<T: Element>(self, ptr: *const T) -> __m512 {
-        // SAFETY: the caller's contract, and `self`; the pointer's type is the one that DTYPE names.
+        // SAFETY: the caller's contract, and `self`; the pointer's type corresponds to DTYPE.
         unsafe {
             match T::DTYPE {
                 DType::F32 => _mm512_loadu_ps(ptr.cast()),
@@ -119,7 +119,7 @@ impl Isa for Avx512 {
     }
     #[inline(always)]
     unsafe fn narrow<T: Element>(self, ptr: *mut T, x: __m512) {
-        // SAFETY: the caller's contract, and `self`; the pointer's type is the one that DTYPE names.
+        // SAFETY: the caller's contract, and `self`; the pointer's type corresponds to DTYPE.
         unsafe {
             match T::DTYPE {
                 DType::F32 => _mm512_storeu_ps(ptr.cast(), x),
@@ -141,7 +141,7 @@ impl Isa for Avx512 {
     #[inline(always)]
     unsafe fn widen_part<T: Element>(self, ptr: *const T, n: usize) -> __m512 {
         let mask = ((1u32 << n) - 1) as __mmask16;
-        // SAFETY: the caller's contract, and `self`; lanes outside the mask are not read.
+        // SAFETY: the caller's contract, and `self`; masked lanes are not read.
         unsafe {
             match T::DTYPE {
                 DType::F32 => _mm512_maskz_loadu_ps(mask, ptr.cast()),
@@ -169,7 +169,7 @@ impl Isa for Avx512 {
 
     #[inline(always)]
     fn halves(self, a: __m512, b: __m512) -> __m512 {
-        // Every second half is `b`'s.
+        // Odd 16-bit elements come from `b`.
         simd!(_mm512_castsi512_ps(_mm512_mask_mov_epi16(
             _mm512_srli_epi32::<16>(_mm512_castps_si512(a)),
             0xaaaa_aaaa,
@@ -187,7 +187,7 @@ impl Isa for Avx512 {
 
     #[inline(always)]
     fn transpose(self, rows: &mut [__m512; MAX_LANES]) {
-        // b[q][c] holds, in its 128-bit lane l, column 4l + c of rows 4q .. 4q + 4.
+        // 128-bit lane l of b[q][c] holds column 4l + c of rows 4q .. 4q + 4.
         let mut b = [[self.splat(0.0); 4]; 4];
         for q in 0..4 {
             let r = &rows[4 * q..4 * q + 4];
@@ -219,7 +219,8 @@ impl Isa for Avx512 {
 
     #[inline(always)]
     fn sums(self, r: [__m512; MAX_LANES]) -> __m512 {
-        // Every step adds the halves of vectors and puts two into one, with half the shuffles of a transposition.
+        // Each step adds halves of vectors and combines two vectors into one, with half the shuffles of a
+        // transposition.
         let zero = self.splat(0.0);
         let (mut pairs, mut fours, mut eights) = ([zero; 8], [zero; 4], [zero; 2]);
         for i in 0..8 {

@@ -1,11 +1,11 @@
-//! x86-64 with AVX512-BF16: vectors of pairs of bfloat16, multiplied and added in f32.
+//! x86-64 with AVX512-BF16: dot products of pairs of bfloat16, accumulated in f32.
 
 use super::avx512::Avx512;
 use super::unit::{Multiply, ROW_BYTES, TILE, TILE_BYTES, TileProduct, Unit};
 use std::arch::x86_64::*;
 use std::sync::OnceLock;
 
-/// Exists only where the processor has the features of [`rows`].
+/// Exists only if the processor has the features of [`rows`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Dot(());
 
@@ -20,9 +20,10 @@ impl Unit for Dot {
         found.then_some(Dot(()))
     }
 
-    /// On AMD's processors these instructions do twice as much as those for f32, on Intel's half.
+    /// Compared with f32 multiply-adds, these instructions have twice the throughput on AMD processors and half on
+    /// Intel's.
     fn is_fast() -> bool {
-        // Asked once: a virtual machine leaves its guest for CPUID, which takes longer than a small operator.
+        // Cached: CPUID traps to the hypervisor in a virtual machine, which takes longer than a small operator.
         static AMD: OnceLock<bool> = OnceLock::new();
         *AMD.get_or_init(|| {
             let vendor = __cpuid(0);
@@ -39,21 +40,21 @@ impl Multiply for Dot {
     unsafe fn multiply<const BOTH: bool>(&self, p: &TileProduct) {
         for i in 0..1 + usize::from(BOTH) {
             for row in (0..TILE).step_by(ROWS) {
-                // SAFETY: `self` is the proof that the processor has the features; the caller's contract.
+                // SAFETY: `self` proves that the processor has the features; the caller's contract.
                 unsafe { rows(p, i, row) }
             }
         }
     }
 }
 
-/// Rows that are summed in registers.
+/// Rows accumulated in registers.
 const ROWS: usize = 8;
 
-/// Rows `row .. row + ROWS` of tile `i`.
+/// Computes rows `row .. row + ROWS` of tile `i`.
 #[target_feature(enable = "avx512f,avx512bf16")]
 unsafe fn rows(p: &TileProduct, i: usize, row: usize) {
     let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
-    // SAFETY: the caller's contract; every step holds TILE pairs.
+    // SAFETY: the caller's contract; every step has TILE pairs.
     unsafe {
         let c = p.c[i].byte_add(row * p.c_stride);
         if p.add {

@@ -5,8 +5,8 @@ use moh_operators::{DType, Element};
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-/// NEON is part of the target's baseline; the token is for symmetry. The half-precision conversions are written in assembly
-/// because their intrinsics are younger than the workspace's `rust-version`.
+/// NEON is part of the target's baseline, so this token always exists. Half-precision conversions use inline assembly,
+/// because their intrinsics are newer than the workspace's `rust-version`.
 #[derive(Clone, Copy)]
 pub(crate) struct Neon(());
 
@@ -95,7 +95,7 @@ impl Isa for Neon {
 
     #[inline(always)]
     unsafe fn widen<T: Element>(self, ptr: *const T) -> float32x4_t {
-        // SAFETY: the caller's contract; the pointer's type is the one that DTYPE names.
+        // SAFETY: the caller's contract; the pointer's type corresponds to DTYPE.
         unsafe {
             match T::DTYPE {
                 DType::F32 => vld1q_f32(ptr.cast()),
@@ -116,7 +116,7 @@ impl Isa for Neon {
     }
     #[inline(always)]
     unsafe fn narrow<T: Element>(self, ptr: *mut T, x: float32x4_t) {
-        // SAFETY: the caller's contract; the pointer's type is the one that DTYPE names.
+        // SAFETY: the caller's contract; the pointer's type corresponds to DTYPE.
         unsafe {
             match T::DTYPE {
                 DType::F32 => vst1q_f32(ptr.cast(), x),

@@ -1,4 +1,4 @@
-//! Any processor: arrays that the compiler vectorises with what its target always has.
+//! Arrays that the compiler vectorises for the target's baseline; runs on any processor.
 
 use super::{EXP2_FLOOR, Isa, Job, MAX_LANES, exp2_fraction};
 use moh_operators::Element;
@@ -64,7 +64,7 @@ impl Isa for Portable {
     fn div(self, a: F32x4, b: F32x4) -> F32x4 {
         zip(a, b, |a, b| a / b)
     }
-    // Not mul_add: without the instruction it is a call of the C library.
+    // Not `mul_add`, which is a C library call on targets without the instruction.
     #[inline(always)]
     fn fma(self, a: F32x4, b: F32x4, c: F32x4) -> F32x4 {
         zip(zip(a, b, |a, b| a * b), c, |ab, c| ab + c)
@@ -84,9 +84,9 @@ impl Isa for Portable {
     }
     #[inline(always)]
     fn exp2(self, x: F32x4) -> F32x4 {
-        // Adding 1.5 * 2^23 rounds to an integer, which then sits in the low bits of the sum.
+        // Adding 1.5 * 2^23 rounds to an integer, which is then in the low bits of the sum.
         const MAGIC: f32 = 12_582_912.0;
-        // Rounded down to -127, the exponent field below is 0, and so is the result.
+        // If rounded down to -127, the exponent field below is 0, and so is the result.
         let x = self.max(self.splat(EXP2_FLOOR), x);
         let shifted = zip(x, x, |x, _| (x - 0.5) + MAGIC);
         let fraction = zip(x, shifted, |x, shifted| x - (shifted - MAGIC));

@@ -1,10 +1,10 @@
-//! Every instruction set does the same.
+//! Every instruction set is tested against scalar code.
 
 use super::{Isa, Job, MAX_LANES};
 use half::{bf16, f16};
 use moh_operators::Element;
 
-/// Runs `job` on every instruction set of this processor.
+/// Runs `job` on every instruction set that this processor supports.
 fn everywhere<J: Job<Output = ()> + Copy>(job: J) {
     macro_rules! run_each {
         ($(#[$cfg:meta] $module:ident::$token:ident,)*) => {
@@ -27,7 +27,7 @@ fn lanes<I: Isa>(isa: I, x: I::V) -> Vec<f32> {
     lanes[..I::LANES].to_vec()
 }
 
-/// Lane i is `x(i)`.
+/// A vector whose lane i is `x(i)`.
 fn vector<I: Isa>(isa: I, x: impl Fn(usize) -> f32) -> I::V {
     let lanes: [f32; MAX_LANES] = std::array::from_fn(x);
     // SAFETY: the array holds MAX_LANES floats.
@@ -44,7 +44,7 @@ impl Job for Exp2 {
         for i in 0..=1_260_000 {
             let x = -1e-4 * i as f32;
             let (found, expected) = (f64::from(exp2(x)), f64::from(x).exp2());
-            // 2^-126 is the smallest normal number; below it, 0 will do.
+            // 2^-126 is the smallest normal number; below it, 0 is accepted.
             let close = (found / expected - 1.0).abs() < 2.5e-7 || (x <= -126.0 && found <= expected * 1.01);
             assert!(close, "2^{x} = {expected}, found {found}");
         }
@@ -111,7 +111,7 @@ struct Conversions;
 impl Job for Conversions {
     type Output = ();
     fn run<I: Isa>(self, isa: I) {
-        // Every 16-bit pattern, and around each halfway point between two of them.
+        // Every 16-bit pattern, and values around each midpoint between two of them.
         for bits in 0..=u16::MAX {
             for half in [0u32, 0x7fff, 0x8000, 0x8001] {
                 check::<I, bf16>(isa, f32::from_bits(u32::from(bits) << 16 | half));
@@ -176,12 +176,12 @@ fn exp2_is_accurate() {
 }
 
 #[test]
-fn comparisons_treat_nan_as_documented() {
+fn arithmetic_and_nan_handling() {
     everywhere(Comparisons);
 }
 
 #[test]
-fn transpose_exchanges_and_sums_adds_rows_and_columns() {
+fn transpose_and_sums_equal_scalar_code() {
     everywhere(Transpose);
 }
 
@@ -191,7 +191,7 @@ fn conversions_round_to_nearest_even() {
 }
 
 #[test]
-fn parts_touch_nothing_else() {
+fn partial_loads_and_stores_stay_in_bounds() {
     everywhere(Parts);
 }
 
@@ -216,20 +216,20 @@ impl Job for Halves {
             let bits = |x: f32| u32::from(bf16::from_f32(x).to_bits());
             assert_eq!(lanes(isa, paired)[i].to_bits(), bits(a(i)) | bits(b(i)) << 16);
             assert_eq!(lanes(isa, halves)[i].to_bits(), a(i).to_bits() >> 16 | b(i).to_bits() & 0xffff_0000);
-            assert_eq!(sums[i], a(i), "24 bits are three times 8");
+            assert_eq!(sums[i], a(i), "three bf16 terms of 8 bits sum to the f32");
         }
         assert!(lanes(isa, isa.rest(isa.splat(f32::INFINITY)))[0].is_nan());
     }
 }
 
 #[test]
-fn halves() {
+fn bf16_split_is_exact() {
     everywhere(Halves);
 }
 
 #[cfg(target_arch = "x86_64")]
 #[test]
-fn units_name_the_vectors_beside_them() {
+fn matrix_units_name_their_vector_instruction_set() {
     assert_eq!(super::vectors_beside("avx512bf16"), Some("avx512"));
     #[cfg(target_os = "linux")]
     assert_eq!(super::vectors_beside("amx"), Some("avx512"));

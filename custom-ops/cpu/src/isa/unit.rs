@@ -1,63 +1,66 @@
-//! What a matrix unit is: it multiplies blocks of bfloat16 faster than vectors of f32 do.
+//! Matrix units: they multiply blocks of bfloat16 faster than f32 vectors do.
 
 use super::Isa;
 
-/// Rows of a tile, and numbers of f32 in its row.
+/// Rows of a tile, and f32 elements per row.
 pub(crate) const TILE: usize = 16;
-/// Bytes of a tile's row, and of a tile whose rows lie one after the other.
+/// Bytes of a tile row. Rows of a tile are contiguous.
 pub(crate) const ROW_BYTES: usize = TILE * size_of::<f32>();
 pub(crate) const TILE_BYTES: usize = TILE * ROW_BYTES;
 
-/// Two factors and their product in f32. Each number of a factor is split into bf16 terms, largest first.
-/// Strides and steps are in bytes.
+/// Two factors and their product in f32. Each element of a factor is split into bf16 terms, largest first. Strides and
+/// steps are in bytes.
 #[derive(Debug, Clone, Copy)]
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub(crate) struct TileProduct {
-    /// Rows of 16 pairs along the inner index: two tiles of 16 rows, one after the other for each block of 32 inner indices.
+    /// Rows of 16 pairs along the inner dimension: two tiles of 16 rows each; tiles for consecutive blocks of 32 inner
+    /// indices are contiguous.
     pub(crate) a: [*const f32; 2],
-    /// Rows of pairs: row p holds inner indices 2p and 2p + 1 of 32 columns.
+    /// Rows of pairs: row p has inner indices 2p and 2p + 1 of 32 columns.
     pub(crate) b: *const f32,
     pub(crate) b_stride: usize,
-    /// From 32 inner indices of `b` to the next.
+    /// Distance between consecutive blocks of 32 inner indices of `b`.
     pub(crate) b_step: usize,
-    /// bf16 terms of a number: 1, 2 or 3. With 3, six of the nine products are kept: the others are below the last bit of f32.
+    /// bf16 terms per element: 1, 2 or 3. With 3, six of the nine products are kept; the others are below the last bit
+    /// of f32.
     pub(crate) terms: usize,
-    /// From one term of `a`, and of `b`, to the next.
+    /// Distance between consecutive terms of `a`, and of `b`.
     pub(crate) term_strides: [usize; 2],
-    /// Blocks of 32 inner indices.
+    /// Number of blocks of 32 inner indices.
     pub(crate) steps: usize,
-    /// 16 rows of 32 columns for each of `a`.
+    /// 16 rows of 32 columns for each matrix of `a`.
     pub(crate) c: [*mut f32; 2],
     pub(crate) c_stride: usize,
-    /// Whether the product is added to what is there.
+    /// Whether the product is added to `c`; otherwise it overwrites `c`.
     pub(crate) add: bool,
 }
 
-/// A matrix unit's token: exists only where the processor has it.
+/// A matrix unit's token; exists only if the processor has it.
 pub(crate) trait Unit: Copy + Send + Sync + 'static {
-    /// The vectors that its kernels use for everything else.
+    /// The vector instruction set that its kernels use for everything else.
     type Vectors: Isa;
-    /// The unit at work for one thread.
+    /// The unit, prepared for one thread.
     type Multiplier: Multiply;
-    /// Name that users choose kernels by.
+    /// The name by which users select kernels.
     const NAME: &'static str;
-    /// The most bf16 terms of an f32 factor with which it is faster than vectors of f32: three terms are six products.
+    /// Maximum number of bf16 terms per f32 factor for which the unit is faster than f32 vectors (three terms mean six
+    /// products).
     const MOST_TERMS: usize;
 
-    /// The token, where the processor has the unit.
+    /// The token, if the processor has the unit.
     fn detect() -> Option<Self>;
-    /// Whether automatic selection may pick it.
+    /// Whether automatic selection may pick it if supported.
     fn is_fast() -> bool;
-    /// Prepares it for this thread.
+    /// Prepares the unit for this thread.
     fn start(self) -> Self::Multiplier;
 }
 
-/// A unit at work for one thread.
+/// A matrix unit, prepared for one thread.
 pub(crate) trait Multiply {
-    /// The products of both of `a` with `b`, or of the first one.
+    /// Computes the products of both matrices of `a` with `b`, or only of the first.
     ///
     /// # Safety
-    /// All addresses that `product` names are valid: for reading `steps` blocks of the factors' terms, at most
-    /// [`Unit::MOST_TERMS`], for reading and writing `c`.
+    /// All pointers of `product` are valid: the factors' for reading `steps` blocks of at most [`Unit::MOST_TERMS`]
+    /// terms, `c` for reading and writing.
     unsafe fn multiply<const BOTH: bool>(&self, product: &TileProduct);
 }

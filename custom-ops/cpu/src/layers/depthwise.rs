@@ -1,4 +1,4 @@
-//! Convolutions of every channel with a kernel of its own, channels last.
+//! Depthwise convolution, channels last.
 
 use crate::host::Host;
 use crate::isa::vectorize;
@@ -14,11 +14,11 @@ use std::ops::Range;
 pub struct Depthwise {
     /// Height and width of the kernel.
     pub kernel: [usize; 2],
-    /// Pixels between outputs, at least 1.
+    /// Stride of the kernel along height and width, at least 1.
     pub strides: [usize; 2],
-    /// Pixels between the kernel's elements, at least 1.
+    /// Dilation of the kernel along height and width, at least 1.
     pub dilations: [usize; 2],
-    /// Zeros above the image and left of it.
+    /// Zero-padding above and left of the image.
     pub pads: [usize; 2],
     /// (kernel height, kernel width, channels).
     pub weight: Vec<f32>,
@@ -27,11 +27,11 @@ pub struct Depthwise {
 }
 
 impl Depthwise {
-    /// Convolves `x` (batch, height, width, channels) to `output` (batch, output height, output width, channels); what
-    /// lies beyond the image counts as 0.
+    /// Convolves `x` (batch, height, width, channels) into `output` (batch, output height, output width, channels),
+    /// with zero-padding.
     ///
     /// # Errors
-    /// [`Error::Length`] where lengths and shapes do not agree.
+    /// [`Error::Length`] if lengths and shapes do not agree.
     pub fn run<T: Element>(
         &self,
         x: &[T],
@@ -56,7 +56,7 @@ impl Depthwise {
         let line = |_: &mut (), item: usize| {
             let (image, y) = (item / size[0], item % size[0]);
             let x = &x[image * height * width * channels..][..height * width * channels];
-            // SAFETY: an item is a line of the output, whose length was checked.
+            // SAFETY: a work item is one row of the output, whose length was checked.
             let output = unsafe { { shared }.0.add(item * size[1] * channels) };
             let taps = self.taps(0, y, height);
             vectorize(
@@ -69,7 +69,7 @@ impl Depthwise {
         Ok(())
     }
 
-    /// The kernel's elements along `axis` that meet the image, of `length`, at an output.
+    /// The kernel's elements along `axis` that fall inside the image (of `length` pixels) for output pixel `output`.
     fn taps(&self, axis: usize, output: usize, length: usize) -> Range<usize> {
         let (start, pad, step) = (output * self.strides[axis], self.pads[axis], self.dilations[axis]);
         let first = pad.saturating_sub(start).div_ceil(step).min(self.kernel[axis]);
@@ -78,22 +78,22 @@ impl Depthwise {
     }
 }
 
-/// A line of the output, which is valid for writing.
+/// A row of the output, which is valid for writing.
 struct Line<'a, T> {
     layer: &'a Depthwise,
-    /// An image.
+    /// The input image.
     x: &'a [T],
     width: usize,
-    /// Where the kernel is, with the zeros above the image.
+    /// The kernel's position in the zero-padded image.
     y: usize,
-    /// Its rows that meet the image.
+    /// The kernel rows inside the image.
     taps: Range<usize>,
     output: *mut T,
-    /// Its pixels.
+    /// Output pixels of the row.
     count: usize,
 }
 
-/// Pixels that share the kernel's elements.
+/// Output pixels that share loads of the kernel's elements.
 const PIXELS: usize = 4;
 
 impl<T: Element> Job for Line<'_, T> {
@@ -106,7 +106,7 @@ impl<T: Element> Job for Line<'_, T> {
         let mut pixel = 0;
         while pixel < self.count {
             let inside = |pixel: usize| pixel < self.count && layer.taps(1, pixel, self.width) == all;
-            // The pixels between two whose kernels lie inside the image have theirs there as well.
+            // If the kernels of the first and the last pixel are inside the image, so are those between them.
             if inside(pixel) && inside(pixel + PIXELS - 1) {
                 self.pixels::<I, PIXELS>(isa, pixel, all.clone());
                 pixel += PIXELS;
@@ -119,7 +119,7 @@ impl<T: Element> Job for Line<'_, T> {
 }
 
 impl<T: Element> Line<'_, T> {
-    /// `G` outputs from `first` on, whose kernels meet the image in the columns `taps`.
+    /// Computes `G` outputs from `first` on, using the kernel columns `taps`.
     #[inline(always)]
     fn pixels<I: Isa, const G: usize>(&self, isa: I, first: usize, taps: Range<usize>) {
         let (layer, channels) = (self.layer, self.layer.bias.len());

@@ -1,14 +1,14 @@
-//! A validated call: where its rows lie.
+//! A validated call, and the addresses of its rows.
 
 use moh_operators::Element;
 use moh_operators::routed_attention::Problem;
 
-/// The tensors. Lengths are those that the validator requires of `problem`.
+/// The tensors of a call. Slice lengths have been validated against `problem`.
 #[derive(Clone, Copy)]
 pub(super) struct Call<'a, I, T> {
     pub(super) isa: I,
     pub(super) problem: &'a Problem,
-    /// The problem's, which [`super::plan::Selection`] holds to the range of u32.
+    /// The group size of `problem`; [`super::plan::Selection`] checks that rows fit u32.
     pub(super) group_size: u32,
     pub(super) query: &'a [T],
     pub(super) key: &'a [T],
@@ -18,16 +18,16 @@ pub(super) struct Call<'a, I, T> {
     pub(super) output: Output<T>,
 }
 
-/// The output, which workers write in disjoint pieces.
+/// The output, to which workers write disjoint parts.
 #[derive(Clone, Copy)]
 pub(super) struct Output<T>(pub(super) *mut T);
 
-// SAFETY: every (token, head) block belongs to one item of the plan, and every item to one worker.
+// SAFETY: every (token, head) block belongs to one work item, and every item to one worker.
 unsafe impl<T: Send> Send for Output<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for Output<T> {}
 
-/// A (batch, KV head), whose rows are numbered `token * group_size + head within the group`.
+/// A (batch, KV head) pair. Its rows are numbered `token * group_size + head within the group`.
 #[derive(Clone, Copy)]
 pub(super) struct Head {
     pub(super) batch: usize,
@@ -35,7 +35,7 @@ pub(super) struct Head {
 }
 
 impl<I, T: Element> Call<'_, I, T> {
-    /// A (batch, KV head) by its number.
+    /// The (batch, KV head) pair with this index.
     pub(super) fn head(&self, index: usize) -> Head {
         Head { batch: index / self.problem.kv_num_heads, kv_head: index % self.problem.kv_num_heads }
     }
@@ -43,20 +43,20 @@ impl<I, T: Element> Call<'_, I, T> {
     /// A row's token and its head within the group.
     fn split(&self, row: u32) -> (usize, usize) {
         match self.group_size {
-            // Divisions are slow, and most models have no groups.
+            // Skips a slow division; most models have group size 1.
             1 => (row as usize, 0),
             group => ((row / group) as usize, (row % group) as usize),
         }
     }
 
-    /// The number of the (token, head) pair among all of the call's.
+    /// Index of the (token, head) pair in the whole call.
     fn block(&self, head: Head, row: u32) -> usize {
         let p = self.problem;
         let (token, member) = self.split(row);
         (head.batch * p.q_len + token) * p.num_heads + head.kv_head * self.group_size as usize + member
     }
 
-    /// A row's query: `head_dim` elements.
+    /// Pointer to a row's query: `head_dim` elements.
     pub(super) fn query(&self, head: Head, row: u32) -> *const T {
         let d = self.problem.head_dim;
         let block = self.block(head, row);
@@ -68,7 +68,7 @@ impl<I, T: Element> Call<'_, I, T> {
         self.gates[self.block(head, row)]
     }
 
-    /// A row's output: `value_dim` elements.
+    /// Pointer to a row's output: `value_dim` elements.
     pub(super) fn output(&self, head: Head, row: u32) -> *mut T {
         // SAFETY: the output holds value_dim elements for every (token, head) pair.
         unsafe { self.output.0.add(self.block(head, row) * self.problem.value_dim) }
@@ -79,7 +79,7 @@ impl<I, T: Element> Call<'_, I, T> {
         for row in rows {
             let output = self.output(head, row);
             for d in 0..self.problem.value_dim {
-                // SAFETY: the block is value_dim elements long, and this item's own.
+                // SAFETY: the block has value_dim elements and belongs to this work item.
                 unsafe { output.add(d).write(T::from_f32(0.0)) }
             }
         }
@@ -90,19 +90,19 @@ impl<I, T: Element> Call<'_, I, T> {
         self.problem.visible_keys(self.split(row).0)
     }
 
-    /// Keys from `token` on, and their stride.
+    /// Pointer to the keys from `token` on, and their stride.
     pub(super) fn keys(&self, head: Head, token: usize) -> (*const T, usize) {
         let (p, dim) = (self.problem, self.problem.head_dim);
         (self.key[p.kv_offset(head.batch, head.kv_head, token, dim)..].as_ptr(), p.kv_stride(dim))
     }
 
-    /// Values from `token` on, and their stride.
+    /// Pointer to the values from `token` on, and their stride.
     pub(super) fn values(&self, head: Head, token: usize) -> (*const T, usize) {
         let (p, dim) = (self.problem, self.problem.value_dim);
         (self.value[p.kv_offset(head.batch, head.kv_head, token, dim)..].as_ptr(), p.kv_stride(dim))
     }
 
-    /// A row's bias, from key `key` on: the elements and their stride, 0 or 1.
+    /// A row's bias from key `key` on, and its stride: 0 or 1.
     pub(super) fn bias(&self, head: Head, row: u32, key: usize) -> Option<(&[T], usize)> {
         let p = self.problem;
         let ([batch, of_head, query, of_key], bias) = (p.bias_strides?, self.bias?);

@@ -1,8 +1,8 @@
-//! Many rows, on a matrix unit of bfloat16: tiles of 32 query rows against blocks of keys.
+//! Many rows on a bf16 matrix unit: tiles of 32 query rows against blocks of keys.
 //!
-//! As in [`super::tiles`], query rows lie in the lanes: scores are keys times queries, outputs are transposed values times
-//! weights. The unit reads pairs along the inner index from one lane. Numbers of other types are split into several bf16 terms;
-//! weights have as many, rounded, and their sums are those of the weights in f32.
+//! As in [`super::tiles`], each query row is a lane: scores are keys times queries, outputs are transposed values
+//! times weights. The unit reads pairs along the inner dimension. Elements of other types are split into several bf16
+//! terms; so are the softmax weights, which are rounded. Their sums use the f32 weights.
 
 use super::call::{Call, Head};
 use super::matrix_pack::{KEYS, PackKeys, PackQueries, PackValues, WIDTH, terms};
@@ -20,50 +20,51 @@ use moh_operators::routed_attention::Problem;
 use moh_operators::{DType, Element};
 use std::f32::consts::LOG2_E;
 
-/// Query rows of a KV head from which on several terms pay: to split keys and values for fewer takes longer than the products save
-/// (with 32 of 512 and 2048 keys, f32 took 0.95 to 1.8 times as long as vectors of f32, with 64 of them 0.78 to 1.08, with 128 0.65 to 0.92).
+/// Minimum query rows per KV head for using several bf16 terms: with fewer rows, splitting keys and values costs more
+/// than the products save. (Measured time in f32 relative to f32 vectors, with 512 and 2048 keys: 0.95 to 1.8 with 32
+/// rows, 0.78 to 1.08 with 64, 0.65 to 0.92 with 128.)
 pub(super) const ROWS_TO_SPLIT_KEYS_FOR: usize = 64;
-/// Distance of transposed rows in bytes.
+/// Row stride of transposed matrices, in bytes.
 const STRIDE: usize = WIDTH * size_of::<f32>();
-/// From one block of 32 inner indices, 16 pairs, to the next.
+/// Distance between blocks of 32 inner indices (16 pairs), in bytes.
 const STEP: usize = TILE * STRIDE;
 
-/// Sizes that fit the caches.
+/// Tile sizes that fit the caches.
 pub(super) fn tiling(p: &Problem, dtype: DType) -> Tiling {
-    /// Floats of queries and outputs that a worker holds: they stay in the second-level cache.
+    /// Floats of queries and outputs per worker: they fit the L2 cache.
     const CHUNK_FLOATS: usize = 192 << 10;
     const MIN_TILES: usize = 2;
     let tiles = (CHUNK_FLOATS / (terms(dtype) * pairs(p.head_dim) + rows(p.value_dim)) / WIDTH).max(MIN_TILES);
     Tiling { width: WIDTH, keys: KEYS, chunk: tiles * WIDTH }
 }
 
-/// Pairs of a query or key, filled up to whole blocks.
+/// Pairs per query or key, padded to whole blocks.
 fn pairs(dim: usize) -> usize {
     dim.div_ceil(2 * TILE).saturating_mul(TILE).max(TILE)
 }
 
-/// Rows of an output, filled up to whole tiles.
+/// Rows of an output, padded to whole tiles.
 fn rows(dim: usize) -> usize {
     dim.div_ceil(TILE).saturating_mul(TILE).max(TILE)
 }
 
-/// A worker's memory. Pairs of bfloat16 are counted as floats.
+/// A worker's memory. A pair of bfloat16 takes the space of one float.
 pub(super) struct MatrixMemory<'h> {
     floats: Memory<'h>,
     chunk: usize,
-    /// Of each tile (terms, pairs, WIDTH).
+    /// Per tile: (terms, pairs, WIDTH).
     queries: usize,
-    /// Of each tile (rows, WIDTH).
+    /// Per tile: (rows, WIDTH).
     outputs: usize,
     max: usize,
     sum: usize,
-    /// (terms, KEYS, pairs), in tiles
+    /// (terms, KEYS, pairs), in tiles.
     keys: usize,
-    /// (terms, rows, KEYS / 2), in tiles
+    /// (terms, rows, KEYS / 2), in tiles.
     values: usize,
     /// (KEYS, WIDTH)
     scores: usize,
-    /// The same.
+    /// (KEYS, WIDTH)
     bias: usize,
     /// (terms, KEYS / 2, WIDTH)
     weights: usize,
@@ -126,7 +127,7 @@ fn attend_terms<I: Isa, T: Element, const TERMS: usize>(
     }
     let finite = chunk.store_outputs();
     drop(chunk);
-    // The terms of an infinity are not numbers, though its products may be.
+    // With several bf16 terms an infinity yields NaN, even if the exact result does not.
     if (p.is_causal || TERMS > 1) && !finite {
         macs += repair(call, head, rows, spare);
     }
@@ -162,7 +163,7 @@ impl<I: Isa, T: Element, const TERMS: usize> Chunk<'_, '_, I, T, TERMS> {
         }
     }
 
-    /// All tiles against keys `start .. start + keys`.
+    /// Processes all tiles against keys `start .. start + keys`.
     fn block(&mut self, start: usize, keys: usize) -> u64 {
         let (call, head, p) = (self.call, self.head, self.call.problem);
         let (pairs, out_rows) = (pairs(p.head_dim), rows(p.value_dim));
@@ -209,7 +210,7 @@ impl<I: Isa, T: Element, const TERMS: usize> Chunk<'_, '_, I, T, TERMS> {
             }
             if limits[0].0 < keys {
                 for (lane, row) in rows.iter().enumerate() {
-                    // SAFETY: `lanes` holds a float for each of the tile's rows.
+                    // SAFETY: `lanes` has a float for each of the tile's rows.
                     unsafe { lanes.add(lane).write(seen(row) as f32) }
                 }
             }
@@ -232,7 +233,7 @@ impl<I: Isa, T: Element, const TERMS: usize> Chunk<'_, '_, I, T, TERMS> {
         macs as u64
     }
 
-    /// Scores of tile `i` with `steps` times 32 keys.
+    /// Scores of tile `i` with `32 * steps` keys.
     fn scores(&self, i: usize, steps: usize) {
         let pairs = pairs(self.call.problem.head_dim);
         let b = self.at(self.memory.queries + i * TERMS * WIDTH * pairs);
@@ -251,12 +252,12 @@ impl<I: Isa, T: Element, const TERMS: usize> Chunk<'_, '_, I, T, TERMS> {
                 c_stride: STRIDE,
                 add: false,
             };
-            // SAFETY: the sections have these sizes; keys are filled up to a multiple of 32.
+            // SAFETY: the sections have these sizes; keys are padded to a multiple of 32.
             unsafe { self.multiplier.multiply::<true>(&product) }
         }
     }
 
-    /// Adds the weighted values of `steps` times 32 keys to the outputs of tile `i`.
+    /// Adds the weighted values of `32 * steps` keys to the outputs of tile `i`.
     fn values(&self, i: usize, steps: usize, add: bool) {
         let rows = rows(self.call.problem.value_dim);
         let outputs = self.memory.outputs + i * WIDTH * rows;
@@ -275,7 +276,7 @@ impl<I: Isa, T: Element, const TERMS: usize> Chunk<'_, '_, I, T, TERMS> {
                 c_stride: STRIDE,
                 add,
             };
-            // SAFETY: the sections have these sizes; values and weights are filled up to a multiple of 32 keys.
+            // SAFETY: the sections have these sizes; values and weights are padded to a multiple of 32 keys.
             unsafe {
                 match second > row {
                     true => self.multiplier.multiply::<true>(&product),
@@ -285,7 +286,7 @@ impl<I: Isa, T: Element, const TERMS: usize> Chunk<'_, '_, I, T, TERMS> {
         }
     }
 
-    /// Writes the rows; false if a number among them may not be finite.
+    /// Writes the output rows. Returns false if an element may not be finite.
     fn store_outputs(&mut self) -> bool {
         let (call, head) = (self.call, self.head);
         let (dim, out_rows, sum) = (call.problem.value_dim, rows(call.problem.value_dim), self.memory.sum);
@@ -301,7 +302,7 @@ impl<I: Isa, T: Element, const TERMS: usize> Chunk<'_, '_, I, T, TERMS> {
             let rows_out = &pointers[..rows.len()];
             finite &= call.isa.vectorize(Scatter { rows: rows_out, dim, factors: sums.as_ptr(), input, width: WIDTH });
             for (factor, &row) in sums.iter().zip(rows) {
-                // Only a sum of 0 makes the quotient infinite: the weight of the largest score is 1.
+                // The factor is infinite only if the sum is 0, since the weight of the largest score is 1.
                 if factor.is_infinite() {
                     call.clear(head, row..row + 1);
                 }

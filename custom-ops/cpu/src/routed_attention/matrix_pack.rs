@@ -1,18 +1,18 @@
-//! From the caller's tensors to blocks for a matrix unit: pairs along the inner index in one lane, of as many terms of bfloat16 as a
-//! number needs to be their sum.
+//! Packs tensors into blocks for a matrix unit: pairs along the inner dimension, each element split into as many bf16
+//! terms as represent it exactly.
 
 use crate::isa::unit::TILE;
 use crate::isa::{Isa, Job, MAX_LANES};
 use moh_operators::{DType, Element};
 
-/// Query rows of a tile.
+/// Query rows per tile.
 pub(super) const WIDTH: usize = 2 * TILE;
-/// Keys of a block.
+/// Keys per block.
 pub(super) const KEYS: usize = 128;
-/// Elements of a vector of pairs.
+/// Elements per vector of pairs.
 const PAIRS: usize = 2 * MAX_LANES;
 
-/// Numbers of bfloat16 that sum to one of `dtype`: 8 bits each of 8, 11 and 24.
+/// Number of bf16 terms (8 bits each) that represent a `dtype` of 8, 11 or 24 bits exactly.
 pub(super) const fn terms(dtype: DType) -> usize {
     match dtype {
         DType::BF16 => 1,
@@ -21,7 +21,8 @@ pub(super) const fn terms(dtype: DType) -> usize {
     }
 }
 
-/// The terms of both, paired: the last rounded to nearest, those before it towards zero. An infinity leaves NaN in the second.
+/// Splits both into bf16 terms and interleaves them. All terms but the last are rounded towards zero, the last to
+/// nearest. An infinity yields NaN in the second term.
 #[inline(always)]
 pub(super) fn split<I: Isa, const TERMS: usize>(isa: I, mut a: I::V, mut b: I::V) -> [I::V; TERMS] {
     let mut terms = [isa.splat(0.0); TERMS];
@@ -34,7 +35,8 @@ pub(super) fn split<I: Isa, const TERMS: usize>(isa: I, mut a: I::V, mut b: I::V
     terms
 }
 
-/// The first [`PAIRS`] of `n` elements, and 0 beyond: neighbours paired as they lie, or, of several terms, the first half with the second.
+/// The first [`PAIRS`] of `n` elements, padded with 0. With one term, neighbouring elements form pairs; with several,
+/// an element of the first half and one of the second.
 #[inline(always)]
 unsafe fn load<I: Isa, T: Element, const TERMS: usize>(isa: I, input: *const T, n: usize) -> [I::V; TERMS] {
     // SAFETY: the caller's contract: `n` elements, of 16 bits if there is one term.
@@ -52,7 +54,7 @@ unsafe fn load<I: Isa, T: Element, const TERMS: usize>(isa: I, input: *const T, 
     }
 }
 
-/// `n` elements, at most [`MAX_LANES`], and 0 beyond.
+/// `n` elements, at most [`MAX_LANES`], padded with 0.
 #[inline(always)]
 unsafe fn part<I: Isa, T: Element>(isa: I, input: *const T, n: usize) -> I::V {
     // SAFETY: the caller's contract.
@@ -65,10 +67,11 @@ unsafe fn part<I: Isa, T: Element>(isa: I, input: *const T, n: usize) -> I::V {
     }
 }
 
-/// Gathers rows of `dim` elements into the lanes of (TERMS, pairs, WIDTH) pairs. Lanes and pairs beyond are 0.
+/// Gathers query rows of `dim` elements into the lanes of a (TERMS, pairs, WIDTH) array of pairs. Unused lanes and
+/// pairs are 0.
 ///
-/// Contract of the constructor: vectors have [`MAX_LANES`] lanes, and elements of one term 16 bits; the rows, [`WIDTH`] at most,
-/// are valid for reading, `output` for writing; `pairs` is a multiple of [`MAX_LANES`].
+/// Contract of the constructor: vectors have [`MAX_LANES`] lanes; with one term, elements have 16 bits; the rows, at
+/// most [`WIDTH`], are valid for reading, `output` for writing; `pairs` is a multiple of [`MAX_LANES`].
 pub(super) struct PackQueries<'a, T, const TERMS: usize> {
     pub(super) rows: &'a [*const T],
     pub(super) dim: usize,
@@ -105,15 +108,15 @@ impl<T: Element, const TERMS: usize> Job for PackQueries<'_, T, TERMS> {
     }
 }
 
-/// Where the 16 pairs from `pair` on of a row of `pairs` lie, rows being cut into tiles, which lie one after the other.
+/// Offset of the 16 pairs from `pair` on in a row of `pairs`. Rows are cut into tiles, which are contiguous.
 #[inline(always)]
 fn in_tiles(row: usize, pair: usize, pairs: usize) -> usize {
     (row / TILE * (pairs / TILE) + pair / TILE) * TILE * TILE + row % TILE * TILE
 }
 
-/// Copies keys to (TERMS, KEYS, pairs) pairs in tiles. Pairs beyond are 0, and so are keys up to a multiple of 32.
+/// Packs keys as (TERMS, KEYS, pairs) pairs in tiles. Unused pairs, and keys up to a multiple of 32, are 0.
 ///
-/// Contract of the constructor: as of [`PackQueries`], for `keys <= KEYS` rows `stride` apart.
+/// Contract of the constructor: as for [`PackQueries`], for `keys <= KEYS` rows `stride` apart.
 pub(super) struct PackKeys<T, const TERMS: usize> {
     pub(super) input: *const T,
     pub(super) stride: usize,
@@ -145,9 +148,10 @@ impl<T: Element, const TERMS: usize> Job for PackKeys<T, TERMS> {
     }
 }
 
-/// Transposes values to (TERMS, rows, KEYS / 2) pairs in tiles. Rows up to a multiple of 16 and keys up to one of 32 are 0.
+/// Transposes values to (TERMS, rows, KEYS / 2) pairs in tiles. Rows up to a multiple of 16, and keys up to a multiple
+/// of 32, are 0.
 ///
-/// Contract of the constructor: as of [`PackKeys`]; `rows` is `dim` up to a multiple of [`MAX_LANES`].
+/// Contract of the constructor: as for [`PackKeys`]; `rows` is `dim` rounded up to a multiple of [`MAX_LANES`].
 pub(super) struct PackValues<T, const TERMS: usize> {
     pub(super) input: *const T,
     pub(super) stride: usize,
@@ -177,7 +181,7 @@ impl<T: Element, const TERMS: usize> Job for PackValues<T, TERMS> {
                     isa.transpose(block);
                     for i in 0..MAX_LANES {
                         let row = term * self.rows + d + i;
-                        // SAFETY: the constructor's contract: the rows are filled up to whole tiles.
+                        // SAFETY: the constructor's contract: rows are padded to whole tiles.
                         unsafe { isa.store(self.output.add(in_tiles(row, start / 2, KEYS / 2)), block[i]) }
                     }
                 }
@@ -187,7 +191,7 @@ impl<T: Element, const TERMS: usize> Job for PackValues<T, TERMS> {
 }
 
 impl<T: Element, const TERMS: usize> PackValues<T, TERMS> {
-    /// `n` elements of a key's value, from `d` on.
+    /// `n` elements of a key's value, from element `d` on.
     #[inline(always)]
     fn part<I: Isa>(&self, isa: I, key: usize, d: usize, n: usize) -> I::V {
         if key >= self.keys {

@@ -1,31 +1,31 @@
-//! The running softmax between the two products of a matrix unit.
+//! Running softmax between the two products on a matrix unit.
 
 use super::matrix_pack::{KEYS, WIDTH, split};
 use crate::isa::{Isa, Job, MAX_LANES};
 
-/// Turns a tile's scores into weights: pairs of two keys each, as many terms of bfloat16.
+/// Converts a tile's scores to weights: pairs of consecutive keys, split into `TERMS` bf16 terms.
 ///
 /// Contract of the constructor: vectors have [`MAX_LANES`] lanes; all pointers are valid for the sizes given.
 pub(super) struct Softmax<const TERMS: usize> {
-    /// What scores are multiplied with, for powers of two.
+    /// Factor of the scores, for powers of two instead of e.
     pub(super) factor: f32,
-    /// How many of the keys the lanes of each vector see at least, and at most: in ascending order.
+    /// For each vector, the minimum and maximum number of visible keys over its lanes; ascending.
     pub(super) limits: [(usize, usize); 2],
-    /// Keys to give weights to: 0 where there is none. Even.
+    /// Number of keys to write weights for, even; 0 for keys that do not exist.
     pub(super) padded: usize,
     /// (keys, WIDTH)
     pub(super) scores: *mut f32,
-    /// The same, to be added.
+    /// (keys, WIDTH): bias to add to the scores.
     pub(super) bias: Option<*const f32>,
-    /// (WIDTH): how many of the keys each lane sees; undefined where every vector's least is its most.
+    /// (WIDTH): number of visible keys of each lane; uninitialised if minimum and maximum are equal in every vector.
     pub(super) visible: *const f32,
-    /// (TERMS, KEYS / 2, WIDTH), of which padded / 2 rows a term are written
+    /// (TERMS, KEYS / 2, WIDTH), of which padded / 2 rows per term are written.
     pub(super) weights: *mut f32,
     /// (WIDTH): largest score so far, -inf at first.
     pub(super) max: *mut f32,
     /// (WIDTH): sum of weights so far, 0 at first.
     pub(super) sum: *mut f32,
-    /// (rows, WIDTH): the sum of values so far, which becomes smaller as the largest score grows.
+    /// (rows, WIDTH): sum of values so far, which is rescaled when the largest score grows.
     pub(super) output: Option<*mut f32>,
     pub(super) rows: usize,
 }
@@ -48,7 +48,7 @@ impl<const TERMS: usize> Job for Softmax<TERMS> {
     }
 }
 
-/// Independent chains: one would wait for each instruction's latency.
+/// Several independent accumulators hide the latency of instructions.
 const CHAINS: usize = 4;
 
 impl<const TERMS: usize> Softmax<TERMS> {
@@ -87,7 +87,7 @@ impl<const TERMS: usize> Softmax<TERMS> {
         }
     }
 
-    /// Scales the scores, and hides those that a lane must not see; gives the largest.
+    /// Scales and masks the scores; returns the largest.
     #[inline(always)]
     unsafe fn largest<I: Isa, const BIASED: bool>(
         &self,
@@ -123,7 +123,7 @@ impl<const TERMS: usize> Softmax<TERMS> {
         }
     }
 
-    /// Writes the weights of keys `0 .. end`, and 0 beyond.
+    /// Writes the weights of keys `0 .. end`, and 0 for the padding.
     #[inline(always)]
     unsafe fn weigh<I: Isa>(&self, isa: I, vector: usize, end: usize, new: I::V) {
         // SAFETY: the caller's contract.
@@ -157,7 +157,7 @@ impl<const TERMS: usize> Softmax<TERMS> {
             let new = isa.add(isa.add(sum[0], sum[1]), isa.add(sum[2], sum[3]));
             let sum = self.sum.add(lane);
             isa.store(sum, isa.fma(isa.load(sum), decay, new));
-            // Lanes whose largest score stays keep their sums: decay is 1.
+            // Lanes whose largest score did not change keep their sums: their decay is 1.
             if let Some(output) = self.output
                 && isa.sum(isa.sub(isa.splat(1.0), decay)) != 0.0
             {

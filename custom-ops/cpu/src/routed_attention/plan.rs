@@ -1,4 +1,4 @@
-//! What is to be done: the selected rows of every KV head, cut into items for the workers.
+//! The work plan: the selected rows of every KV head, cut into work items.
 
 use super::row_step::ROWS;
 use moh_operators::Error;
@@ -6,15 +6,16 @@ use moh_operators::routed_attention::Problem;
 use moh_operators::{Definition, RoutedAttention};
 use std::ops::Range;
 
-/// The selected (token, head) pairs, grouped by (batch, KV head), as `token * group_size + head within the group`.
+/// The selected (token, head) pairs, grouped by (batch, KV head). A row is `token * group_size + head within the
+/// group`.
 pub(super) struct Selection {
-    /// Where each (batch, KV head)'s rows start, and the end.
+    /// Start of the rows of each (batch, KV head), and the end of the last.
     starts: Vec<usize>,
     rows: Vec<u32>,
 }
 
 impl Selection {
-    /// Reads the gates. Rows are in ascending order.
+    /// Reads the gates. Rows are ascending.
     pub(super) fn new(p: &Problem, gates: &[f32]) -> Result<Selection, Error> {
         let (group, heads) = (p.group_size(), p.batch * p.kv_num_heads);
         if p.batch > 0 && p.q_len.checked_mul(group).is_none_or(|rows| u32::try_from(rows).is_err()) {
@@ -26,7 +27,8 @@ impl Selection {
             });
         }
         let mut starts: Vec<usize> = zeros(heads + 1)?;
-        // One more than there can be: every row is written, and then kept or not, because a branch would be mispredicted.
+        // One element more than the maximum: each row is written unconditionally, and the end advances if it is
+        // selected (no mispredicted branch).
         let mut rows: Vec<u32> = zeros(gates.len() + 1)?;
         let mut count = 0;
         for head in 0..heads {
@@ -48,7 +50,7 @@ impl Selection {
         &self.rows[self.starts[head]..self.starts[head + 1]]
     }
 
-    /// How many rows a (batch, KV head) has that has any, on average.
+    /// Average number of rows per (batch, KV head), over those that have any.
     pub(super) fn mean_rows(&self) -> usize {
         let used = self.starts.windows(2).filter(|ends| ends[0] < ends[1]).count();
         self.starts.last().map_or(0, |rows| rows / used.max(1))
@@ -66,19 +68,20 @@ fn zeros<N: Copy + Default>(len: usize) -> Result<Vec<N>, Error> {
     Ok(numbers)
 }
 
-/// A piece of work. Items write disjoint parts of the output, and all of it together.
+/// A work item. Items write disjoint parts of the output, and together all of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Item {
     /// No row of this (batch, KV head) is selected.
     Zero { head: usize },
-    /// A part of its rows, in tiles.
+    /// A part of its rows, processed in tiles.
     Tiles { head: usize, part: usize, parts: usize },
-    /// All of its few rows, over a part of the keys; `slot` numbers the heads that are split.
+    /// All of its rows, which are few, over a part of the keys. `slot` is the index among the heads whose keys are
+    /// split.
     Rows { head: usize, part: usize, parts: usize, slot: usize },
 }
 
 impl Item {
-    /// The number of its (batch, KV head).
+    /// Index of its (batch, KV head).
     pub(super) fn head(self) -> usize {
         match self {
             Item::Zero { head } | Item::Tiles { head, .. } | Item::Rows { head, .. } => head,
@@ -86,24 +89,24 @@ impl Item {
     }
 }
 
-/// All items.
+/// All work items.
 pub(super) struct Plan {
     pub(super) items: Vec<Item>,
-    /// Heads whose keys are split: `parts` partial results each.
+    /// Number of heads whose keys are split; each has `parts` partial results.
     pub(super) slots: usize,
-    /// Partial results of a split head.
+    /// Partial results per split head.
     pub(super) parts: usize,
-    /// The most rows of an item in tiles.
+    /// Maximum rows per tiled item.
     pub(super) chunk: usize,
 }
 
-/// Fewer keys than this are not worth a partial result of their own.
+/// Minimum keys per part of a split head.
 const MIN_KEYS: usize = 256;
-/// Items a worker should find, so that unequal ones even out.
+/// Work items per worker, for load balancing.
 const ITEMS_PER_WORKER: usize = 4;
 
 impl Plan {
-    /// `tile` rows fill a register tile, `chunk` rows are as many as a worker's memory holds.
+    /// `tile` is the number of rows of a register tile, `chunk` the number of rows that a worker's memory holds.
     pub(super) fn new(p: &Problem, selection: &Selection, tile: usize, chunk: usize, workers: usize) -> Plan {
         let wanted = workers * ITEMS_PER_WORKER;
         let (mut tiled, mut few, mut most) = (0, 0, 0);
@@ -138,7 +141,7 @@ impl Plan {
                 }
                 rows => {
                     let parts = rows.div_ceil(chunk);
-                    // Later rows see more keys where the mask is causal: longest first.
+                    // With a causal mask later rows see more keys; the longest items come first.
                     plan.items.extend((0..parts).rev().map(|part| Item::Tiles { head, part, parts }));
                 }
             }
@@ -147,7 +150,7 @@ impl Plan {
     }
 }
 
-/// Part `part` of `parts` of `0 .. n`, in multiples of `step`.
+/// Part `part` of `parts` of `0 .. n`, cut at multiples of `step`.
 pub(super) fn share(n: usize, step: usize, part: usize, parts: usize) -> Range<usize> {
     let units = n.div_ceil(step);
     let at = |part: usize| (units * part / parts * step).min(n);

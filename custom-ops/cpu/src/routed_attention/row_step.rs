@@ -1,16 +1,16 @@
-//! A few query rows against one block of keys, which are read in place and once: the speed of memory is the limit.
+//! A few query rows against one block of keys, each read once and in place. Limited by memory bandwidth.
 //!
-//! Here the vector lanes run along the head, and along the keys in the softmax.
+//! Vector lanes run along the head dimension in the products, and along the keys in the softmax.
 
 use crate::isa::{Isa, Job, MAX_LANES};
 use moh_operators::Element;
 
-/// The most rows of a step.
+/// Maximum rows per step.
 pub(super) const ROWS: usize = 4;
-/// The most keys of a step.
+/// Maximum keys per step.
 pub(super) const KEYS: usize = 256;
 
-/// The work, and where it lies.
+/// The operands.
 ///
 /// Contract of the constructor: all pointers are valid for the sizes given; pitches are multiples of [`MAX_LANES`].
 #[derive(Clone, Copy)]
@@ -21,14 +21,14 @@ pub(super) struct RowStep<T> {
     pub(super) keys: usize,
     pub(super) head_dim: usize,
     pub(super) value_dim: usize,
-    /// (rows, query_pitch), 0 beyond head_dim.
+    /// (rows, query_pitch), padded with 0 after head_dim.
     pub(super) queries: *const f32,
     pub(super) query_pitch: usize,
-    /// First key, and the stride of keys.
+    /// Pointer to the first key, and the stride of keys.
     pub(super) key: (*const T, usize),
-    /// First value, and the stride of values.
+    /// Pointer to the first value, and the stride of values.
     pub(super) value: (*const T, usize),
-    /// (rows, KEYS): scratch, holding the bias (0 without one).
+    /// (rows, KEYS): the bias on entry (0 without one), then scratch.
     pub(super) scores: *mut f32,
     /// (rows, value_pitch): sum of values so far, 0 at first.
     pub(super) output: *mut f32,
@@ -37,7 +37,7 @@ pub(super) struct RowStep<T> {
     pub(super) max: *mut f32,
     /// (rows): sum of weights so far, 0 at first.
     pub(super) sum: *mut f32,
-    /// How many of the keys each row sees.
+    /// Number of visible keys of each row.
     pub(super) visible: [usize; ROWS],
 }
 
@@ -77,7 +77,7 @@ impl<T: Element> RowStep<T> {
             if self.visible[..R].iter().all(|&n| n == self.keys) {
                 self.all_values::<I, R>(isa, 0, self.keys, decay);
             } else {
-                // Row by row: a key that a row does not see must not reach it, not even as 0 times NaN.
+                // Row by row: a masked key must not contribute, since even 0 * NaN is NaN.
                 for r in 0..R {
                     self.all_values::<I, 1>(isa, r, self.visible[r], [decay[r]]);
                 }
@@ -85,7 +85,7 @@ impl<T: Element> RowStep<T> {
         }
     }
 
-    /// Scores of keys `j .. j + K`.
+    /// Computes the scores of keys `j .. j + K`.
     #[inline(always)]
     unsafe fn scores<I: Isa, const R: usize, const K: usize>(&self, isa: I, j: usize) {
         let (key, stride) = self.key;
@@ -115,11 +115,11 @@ impl<T: Element> RowStep<T> {
         }
     }
 
-    /// Turns a row's scores into weights; returns what its earlier output is to be multiplied with.
+    /// Converts a row's scores to weights; returns the factor for its previous output.
     #[inline(always)]
     unsafe fn softmax<I: Isa>(&self, isa: I, row: usize) -> I::V {
         let n = self.visible[row];
-        // SAFETY: the caller's contract; KEYS is a multiple of every LANES, so that the padding stays inside.
+        // SAFETY: the caller's contract; KEYS is a multiple of every LANES, so padding stays in bounds.
         unsafe {
             let scores = self.scores.add(row * KEYS);
             let padded = n.next_multiple_of(I::LANES);
@@ -176,7 +176,7 @@ impl<T: Element> RowStep<T> {
         }
     }
 
-    /// [`RowStep::all_values`] for `V` vectors from `d` on, each of `lanes` elements.
+    /// [`RowStep::all_values`] for `V` vectors of `lanes` elements, from element `d` on.
     #[inline(always)]
     unsafe fn values<I: Isa, const R: usize, const V: usize>(
         &self,

@@ -1,4 +1,4 @@
-//! A few rows: keys and values are read in place, once.
+//! A few query rows: keys and values are read once, in place.
 
 use super::call::{Call, Head};
 use super::row_step::{KEYS, ROWS, RowStep};
@@ -12,7 +12,7 @@ use moh_operators::routed_attention::Problem;
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
 
-/// A worker's memory, and the result of its last [`RowMemory::attend`].
+/// A worker's memory, which also holds the result of the last [`RowMemory::attend`].
 pub(super) struct RowMemory<'h> {
     floats: Memory<'h>,
     query_pitch: usize,
@@ -40,8 +40,8 @@ impl<'h> RowMemory<'h> {
         })
     }
 
-    /// Attends from [`ROWS`] rows at most to `keys`; the result stays here. Gives the number of multiply-accumulate
-    /// operations.
+    /// Computes attention of at most [`ROWS`] rows to `keys`; the result stays in this memory. Returns the number of
+    /// multiply-accumulate operations.
     pub(super) fn attend<I: Isa, T: Element>(
         &mut self,
         call: &Call<'_, I, T>,
@@ -93,7 +93,7 @@ impl<'h> RowMemory<'h> {
         macs as u64
     }
 
-    /// Writes the result, which is complete, to the rows' outputs.
+    /// Writes the complete result to the rows' outputs.
     pub(super) fn store<I: Isa, T: Element>(&mut self, call: &Call<'_, I, T>, head: Head, rows: &[u32]) {
         for (r, &row) in rows.iter().enumerate() {
             let (sum, values) = (self.sum + r, self.outputs + r * self.value_pitch);
@@ -102,7 +102,7 @@ impl<'h> RowMemory<'h> {
         }
     }
 
-    /// Copies the result, which is partial, to `output`: see [`merge`].
+    /// Copies the partial result to `output`, for [`merge`].
     pub(super) fn store_partial(&mut self, rows: usize, value_dim: usize, output: &mut [f32]) {
         for (r, output) in output.chunks_exact_mut(value_dim + 2).take(rows).enumerate() {
             let (max, sum, values) = (self.max + r, self.sum + r, self.outputs + r * self.value_pitch);
@@ -125,7 +125,7 @@ fn fill_bias<I: Isa, T: Element>(call: &Call<'_, I, T>, head: Head, row: u32, ke
     }
 }
 
-/// Writes a row: gate times values over their weights' sum, or 0 where that is 0, because every key is masked.
+/// Writes a row: gate * values / sum of weights, or 0 if the sum is 0 because every key is masked.
 fn store_row<I: Isa, T: Element>(call: &Call<'_, I, T>, head: Head, row: u32, values: &[f32], sum: f32) {
     if sum == 0.0 {
         return call.clear(head, row..row + 1);
@@ -133,12 +133,13 @@ fn store_row<I: Isa, T: Element>(call: &Call<'_, I, T>, head: Head, row: u32, va
     let factor = call.gate(head, row) / sum;
     let output = call.output(head, row);
     for (d, value) in values.iter().enumerate() {
-        // SAFETY: a row's output is value_dim = values.len() elements long, and this item's own.
+        // SAFETY: a row's output has value_dim = values.len() elements and belongs to this work item.
         unsafe { output.add(d).write(T::from_f32(value * factor)) }
     }
 }
 
-/// Joins a head's partial results, `parts` times [`ROWS`] rows of (largest score, sum, values), and writes its rows.
+/// Combines a head's partial results, `parts` times [`ROWS`] rows of (largest score, sum, values), and writes its
+/// rows.
 pub(super) fn merge<I: Isa, T: Element>(call: &Call<'_, I, T>, head: Head, rows: &[u32], parts: &mut [f32]) {
     let row_len = call.problem.value_dim + 2;
     for (r, &row) in rows.iter().enumerate() {

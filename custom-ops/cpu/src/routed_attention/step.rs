@@ -1,43 +1,43 @@
 //! One tile of query rows against one block of keys: scores, running softmax, weighted values.
 //!
-//! Query rows lie in vector lanes: the tile's queries, scores and outputs are stored transposed, so that row maxima and
-//! sums need no work across lanes, and keys and values are read by broadcasting, in place, whatever their layout.
+//! Each query row is a vector lane: the tile's queries, scores and outputs are transposed, so that row maxima and sums
+//! need no operations across lanes. Keys and values are read by broadcasting, in place, in any layout.
 
 use crate::isa::{Isa, Job, MAX_TILE};
 use crate::product::product;
 
-/// The work, and where it lies. All matrices are of f32; `width` floats separate the rows of those that are transposed.
+/// The operands. All matrices are f32; transposed ones have a row stride of `width` floats.
 #[derive(Clone, Copy)]
 pub(super) struct Step {
     pub(super) width: usize,
-    /// Vectors of query rows, from 1 to `Isa::TILE`.
+    /// Vectors of query rows: 1 to `Isa::TILE`.
     pub(super) vectors: usize,
     pub(super) keys: usize,
     pub(super) head_dim: usize,
     pub(super) value_dim: usize,
     /// (head_dim, width)
     pub(super) queries: *const f32,
-    /// First key, and the stride of keys.
+    /// Pointer to the first key, and the stride of keys.
     pub(super) key: (*const f32, usize),
-    /// First value, and the stride of values.
+    /// Pointer to the first value, and the stride of values.
     pub(super) value: (*const f32, usize),
-    /// (keys, width): scratch, or the bias where `biased`.
+    /// (keys, width): scratch; holds the bias on entry if `biased`.
     pub(super) scores: *mut f32,
     pub(super) biased: bool,
-    /// (value_dim, width): the sum of values so far; undefined where `first`.
+    /// (value_dim, width): sum of values so far; uninitialised if `first`.
     pub(super) output: *mut f32,
     pub(super) first: bool,
     /// (width): largest score so far, -inf at first.
     pub(super) max: *mut f32,
     /// (width): sum of weights so far, 0 at first.
     pub(super) sum: *mut f32,
-    /// How many of the keys the lanes of each vector see at least, and at most: in ascending order.
+    /// For each vector, the minimum and maximum number of visible keys over its lanes; ascending.
     pub(super) limits: [(usize, usize); MAX_TILE],
-    /// (width): how many of the keys each lane sees; undefined where every vector's least is its most.
+    /// (width): number of visible keys of each lane; uninitialised if minimum and maximum are equal in every vector.
     pub(super) visible: *const f32,
 }
 
-/// The result is the number of multiply-accumulate operations.
+/// Returns the number of multiply-accumulate operations.
 ///
 /// Contract of the constructor: all pointers are valid for the sizes above.
 impl Job for Step {
@@ -48,7 +48,8 @@ impl Job for Step {
         let mut ends = [0; MAX_TILE];
         let mut from = 0;
         for v in 0..self.vectors {
-            // Whole groups, because the next segment then starts on a full register tile; the excess is masked.
+            // Rounded up to whole groups, so that the next segment starts on a full register tile; the excess is
+            // masked.
             let last = v + 1 == self.vectors;
             let most = self.limits[v].1;
             let end = if last { most } else { most.next_multiple_of(I::GROUP) };
@@ -87,7 +88,7 @@ impl Job for Step {
 }
 
 impl Step {
-    /// Scores of keys `from .. end` for the last `V` vectors.
+    /// Computes the scores of keys `from .. end` for the last `V` vectors.
     #[inline(always)]
     unsafe fn scores<I: Isa, const V: usize>(&self, isa: I, vector: usize, from: usize, end: usize) {
         let (key, stride) = self.key;
@@ -107,10 +108,10 @@ impl Step {
         }
     }
 
-    /// Turns the scores of keys `0 .. end` into weights; returns what the earlier output is to be multiplied with.
+    /// Converts the scores of keys `0 .. end` to weights; returns the factor for the previous output.
     #[inline(always)]
     unsafe fn softmax<I: Isa>(&self, isa: I, vector: usize, end: usize) -> I::V {
-        // Independent chains: one would wait for each addition's latency.
+        // Several independent accumulators hide the latency of additions.
         const CHAINS: usize = 4;
         let whole = end - end % CHAINS;
         // SAFETY: the caller's contract.
@@ -158,8 +159,8 @@ impl Step {
         }
     }
 
-    /// Adds the weighted values of keys `from .. end` for the last `V` vectors. The first call of a step has all vectors
-    /// and also applies `decay`.
+    /// Adds the weighted values of keys `from .. end` for the last `V` vectors. The first call of a step covers all
+    /// vectors and also applies `decay`.
     #[inline(always)]
     unsafe fn values<I: Isa, const V: usize>(&self, isa: I, vector: usize, from: usize, end: usize, decay: [I::V; V]) {
         let (value, stride) = self.value;

@@ -1,4 +1,4 @@
-//! Many rows: tiles of query rows against blocks of keys.
+//! Many query rows: tiles of rows against blocks of keys.
 
 use super::call::{Call, Head};
 use super::rows::RowMemory;
@@ -13,12 +13,12 @@ use moh_operators::{DType, Element};
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
 
-/// Sizes that fit the caches.
+/// Tile sizes that fit the caches.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Tiling {
-    /// Rows of a tile.
+    /// Rows per tile.
     pub(super) width: usize,
-    /// Keys of a block.
+    /// Keys per block.
     pub(super) keys: usize,
     /// Rows whose queries and outputs a worker holds.
     pub(super) chunk: usize,
@@ -26,7 +26,7 @@ pub(super) struct Tiling {
 
 impl Tiling {
     pub(super) fn new<I: Isa>(p: &Problem) -> Tiling {
-        /// Floats of queries and outputs that a worker holds: they stay in the second-level cache.
+        /// Floats of queries and outputs per worker: they fit the L2 cache.
         const CHUNK_FLOATS: usize = 256 << 10;
         const MIN_TILES: usize = 2;
         let width = I::LANES * I::TILE;
@@ -68,8 +68,7 @@ impl<'h> TileMemory<'h> {
     }
 }
 
-/// Computes `rows`, in ascending order and at most a chunk, of one KV head. The result is the number of
-/// multiply-accumulate operations.
+/// Computes `rows` (ascending, at most a chunk) of one KV head. Returns the number of multiply-accumulate operations.
 pub(super) fn attend<I: Isa, T: Element>(
     call: &Call<'_, I, T>,
     head: Head,
@@ -94,8 +93,8 @@ pub(super) fn attend<I: Isa, T: Element>(
     macs
 }
 
-/// A row gives weight 0 to the keys of its tile that it must not see, but 0 times a NaN or an infinity is NaN. Rows that
-/// came out as NaN are computed again on what they see alone.
+/// Recomputes rows that are NaN, using only their visible keys: in a tile, masked keys get weight 0, but the product of
+/// 0 with NaN or infinity is NaN.
 pub(super) fn repair<I: Isa, T: Element>(
     call: &Call<'_, I, T>,
     head: Head,
@@ -140,17 +139,18 @@ impl<I: Isa, T: Element> Chunk<'_, '_, I, T> {
             pointers.clear();
             pointers.extend(rows.iter().map(|&row| call.query(head, row)));
             let factors = [call.problem.scale, LOG2_E];
-            // SAFETY: a chunk holds `width * dim` floats for each of its tiles.
+            // SAFETY: a chunk has `width * dim` floats for each of its tiles.
             let output = unsafe { queries.add(i * width * dim) };
             call.isa.vectorize(Gather { rows: &pointers, dim, factors, output, width });
         }
     }
 
-    /// All tiles against keys `start .. start + keys`.
+    /// Processes all tiles against keys `start .. start + keys`.
     fn block(&mut self, start: usize, keys: usize) -> u64 {
         let (call, head, width) = (self.call, self.head, self.memory.tiling.width);
         let p = call.problem;
-        // A key is read as a whole, a value in pieces that lie in one row each: those want to be close together.
+        // A key is read contiguously, but values are read in pieces across many keys, so strided values are copied
+        // sooner.
         let key = self.panel(call.keys(head, start), keys, p.head_dim, 4, self.memory.keys);
         let value = self.panel(call.values(head, start), keys, p.value_dim, 1, self.memory.values);
         let queries = self.at(self.memory.queries);
@@ -172,11 +172,11 @@ impl<I: Isa, T: Element> Chunk<'_, '_, I, T> {
             let biased = fill_bias(call, head, rows, start..start + keys, scores, lanes, width);
             if limits[0].0 < keys {
                 for (lane, row) in rows.iter().enumerate() {
-                    // SAFETY: `lanes` holds a float for each of the tile's rows.
+                    // SAFETY: `lanes` has a float for each of the tile's rows.
                     unsafe { lanes.add(lane).write(seen(row) as f32) }
                 }
             }
-            // SAFETY: a chunk holds these sizes for each of its tiles.
+            // SAFETY: a chunk has these sizes for each of its tiles.
             let (queries, output, max, sum) = unsafe {
                 let lane = i * width;
                 (queries.add(lane * p.head_dim), outputs.add(lane * p.value_dim), max.add(lane), sum.add(lane))
@@ -203,8 +203,8 @@ impl<I: Isa, T: Element> Chunk<'_, '_, I, T> {
         macs
     }
 
-    /// Rows of `dim` numbers as floats: in place where they are floats and lie densely, or where a copy would serve no more
-    /// than `few` tiles; else copied.
+    /// Rows of `dim` elements as f32: in place if they are f32 and contiguous, or if a copy would be used by at most
+    /// `few` tiles; otherwise converted into a copy.
     fn panel(
         &self,
         (input, stride): (*const T, usize),
@@ -222,7 +222,7 @@ impl<I: Isa, T: Element> Chunk<'_, '_, I, T> {
         (output, pitch)
     }
 
-    /// Writes the rows; false if a number among them may not be finite.
+    /// Writes the output rows. Returns false if an element may not be finite.
     fn store_outputs(&mut self) -> bool {
         let (call, head, width) = (self.call, self.head, self.memory.tiling.width);
         let dim = call.problem.value_dim;
@@ -237,11 +237,11 @@ impl<I: Isa, T: Element> Chunk<'_, '_, I, T> {
                 pointers.push(call.output(head, row));
                 *sum = call.gate(head, row) / *sum;
             }
-            // SAFETY: a chunk holds `width * dim` floats for each of its tiles.
+            // SAFETY: a chunk has `width * dim` floats for each of its tiles.
             let input = unsafe { outputs.add(i * width * dim) };
             finite &= call.isa.vectorize(Scatter { rows: &pointers, dim, factors: sums.as_ptr(), input, width });
             for (factor, &row) in sums.iter().zip(rows) {
-                // Only a sum of 0 makes the quotient infinite: the weight of the largest score is 1.
+                // The factor is infinite only if the sum is 0, since the weight of the largest score is 1.
                 if factor.is_infinite() {
                     call.clear(head, row..row + 1);
                 }
@@ -251,7 +251,7 @@ impl<I: Isa, T: Element> Chunk<'_, '_, I, T> {
     }
 }
 
-/// Prepares the scores with the rows' bias; false where there is none.
+/// Initialises the scores with the rows' bias; returns false if there is none.
 pub(super) fn fill_bias<I: Isa, T: Element>(
     call: &Call<'_, I, T>,
     head: Head,
@@ -286,7 +286,7 @@ pub(super) fn fill_bias<I: Isa, T: Element>(
         call.isa.vectorize(Fill { input: lanes, by_row: true, rows, vectors, output: scores, width });
     } else {
         for (lane, &bias) in pointers.iter().enumerate() {
-            // SAFETY: the pointer is that of a row's bias, and `lanes` holds a float for each row.
+            // SAFETY: the pointer is into a row's bias, and `lanes` has a float for each row.
             unsafe { lanes.add(lane).write((*bias).to_f32() * LOG2_E) }
         }
         call.isa.vectorize(Fill { input: lanes, by_row: false, rows, vectors, output: scores, width });

@@ -1,4 +1,4 @@
-//! Between an expert's two matrices.
+//! The activation functions.
 
 use crate::isa::{Isa, Job};
 use moh_operators::Element;
@@ -7,8 +7,8 @@ use std::f32::consts::LOG2_E;
 
 /// Applies the activation to rows of `columns` sums, plus the bias.
 ///
-/// Contract of the constructor: the sums (and those `other` floats further, for an activation of two columns) are valid for
-/// reading, their partners for writing, whole vectors; the biases for reading `columns` elements.
+/// Contract of the constructor: whole vectors of the sums (for SwiGLU also those `other` floats further) are valid for
+/// reading, of the outputs for writing; `columns` elements of the biases are valid for reading.
 pub(super) struct Activate<'a, T> {
     pub(super) activation: Activation,
     pub(super) rows: &'a [(*const f32, *mut f32)],
@@ -53,14 +53,14 @@ impl<T: Element> Job for Activate<'_, T> {
     }
 }
 
-/// The positive and the negative part, both as numbers >= 0. A NaN is one in both.
+/// The positive and the negative part of x, both >= 0. If x is NaN, both are NaN.
 #[inline(always)]
 fn parts<I: Isa>(isa: I, x: I::V) -> [I::V; 2] {
     let zero = isa.splat(0.0);
     [isa.max(zero, x), isa.max(zero, isa.sub(zero, x))]
 }
 
-/// x / (1 + e^-u), where u has the sign of x.
+/// x / (1 + e^-u); u has the sign of x.
 #[inline(always)]
 fn gated<I: Isa>(isa: I, x: I::V, u: I::V) -> I::V {
     let [positive, negative] = parts(isa, u);
@@ -69,7 +69,7 @@ fn gated<I: Isa>(isa: I, x: I::V, u: I::V) -> I::V {
     isa.div(isa.sub(positive, isa.mul(negative, decay)), isa.add(isa.splat(1.0), decay))
 }
 
-/// 0.5 x (1 + tanh(u)) is x / (1 + e^-2u); u = sqrt(2/pi) (x + 0.044715 x^3).
+/// 0.5 x (1 + tanh(u)) = x / (1 + e^-2u), with u = sqrt(2/pi) (x + 0.044715 x^3).
 #[inline(always)]
 fn gelu_tanh<I: Isa>(isa: I, x: I::V) -> I::V {
     const SCALE: f32 = 1.595_769;
@@ -78,11 +78,11 @@ fn gelu_tanh<I: Isa>(isa: I, x: I::V) -> I::V {
     gated(isa, x, inner)
 }
 
-/// The normal distribution beyond a >= 0 is e^(-a^2/2) t p(t) with t = 1 / (1 + a/4): the form of Abramowitz and Stegun
-/// 26.2.17, with a polynomial of our own whose error, times 1 + a, stays below 4e-9. Lowest power first.
+/// Upper tail of the normal distribution, a >= 0: e^(-a^2/2) t p(t) with t = 1 / (1 + a/4), the form of Abramowitz and
+/// Stegun 26.2.17. The polynomial p is fitted here, lowest power first; its error times 1 + a is below 4e-9.
 const TAIL: [f32; 7] = [0.099_849, 0.104_798_96, 0.046_739_16, 0.246_746_97, -0.236_824_11, 0.327_593_7, -0.088_903_7];
 
-/// x times the normal distribution up to x.
+/// x * Phi(x), Phi being the normal distribution function.
 #[inline(always)]
 fn gelu<I: Isa>(isa: I, x: I::V) -> I::V {
     let one = isa.splat(1.0);
@@ -111,7 +111,7 @@ mod tests {
         Some(y)
     }
 
-    /// Largest absolute error over -12 to 12, on every instruction set, against f64.
+    /// Maximum absolute error over -12 to 12 on every instruction set, against f64.
     fn error(activation: Activation, expected: impl Fn(f64) -> f64) -> f64 {
         let x: Vec<f32> = (-1_200_000..1_200_000).map(|i| i as f32 * 1e-5).collect();
         let x = x.as_slice();
@@ -127,7 +127,7 @@ mod tests {
         errors.fold(0.0, f64::max)
     }
 
-    // Up to 12, half a unit in the last place is 5e-7.
+    // Half a unit in the last place is 5e-7 for values up to 12.
     #[test]
     fn gelu_is_accurate() {
         let error = error(Activation::Gelu, |x| 0.5 * x * (1.0 + erf(x / std::f64::consts::SQRT_2)));
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_without_end_stay_so() {
+    fn activations_of_infinity_nan_and_large_numbers() {
         for &activation in Activation::ALL {
             let x = [f32::INFINITY, f32::NAN, -1e30, 1e30, 1.0, 1.0, 1.0, 1.0];
             let mut y = [0.0; 4];

@@ -42,27 +42,27 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn kernels_agree_with_the_reference(case in cases()) {
+    fn kernels_equal_the_reference(case in cases()) {
         check(&case);
     }
 }
 
 #[test]
-fn every_edge_of_the_tiles() {
+fn query_counts_around_tile_sizes() {
     for rows in (1..=9).chain([15, 16, 17, 23, 24, 31, 32, 33, 47, 48, 49, 63, 64, 65, 95, 96, 97, 120]) {
         check(&Case { grid: [10, 12], gates: Gates::First(rows), ..PLAIN });
     }
 }
 
 #[test]
-fn every_width_of_a_head() {
+fn all_head_widths() {
     for dim in (1..=72).chain([96, 127, 128, 200]) {
         check(&Case { grid: [3, 3], dim, ..PLAIN });
     }
 }
 
 #[test]
-fn every_place_of_a_window() {
+fn windows_at_every_grid_position() {
     for window in [1, 3, 5, 7] {
         for grid in [[1, 1], [1, 9], [9, 1], [2, 2], [5, 4], [7, 7]] {
             for token in 0..grid[0] * grid[1] {
@@ -74,15 +74,15 @@ fn every_place_of_a_window() {
 }
 
 #[test]
-fn every_number_of_pooled_tokens() {
+fn all_numbers_of_pooled_tokens() {
     for pooled in (0..=18).chain([48, 49, 144, 300]) {
         check(&Case { pooled, ..PLAIN });
     }
 }
 
-/// As many bands and tiles as in the published models.
+/// Grid sizes of the published models, with several bands and tiles.
 #[test]
-fn grids_of_real_models() {
+fn grid_sizes_of_published_models() {
     for (grid, heads) in [([56, 56], 3), ([28, 28], 6), ([14, 14], 12)] {
         for gates in [Gates::On, Gates::Random(0.5), Gates::Random(0.01)] {
             check(&Case { grid, heads, dim: 24, pooled: 49, gates, batch: 2, ..PLAIN });
@@ -91,7 +91,7 @@ fn grids_of_real_models() {
 }
 
 #[test]
-fn nothing_in_use_gives_zeros() {
+fn output_is_zero_when_all_gates_are_zero() {
     for dtype in DType::ALL {
         for batch in [0, 1, 2] {
             let case = Case { batch, dtype, gates: Gates::Off, ..PLAIN };
@@ -104,9 +104,9 @@ fn nothing_in_use_gives_zeros() {
     }
 }
 
-/// Zero has no direction, and what is shorter than 1e-12 keeps its length times 1e12.
+/// Vectors shorter than 1e-12, including 0, are divided by 1e-12 instead of their length.
 #[test]
-fn short_vectors_stay_short() {
+fn vectors_shorter_than_the_normalisation_bound() {
     for length in [0.0, -0.0, 3e-13, 1e-20, 1e-30, 1e-12, 2e-12] {
         let case = Case { gates: Gates::On, ..PLAIN };
         let mut numbers = case.numbers();
@@ -123,7 +123,7 @@ fn short_vectors_stay_short() {
 }
 
 #[test]
-fn scores_of_any_size_do_not_overflow() {
+fn large_scores_do_not_overflow() {
     for sign in [1.0, -1.0] {
         let case = Case { gates: Gates::On, ..PLAIN };
         let mut numbers = case.numbers();
@@ -144,9 +144,9 @@ fn scores_of_any_size_do_not_overflow() {
     }
 }
 
-/// A cell outside the grid is no cell: its bias and its learnable token do not matter.
+/// Bias and learnable tokens of cells outside the grid have no effect.
 #[test]
-fn cells_outside_the_grid_are_not_read() {
+fn window_cells_outside_the_grid_are_not_read() {
     for poison in [f32::NAN, f32::INFINITY] {
         let case = Case { gates: Gates::Only(0), grid: [4, 4], ..PLAIN };
         let mut numbers = case.numbers();
@@ -162,7 +162,7 @@ fn cells_outside_the_grid_are_not_read() {
 }
 
 #[test]
-fn a_nan_or_infinity_reaches_exactly_the_windows_that_hold_it() {
+fn nan_and_infinity_affect_only_tokens_whose_window_contains_them() {
     let case = Case { grid: [9, 11], dim: 20, gates: Gates::Random(0.7), window: 5, ..PLAIN };
     for poison in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         for input in [QUERY, KEY, VALUE, POOLED_KEY, POOLED_VALUE] {
@@ -181,7 +181,7 @@ fn a_nan_or_infinity_reaches_exactly_the_windows_that_hold_it() {
 }
 
 #[test]
-fn work_follows_the_gates() {
+fn macs_match_the_gates() {
     const VECTOR: usize = 16;
     for p in [0.0, 0.02, 0.25, 0.5, 1.0] {
         let case = Case { grid: [12, 40], heads: 3, batch: 2, dim: 24, pooled: 20, gates: Gates::Random(p), ..PLAIN };
@@ -194,7 +194,7 @@ fn work_follows_the_gates() {
                     let used: Vec<usize> = tokens
                         .filter(|token| numbers[GATES][(batch * case.tokens() + token) * case.heads + head] != 0.0)
                         .collect();
-                    // Values of cells outside the grid are left out; all else is computed for whole vectors.
+                    // Values of cells outside the grid are skipped; everything else is computed in whole vectors.
                     let inside: usize = used.iter().map(|&token| case.window(token).len()).sum();
                     least += used.len() * (2 * 9 + 2 * case.pooled) + inside;
                     most += used.len().next_multiple_of(VECTOR) * (2 * 9 + 2 * case.pooled) + inside;
@@ -208,9 +208,9 @@ fn work_follows_the_gates() {
     }
 }
 
-/// All keys of the window side by side would be 11 MiB, all scores 17 MiB.
+/// Storing the keys of all windows would take 11 MiB, all scores 17 MiB.
 #[test]
-fn memory_is_given_back_and_does_not_grow_with_the_grid() {
+fn memory_is_released_and_does_not_grow_with_the_grid() {
     let call = Case { grid: [64, 64], heads: 1, dim: 64, pooled: 1024, gates: Gates::Random(0.3), ..PLAIN }.call();
     for kernel in kernels_of(OPERATOR) {
         let host = Accounts::new(3 << 20);
@@ -221,7 +221,7 @@ fn memory_is_given_back_and_does_not_grow_with_the_grid() {
 }
 
 #[test]
-fn a_host_without_memory_is_an_error() {
+fn failed_allocation_returns_an_error() {
     for kernel in kernels_of(OPERATOR) {
         for limit in [0, 2000] {
             let host = Accounts::new(limit);

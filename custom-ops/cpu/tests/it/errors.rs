@@ -1,11 +1,11 @@
-//! What every kernel refuses beside what its operator does: an output that does not fit, and inputs that are not validated.
+//! Errors that every kernel returns in addition to its operator's: an output that does not fit, and invalid inputs.
 
 use crate::support::{self, kernels_of};
 use moh_conformance::{Buffer, Call, examples};
 use moh_cpu::{Input, Threads};
 use moh_operators::{DType, Error, OPERATORS, Operator};
 
-/// What a host's own functions and the operators fail with.
+/// Errors of the operators, or of the host's own functions.
 #[derive(Debug, PartialEq)]
 enum Failure {
     Host(&'static str),
@@ -18,7 +18,7 @@ impl From<Error> for Failure {
     }
 }
 
-/// A call of every operator, with all inputs.
+/// A call of every operator with all inputs.
 fn calls() -> Vec<Call> {
     let complete = |operator: &&'static Operator| {
         let mut calls = examples(operator, DType::F32).into_iter();
@@ -28,7 +28,7 @@ fn calls() -> Vec<Call> {
 }
 
 #[test]
-fn the_output_must_fit() {
+fn output_of_wrong_type_or_length_is_refused() {
     for call in calls() {
         let len = call.expected().len();
         for kernel in kernels_of(call.operator()) {
@@ -54,7 +54,7 @@ fn the_output_must_fit() {
 }
 
 #[test]
-fn an_output_that_the_host_makes_must_fit() {
+fn output_made_by_the_host_with_wrong_type_or_length_is_refused() {
     for call in calls() {
         let (output, len) = (call.operator().output.name, call.expected().len());
         let inputs: Vec<_> = call.tensors().into_iter().map(|tensor| tensor.map(Input::from)).collect();
@@ -66,7 +66,7 @@ fn an_output_that_the_host_makes_must_fit() {
                 })
             };
             assert!(run(Ok(&mut Buffer::unwritten(call.output_dtype(), len))).is_ok(), "{kernel:?}");
-            // The host's own error comes back as it is.
+            // The host's own error is returned unchanged.
             assert_eq!(run(Err(Failure::Host("no output"))), Err(Failure::Host("no output")), "{kernel:?}");
             match run(Ok(&mut Buffer::unwritten(call.output_dtype(), len - 1))) {
                 Err(Failure::Operator(Error::Length { tensor, .. })) => assert_eq!(tensor, output),
@@ -81,7 +81,7 @@ fn an_output_that_the_host_makes_must_fit() {
 }
 
 #[test]
-fn the_inputs_must_fit() {
+fn inputs_of_wrong_type_or_length_are_refused() {
     for call in calls() {
         let len = call.expected().len();
         for kernel in kernels_of(call.operator()) {
@@ -106,7 +106,7 @@ fn the_inputs_must_fit() {
                 let other_type = |call: &mut Call| {
                     call.inputs[i].1 = Buffer::new(DType::BF16, &vec![0.5; elements(call)]);
                 };
-                // One input of type T may have any type.
+                // If only one input has type T, any type is valid.
                 if call.inputs.len() > 1 {
                     assert!(matches!(refused(&other_type), Error::Type { .. }), "{kernel:?}");
                 }
@@ -123,7 +123,7 @@ fn attributes_of_another_operator_are_refused() {
         for kernel in kernels_of(other.operator()) {
             let (expected, found) = (other.operator().name, call.operator().name);
             let error = support::run(call, kernel, call.expected().len(), &Threads::new(1)).unwrap_err();
-            // By name, although some operators' attributes are of one type.
+            // Operators are compared by name, since some share an attribute struct.
             assert_eq!(error, Error::Operator { expected, found }, "{kernel:?}");
         }
     }

@@ -1,11 +1,11 @@
-//! Every registered operator: each of its CPU kernels that this processor supports, on the operator's own examples.
+//! Every CPU kernel of every registered operator that this processor supports, on the operator's own examples.
 
 use crate::support::{check, kernels_of};
 use moh_conformance::examples;
 use moh_operators::{DType, OPERATORS};
 
 #[test]
-fn kernels_follow_the_reference() {
+fn kernels_equal_the_reference_on_the_operators_examples() {
     for operator in OPERATORS {
         assert!(kernels_of(operator).next().is_some(), "{operator:?} has no CPU kernel: add a row to moh-cpu");
         for call in DType::ALL.into_iter().flat_map(|dtype| examples(operator, dtype)) {

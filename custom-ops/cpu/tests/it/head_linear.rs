@@ -7,10 +7,10 @@ use moh_operators::{DType, Definition, Error, RoutedCombine, RoutedProjection};
 use proptest::prelude::*;
 use std::sync::atomic::Ordering;
 
-/// Runs all kernels; gives their work.
+/// Runs all kernels; returns their multiply-accumulate operations.
 fn check(case: &Case, threads: &[usize]) -> Vec<u64> {
     let gates = case.draw_gates();
-    // Blocks of heads that are off, and tokens without any head, are exact.
+    // The blocks of heads that are off, and the outputs of tokens without heads, must be exact.
     let exact = |i: usize| match case.is_projection() {
         true => gates[i / case.block] == 0.0,
         false => gates[i / case.width * case.heads..][..case.heads].iter().all(|&gate| gate == 0.0),
@@ -51,13 +51,13 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn kernels_agree_with_the_reference(case in cases()) {
+    fn kernels_equal_the_reference(case in cases()) {
         check(&case, &[1, 2, 3]);
     }
 }
 
 #[test]
-fn every_number_of_rows() {
+fn all_numbers_of_rows() {
     for q_len in (1..=15).chain([47, 48, 49, 383, 384, 385, 769]) {
         for dtype in DType::ALL {
             for case in each(Case { q_len, dtype, heads: 2, block: 7, width: 9, bias: true, ..PROJECTION }) {
@@ -68,7 +68,7 @@ fn every_number_of_rows() {
 }
 
 #[test]
-fn every_width_of_a_block_and_of_a_token() {
+fn all_block_and_token_widths() {
     for size in (1..=80).chain([96, 127, 128, 129, 192, 255, 256, 257, 320, 511, 512, 513]) {
         for q_len in [1, 3, 5, 8] {
             for case in each(Case { q_len, heads: 2, bias: true, ..PROJECTION }) {
@@ -80,7 +80,7 @@ fn every_width_of_a_block_and_of_a_token() {
 }
 
 #[test]
-fn shared_heads_are_multiplied_together() {
+fn heads_used_by_all_tokens_equal_the_reference() {
     for (q_len, block) in [(1, 72), (5, 24), (60, 72), (60, 64), (61, 5)] {
         for dtype in [DType::F32, DType::F16] {
             let gates = Gates::Shared(5, 0.5);
@@ -92,7 +92,7 @@ fn shared_heads_are_multiplied_together() {
 }
 
 #[test]
-fn empty_batches_and_sequences_give_nothing() {
+fn empty_batches_and_sequences_do_no_work() {
     for (batch, q_len) in [(0, 3), (3, 0), (0, 0)] {
         for case in each(Case { batch, q_len, bias: true, ..PROJECTION }) {
             assert!(check(&case, &[1, 2]).iter().all(|&macs| macs == 0));
@@ -100,9 +100,9 @@ fn empty_batches_and_sequences_give_nothing() {
     }
 }
 
-/// What is used must not be skipped: 0 times a NaN is none.
+/// Inputs that are used must be multiplied even by 0: 0 * NaN is NaN.
 #[test]
-fn a_nan_reaches_exactly_what_uses_it() {
+fn nan_affects_exactly_the_outputs_that_use_it() {
     for q_len in [1, 4, 40] {
         for case in each(Case { q_len, block: 20, width: 20, gates: Gates::Shared(1, 0.5), ..PROJECTION }) {
             for input in [0, 1] {
@@ -110,7 +110,7 @@ fn a_nan_reaches_exactly_what_uses_it() {
                     let mut call = case.call();
                     let numbers = call.inputs[input].1.numbers_mut();
                     let Some(target) = numbers.iter_mut().rev().find(|x| x.is_finite()) else {
-                        panic!("nothing is used")
+                        panic!("the input has no element that is used")
                     };
                     *target = poison;
                     let classes = |x: &[f64]| x.iter().map(|x| x.is_finite()).collect::<Vec<_>>();
@@ -126,9 +126,9 @@ fn a_nan_reaches_exactly_what_uses_it() {
     }
 }
 
-/// Register tiles are up to 64 columns wide.
+/// Register tiles have up to 64 columns.
 #[test]
-fn work_follows_the_gates() {
+fn macs_match_the_gates() {
     for q_len in [1, 4, 33, 400] {
         for p in [0.0, 0.1, 0.5, 1.0] {
             for case in each(Case { q_len, heads: 6, block: 24, width: 40, gates: Gates::Random(p), ..PROJECTION }) {
@@ -144,7 +144,7 @@ fn work_follows_the_gates() {
 }
 
 #[test]
-fn work_of_whole_tiles_is_exact() {
+fn macs_are_exact_for_whole_tiles() {
     for q_len in [1, 5, 60] {
         for case in each(Case { q_len, heads: 4, block: 64, width: 128, gates: Gates::Shared(2, 0.5), ..PROJECTION }) {
             let on = case.draw_gates().iter().filter(|&&gate| gate != 0.0).count();
@@ -156,7 +156,7 @@ fn work_of_whole_tiles_is_exact() {
 }
 
 #[test]
-fn heads_that_nobody_uses_cost_nothing() {
+fn heads_used_by_no_token_do_no_work() {
     for q_len in [1, 7, 70] {
         for case in each(Case { q_len, heads: 8, block: 64, width: 64, gates: Gates::First(8), ..PROJECTION }) {
             let few = check(&case, &[2]);
@@ -166,9 +166,9 @@ fn heads_that_nobody_uses_cost_nothing() {
     }
 }
 
-/// The sums alone of all tokens would be 8 MiB.
+/// Sums for all tokens would take 8 MiB.
 #[test]
-fn memory_does_not_grow_with_the_tokens_and_is_given_back() {
+fn memory_is_released_and_does_not_grow_with_the_tokens() {
     for dtype in [DType::F32, DType::F16] {
         for case in each(Case { q_len: 16384, heads: 4, block: 32, width: 128, dtype, ..PROJECTION }) {
             let call = case.call();
@@ -183,7 +183,7 @@ fn memory_does_not_grow_with_the_tokens_and_is_given_back() {
 }
 
 #[test]
-fn a_host_without_memory_is_an_error() {
+fn failed_allocation_returns_an_error() {
     for case in each(Case { q_len: 40, heads: 4, block: 64, width: 64, ..PROJECTION }) {
         for kernel in kernels_of(case.operator) {
             for limit in [0, 1000, 2000] {

@@ -1,4 +1,4 @@
-//! Layers that are no operators, against plain loops in f64.
+//! Layers outside ai.moh, against scalar loops in f64.
 
 use half::f16;
 use moh_conformance::Random;
@@ -10,7 +10,7 @@ fn numbers(random: &mut Random, count: usize) -> Vec<f32> {
     (0..count).map(|_| random.signed()).collect()
 }
 
-/// The output's height and width, without zeros below and on the right.
+/// Output height and width without zero-padding below and right of the image.
 fn size(layer: &Depthwise, image: [usize; 3]) -> [usize; 2] {
     [0, 1].map(|i| {
         let reach = (layer.kernel[i] - 1) * layer.dilations[i] + 1;
@@ -58,7 +58,7 @@ fn check<T: Element>(layer: &Depthwise, image: [usize; 3], threads: usize, rando
 }
 
 #[test]
-fn depthwise_equals_plain_loops() {
+fn depthwise_convolution_equals_scalar_loops() {
     let mut random = Random(7);
     for case in 0..120 {
         let mut pick = |from: usize, to: usize| from + random.bits() as usize % (to - from);

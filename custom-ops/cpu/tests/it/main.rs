@@ -1,4 +1,4 @@
-//! Every CPU kernel that this processor supports, against the f64 reference; what the kernels refuse; what they need of a host.
+//! Tests of every CPU kernel that this processor supports: against the f64 reference, errors, threads and memory.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 

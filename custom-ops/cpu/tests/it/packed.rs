@@ -1,4 +1,4 @@
-//! A packed weight serves only the problem and the instruction set that it was packed for.
+//! A packed weight is accepted only for the problem and the instruction set that it was packed for.
 
 use crate::support::{kernels_of, pack};
 use moh_conformance::Buffer;
@@ -6,14 +6,14 @@ use moh_conformance::head_linear::{COMBINE, Case, Gates, PROJECTION};
 use moh_cpu::{Input, Kernel, Packed, Threads};
 use moh_operators::{DType, Error};
 
-/// The weight's number among the inputs.
+/// Index of the weight among the inputs.
 const WEIGHT: usize = 1;
 
 fn packed(case: &Case, kernel: &Kernel) -> Packed {
     pack(&case.call(), kernel).remove(WEIGHT).unwrap()
 }
 
-/// Runs `case` with `packed` in the weight's place.
+/// Runs `case` with `packed` as the weight.
 fn run_with(case: &Case, kernel: &Kernel, packed: &Packed) -> Result<Vec<f64>, Error> {
     let call = case.call();
     let mut inputs: Vec<_> = call.tensors().into_iter().map(|tensor| tensor.map(Input::from)).collect();
@@ -24,8 +24,8 @@ fn run_with(case: &Case, kernel: &Kernel, packed: &Packed) -> Result<Vec<f64>, E
     Ok(output.values(kernel))
 }
 
-/// Cases whose weights have the same 768 elements: 16 times 48 and 48 times 16. (A projection to one head would be packed as a
-/// combination of that shape is, and could serve it.)
+/// Cases whose weights have the same 768 elements: 16 x 48 and 48 x 16. (Not a projection to one head: it is packed
+/// exactly like a combination of that shape.)
 fn cases() -> Vec<Case> {
     let all = |case: Case| Case { q_len: 20, gates: Gates::On, ..case };
     vec![
@@ -37,7 +37,7 @@ fn cases() -> Vec<Case> {
 }
 
 #[test]
-fn another_problem_is_refused() {
+fn weight_packed_for_another_problem_is_refused() {
     for (i, of) in cases().iter().enumerate() {
         for kernel in kernels_of(of.operator) {
             let packed = packed(of, kernel);
@@ -56,7 +56,7 @@ fn another_problem_is_refused() {
 }
 
 #[test]
-fn a_weight_is_packed_only_if_it_is_whole() {
+fn weight_of_wrong_length_is_not_packed() {
     for case in cases() {
         let mut call = case.call();
         let elements = call.inputs[WEIGHT].0.iter().product::<usize>();
@@ -72,9 +72,9 @@ fn a_weight_is_packed_only_if_it_is_whole() {
     }
 }
 
-/// Sets whose vectors and tiles are of the same size may share what was packed.
+/// Instruction sets with equal vector and tile sizes may share packed weights.
 #[test]
-fn another_instruction_set_is_refused() {
+fn weight_packed_for_another_instruction_set_is_refused() {
     let case = cases()[0];
     let (mut refused, kernels) = (0, kernels_of(case.operator).count());
     for one in kernels_of(case.operator) {
@@ -90,6 +90,6 @@ fn another_instruction_set_is_refused() {
             }
         }
     }
-    // NEON has vectors as long as the portable ones.
+    // NEON and the portable set have the same vector length.
     assert!(refused > 0 || kernels == 1 || cfg!(target_arch = "aarch64"));
 }

@@ -1,4 +1,4 @@
-//! Every CPU kernel that this processor supports, against the f64 reference.
+//! RoutedAttention: every CPU kernel that this processor supports, against the f64 reference.
 
 use crate::support::{self, Accounts, kernels_of};
 use moh_conformance::routed_attention::{Case, Gates, Mask, Numbers};
@@ -12,13 +12,13 @@ fn kernels() -> impl Iterator<Item = &'static Kernel> {
     kernels_of(RoutedAttention::OPERATOR)
 }
 
-/// What `kernel` makes of the numbers.
+/// The output and work of `kernel` on the inputs.
 fn run(numbers: &Numbers, kernel: &Kernel, host: &dyn Host) -> Result<(Vec<f64>, Work), Error> {
     let case = numbers.case;
     support::run(&numbers.call(), kernel, case.batch * case.q_len * case.num_heads() * case.value_dim, host)
 }
 
-/// Runs every kernel with every number of threads, and panics where one differs from the reference.
+/// Runs every kernel with every number of threads; panics if one differs from the reference.
 fn check(numbers: &Numbers, threads: RangeInclusive<usize>) -> Vec<(&'static Kernel, Work)> {
     let expected = numbers.call().expected();
     let mut works = Vec::new();
@@ -110,16 +110,16 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn kernels_agree_with_the_reference(case in cases()) {
+    fn kernels_equal_the_reference(case in cases()) {
         check_all(case);
     }
 }
 
-/// The types that have tiles of their own.
+/// The element types that have their own tiles.
 const TILED: [DType; 3] = DType::ALL;
 
 #[test]
-fn every_edge_of_the_tiles() {
+fn lengths_around_tile_sizes() {
     for rows in [1, 2, 3, 4, 5, 8, 9, 15, 16, 17, 31, 33, 47, 48, 49, 64, 81, 95, 97, 145] {
         for kv_len in [1, 7, 8, 9, 127, 128, 129, 131, 256, 263] {
             for is_causal in [false, true] {
@@ -134,7 +134,7 @@ fn every_edge_of_the_tiles() {
 }
 
 #[test]
-fn every_width_of_a_head() {
+fn all_head_widths() {
     for dim in (1..=80).chain([96, 127, 128, 192, 256, 384, 511, 512]) {
         for (q_len, other) in [(2, 16), (70, 5)] {
             for dtype in TILED {
@@ -160,7 +160,7 @@ fn decoding_splits_long_caches() {
 }
 
 #[test]
-fn long_rows_use_many_blocks_and_chunks() {
+fn long_sequences_use_many_blocks_and_chunks() {
     let case = Case { q_len: 1300, kv_len: 1000, head_dim: 96, value_dim: 128, seed: 7, ..Case::default() };
     for is_causal in [false, true] {
         for kv_num_heads in [1, 2] {
@@ -172,7 +172,7 @@ fn long_rows_use_many_blocks_and_chunks() {
 }
 
 #[test]
-fn empty_axes_give_zeros_or_nothing() {
+fn empty_axes_yield_zeros_or_an_empty_output() {
     for is_causal in [false, true] {
         for (batch, q_len, kv_len) in [(0, 3, 3), (2, 0, 3), (2, 3, 0), (0, 0, 0), (2, 60, 0)] {
             for cache_layout in [false, true] {
@@ -184,9 +184,9 @@ fn empty_axes_give_zeros_or_nothing() {
     }
 }
 
-/// Large scores: the running maximum must keep every weight in range, whatever the order.
+/// The running maximum must keep all softmax weights in range, in whatever order large scores come.
 #[test]
-fn scores_of_any_size_do_not_overflow() {
+fn large_scores_do_not_overflow() {
     for ((q_len, sign), dtype) in
         [(1, 1.0), (1, -1.0), (40, 1.0), (40, -1.0)].into_iter().flat_map(|case| TILED.map(|dtype| (case, dtype)))
     {
@@ -200,7 +200,7 @@ fn scores_of_any_size_do_not_overflow() {
 }
 
 #[test]
-fn a_nan_or_infinity_reaches_exactly_the_rows_that_see_it() {
+fn nan_and_infinity_affect_only_rows_that_see_the_key() {
     for poison in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         for ((q_len, kv_len), is_causal) in
             [(60, 60), (60, 100), (100, 60), (3, 40)].into_iter().flat_map(|case| [(case, false), (case, true)])
@@ -225,7 +225,7 @@ fn a_nan_or_infinity_reaches_exactly_the_rows_that_see_it() {
 }
 
 #[test]
-fn a_nan_in_a_used_head_stays_one() {
+fn nan_in_a_selected_head_propagates() {
     for q_len in [1, 30] {
         for dtype in TILED {
             let mut numbers = Case { q_len, kv_len: 50, kv_num_heads: 2, dtype, ..Case::default() }.draw();
@@ -240,8 +240,9 @@ fn a_nan_in_a_used_head_stays_one() {
 }
 
 #[test]
-fn work_follows_the_gates() {
-    // A register tile works on up to 16 rows at once, and on up to 8 keys where the rows' masks differ; a matrix unit on 32 of both.
+fn macs_match_the_gates() {
+    // A register tile covers up to 16 rows, and up to 8 keys if the rows' masks differ; a matrix unit's covers 32 of
+    // each.
     let tile = |isa| if isa == "amx" { (32, 32) } else { (16, 8) };
     for (q_len, kv_len) in [(1, 200), (150, 150), (150, 40), (40, 150)] {
         for is_causal in [false, true] {
@@ -278,9 +279,9 @@ fn work_follows_the_gates() {
     }
 }
 
-/// With full vectors and no mask there is nothing to round up.
+/// Full vectors without a mask need no padding.
 #[test]
-fn work_of_whole_vectors_is_exact() {
+fn macs_are_exact_for_whole_vectors() {
     for (q_len, kv_len) in [(1, 77), (96, 64), (128, 224)] {
         let numbers = Case { q_len, kv_len, kv_num_heads: 2, ..Case::default() }.draw();
         for (_, work) in check(&numbers, 1..=2) {
@@ -307,9 +308,9 @@ fn results_do_not_depend_on_the_number_of_threads() {
     }
 }
 
-/// The scores alone would be 64 MiB.
+/// Storing all scores would take 64 MiB.
 #[test]
-fn memory_is_given_back_and_is_not_quadratic() {
+fn memory_is_released_and_is_not_quadratic() {
     let case = Case { q_len: 4096, kv_len: 4096, is_causal: true, gates: Gates::Random(0.1), ..Case::default() };
     let numbers = Case { head_dim: 64, value_dim: 64, ..case }.draw();
     for kernel in kernels() {
@@ -321,7 +322,7 @@ fn memory_is_given_back_and_is_not_quadratic() {
 }
 
 #[test]
-fn a_host_without_memory_is_an_error() {
+fn failed_allocation_returns_an_error() {
     for kernel in kernels() {
         for q_len in [1, 40] {
             for limit in [0, 2000, 8000] {

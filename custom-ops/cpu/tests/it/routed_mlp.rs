@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 
 const OPERATOR: &Operator = RoutedMlp::OPERATOR;
 
-/// Runs all kernels; gives their work.
+/// Runs all kernels; returns their multiply-accumulate operations.
 fn check(case: &Case, threads: &[usize]) -> Vec<u64> {
     let gates = case.draw_gates();
     let unused = |i: usize| gates[i / case.out_width * case.experts..][..case.experts].iter().all(|&gate| gate == 0.0);
@@ -53,13 +53,13 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn kernels_agree_with_the_reference(case in cases()) {
+    fn kernels_equal_the_reference(case in cases()) {
         check(&case, &[1, 2, 3]);
     }
 }
 
 #[test]
-fn every_number_of_rows_and_activation() {
+fn all_numbers_of_rows_and_activations() {
     for q_len in (1..=15).chain([48, 383, 385, 800]) {
         for &activation in Activation::ALL {
             for dtype in DType::ALL {
@@ -73,7 +73,7 @@ fn every_number_of_rows_and_activation() {
 }
 
 #[test]
-fn every_width() {
+fn all_widths() {
     for size in (1..=70).chain([127, 128, 129, 255, 256, 257, 320, 511, 513, 1030]) {
         for q_len in [1, 3, 9] {
             for activation in [Activation::Silu, Activation::SwiGlu] {
@@ -86,24 +86,24 @@ fn every_width() {
     }
 }
 
-/// More hidden activations than fit a tile: 4.2 million, and more tokens than a tile takes.
+/// More hidden activations than the maximum per tile (4.2 million), and more tokens than the maximum per tile.
 #[test]
-fn tokens_are_cut_into_tiles() {
+fn inputs_larger_than_a_tile() {
     let wide = Case { q_len: 300, width: 2, hidden: 16384, out_width: 3, gates: Gates::On, bias: false, ..CASE };
     check(&wide, &[1, 3]);
     check(&Case { q_len: 9000, width: 2, hidden: 3, out_width: 3, ..CASE }, &[1, 3]);
 }
 
 #[test]
-fn empty_batches_and_sequences_give_nothing() {
+fn empty_batches_and_sequences_do_no_work() {
     for (batch, q_len) in [(0, 3), (3, 0), (0, 0)] {
         assert!(check(&Case { batch, q_len, ..CASE }, &[1, 2]).iter().all(|&macs| macs == 0));
     }
 }
 
-/// A large gate, a small one, and sums that cancel: the gate is applied to the sum, in float32.
+/// Large, small and negative gates: the gate multiplies the finished sum, in float32.
 #[test]
-fn gates_of_any_size_are_factors_of_the_whole() {
+fn gates_multiply_the_finished_sum() {
     for q_len in [1, 30] {
         for factor in [1e30, 1e-30, -3.0] {
             let mut call = Case { q_len, experts: 1, gates: Gates::On, ..CASE }.call();
@@ -123,13 +123,13 @@ fn gates_of_any_size_are_factors_of_the_whole() {
 }
 
 #[test]
-fn a_nan_reaches_exactly_what_uses_it() {
+fn nan_affects_exactly_the_outputs_that_use_it() {
     for q_len in [1, 4, 40] {
         let case = Case { q_len, gates: Gates::TopK(2), activation: Activation::Silu, ..CASE };
         for input in [0, 1, 2, 4, 5] {
             let mut call = case.call();
             let numbers = call.inputs[input].1.numbers_mut();
-            let Some(target) = numbers.iter_mut().rev().find(|x| x.is_finite()) else { panic!("nothing is used") };
+            let Some(target) = numbers.iter_mut().rev().find(|x| x.is_finite()) else { panic!("no element is used") };
             *target = f32::NAN;
             let classes = |x: &[f64]| x.iter().map(|x| x.is_finite()).collect::<Vec<_>>();
             let expected = call.expected();
@@ -143,7 +143,7 @@ fn a_nan_reaches_exactly_what_uses_it() {
 }
 
 #[test]
-fn work_follows_the_gates() {
+fn macs_match_the_gates() {
     for q_len in [1, 4, 33] {
         for top_k in [0, 1, 2, 6] {
             for activation in [Activation::Relu, Activation::SwiGlu] {
@@ -160,7 +160,7 @@ fn work_follows_the_gates() {
 }
 
 #[test]
-fn work_of_whole_tiles_is_exact() {
+fn macs_are_exact_for_whole_tiles() {
     for q_len in [1, 5, 60] {
         let case = Case { q_len, width: 40, hidden: 128, out_width: 64, gates: Gates::TopK(2), ..CASE };
         for macs in check(&case, &[1, 2]) {
@@ -170,7 +170,7 @@ fn work_of_whole_tiles_is_exact() {
 }
 
 #[test]
-fn experts_that_nobody_uses_cost_nothing() {
+fn experts_used_by_no_token_do_no_work() {
     for q_len in [1, 7, 70] {
         let case = Case { q_len, experts: 8, width: 64, hidden: 64, out_width: 64, gates: Gates::First(8), ..CASE };
         let few = check(&case, &[2]);
@@ -179,9 +179,9 @@ fn experts_that_nobody_uses_cost_nothing() {
     }
 }
 
-/// The hidden activations of all tokens would be 64 MiB; those of a tile are 16 MiB.
+/// Hidden activations of all tokens would take 64 MiB; those of a tile take 16 MiB.
 #[test]
-fn memory_is_bounded_and_given_back() {
+fn memory_is_released_and_bounded() {
     let case = Case { q_len: 8192, experts: 1, width: 4, hidden: 2048, out_width: 4, gates: Gates::On, ..CASE };
     let call = case.call();
     for kernel in kernels_of(OPERATOR) {
@@ -193,7 +193,7 @@ fn memory_is_bounded_and_given_back() {
 }
 
 #[test]
-fn a_host_without_memory_is_an_error() {
+fn failed_allocation_returns_an_error() {
     let call = Case { q_len: 40, experts: 4, width: 64, hidden: 64, out_width: 64, ..CASE }.call();
     for kernel in kernels_of(OPERATOR) {
         for limit in [0, 4000, 20000] {

@@ -1,4 +1,4 @@
-//! Which kernel runs: the best one, or the one that the environment names.
+//! Selection of the kernel: the best one, or the one named by the environment variable.
 
 use crate::support::{kernels_of, run};
 use moh_conformance::Call;
@@ -10,7 +10,7 @@ use moh_operators::{DataMut, Definition, Operator, RoutedAttention, TopKRouter};
 const OPERATOR: &Operator = RoutedAttention::OPERATOR;
 
 #[test]
-fn the_best_kernel_comes_first_and_can_be_named() {
+fn best_kernel_is_default_and_kernels_can_be_named() {
     let best = moh_cpu::select(OPERATOR, None).unwrap();
     assert_eq!(best.isa, kernels_of(OPERATOR).find(|kernel| (kernel.automatic)()).unwrap().isa);
     for kernel in kernels_of(OPERATOR) {
@@ -19,16 +19,16 @@ fn the_best_kernel_comes_first_and_can_be_named() {
     assert!(moh_cpu::select(OPERATOR, Some("abacus")).is_none());
 }
 
-/// Its 98 rows a KV head fill 7 vectors of 16 lanes, 13 of 8, or 25 of 4, and 4 tiles of a matrix unit's 32 rows.
+/// 98 rows per KV head: 7 vectors of 16 lanes, 13 of 8, 25 of 4, or 4 tiles of a matrix unit's 32 rows.
 fn call() -> Call {
     let case =
         Case { q_len: 49, kv_len: 4, kv_num_heads: 2, group_size: 2, head_dim: 5, value_dim: 4, ..Case::default() };
     case.draw().call()
 }
 
-/// Runs the call as the environment says; only as the child of the test below.
+/// Runs the call with the environment's instruction set. Runs only as a child process of the test below.
 #[test]
-#[ignore = "a child process of `the_environment_chooses_the_kernel`"]
+#[ignore = "a child process of `environment_variable_selects_the_kernel`"]
 fn child() {
     let call = call();
     let inputs: Vec<_> = call.tensors().into_iter().map(|tensor| tensor.map(Input::from)).collect();
@@ -66,9 +66,9 @@ fn the_instruction_set_is_known_before_the_first_call() {
     assert_eq!(child("abacus"), expected);
 }
 
-/// Runs an operator that has no use for a matrix unit; as above, a child.
+/// Runs an operator that does not use matrix units. Runs only as a child process of the test below.
 #[test]
-#[ignore = "a child process of `a_unit_without_kernels_means_the_vectors_beside_it`"]
+#[ignore = "a child process of `operator_without_matrix_unit_kernels_runs_on_vectors`"]
 fn router() {
     let case = top_k_router::plain();
     let call = case.call_with(&case.numbers());
@@ -80,7 +80,7 @@ fn router() {
     }
 }
 
-/// What `test` prints as a child process in which the environment names `isa`.
+/// The output of `test`, run as a child process with `isa` in the environment.
 fn with_isa(test: &str, isa: &str) -> String {
     let output = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--ignored", "--exact", test, "--nocapture"])
@@ -90,9 +90,9 @@ fn with_isa(test: &str, isa: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// An instruction set that some operator has a kernel for serves all of them.
+/// An instruction set that any operator has a kernel for can be selected for all operators.
 #[test]
-fn a_unit_without_kernels_means_the_vectors_beside_it() {
+fn operator_without_matrix_unit_kernels_runs_on_vectors() {
     for kernel in kernels_of(OPERATOR) {
         let text = with_isa("selection::router", kernel.isa);
         assert!(text.contains("done=1"), "{}: {text}", kernel.isa);
@@ -102,12 +102,12 @@ fn a_unit_without_kernels_means_the_vectors_beside_it() {
 }
 
 #[test]
-fn the_environment_chooses_the_kernel() {
+fn environment_variable_selects_the_kernel() {
     let child = |isa: &str| with_isa("selection::child", isa);
     fn macs(text: &str) -> Option<&str> {
         text.lines().find_map(|line| line.split_once("macs=")).map(|(_, macs)| macs)
     }
-    // Rows are rounded up to whole vectors, so the work tells sets apart whose vectors differ in length.
+    // Rows are padded to whole vectors, so sets of different vector lengths differ in their work.
     let mut work = Vec::new();
     for kernel in kernels_of(OPERATOR) {
         let text = child(kernel.isa);

@@ -1,4 +1,4 @@
-//! Conformance calls on CPU kernels, and a host that keeps accounts.
+//! Runs conformance calls on CPU kernels, with a host that counts allocations.
 
 use moh_conformance::{Buffer, Call};
 use moh_cpu::{Host, Input, Kernel, Packed, Threads, Work};
@@ -11,7 +11,7 @@ pub(crate) fn kernels_of(operator: &'static Operator) -> impl Iterator<Item = &'
     moh_cpu::kernels().filter(move |kernel| kernel.operator == operator && (kernel.supported)())
 }
 
-/// What `kernel` makes of a call, on an output of `len` elements that is full of NaN. Panics where it writes beyond them.
+/// The output of `kernel`, written to `len` elements that start as NaN. Panics if the kernel writes out of bounds.
 pub(crate) fn run(call: &Call, kernel: &Kernel, len: usize, host: &dyn Host) -> Result<(Vec<f64>, Work), Error> {
     let inputs: Vec<_> = call.tensors().into_iter().map(|tensor| tensor.map(Input::from)).collect();
     run_on(call, &inputs, kernel, len, host)
@@ -29,15 +29,15 @@ fn run_on(
     Ok((output.values(kernel), work))
 }
 
-/// What `kernel` packs of the inputs.
+/// Packs all inputs that `kernel` packs.
 pub(crate) fn pack(call: &Call, kernel: &Kernel) -> Vec<Option<Packed>> {
     let tensors = call.tensors().into_iter().enumerate();
     tensors.map(|(i, tensor)| kernel.pack(&call.attributes, i, tensor?).unwrap()).collect()
 }
 
-/// Runs every kernel that this processor supports with these numbers of threads, on inputs as they are and on packed ones,
-/// and panics where one differs from the reference, or from what it gave with another number of threads. `exact` tells which
-/// elements must be equal. The result is the work on inputs as they are.
+/// Runs every kernel that this processor supports with these numbers of threads, on plain and on packed inputs. Panics
+/// if a result differs from the reference, or from the result with another number of threads. `exact` selects the
+/// elements that must be equal. Returns the work on plain inputs.
 pub(crate) fn check(call: &Call, threads: &[usize], exact: impl Fn(usize) -> bool) -> Vec<Work> {
     let expected = call.expected();
     let mut works = Vec::new();
@@ -68,12 +68,12 @@ pub(crate) fn check(call: &Call, threads: &[usize], exact: impl Fn(usize) -> boo
     works
 }
 
-/// What was packed, in its tensor's place.
+/// The packed weight, if any, in place of the tensor.
 fn in_place<'a>((tensor, packed): (Option<Input<'a>>, &'a Option<Packed>)) -> Option<Input<'a>> {
     packed.as_ref().map(Input::Packed).or(tensor)
 }
 
-/// Counts what is outstanding, and can refuse.
+/// Counts allocated memory, and can refuse allocations.
 pub(crate) struct Accounts {
     threads: Threads,
     pub(crate) outstanding: AtomicUsize,

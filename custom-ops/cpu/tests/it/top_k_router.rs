@@ -47,13 +47,13 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn kernels_agree_with_the_reference(case in cases()) {
+    fn kernels_equal_the_reference(case in cases()) {
         check(&case);
     }
 }
 
 #[test]
-fn every_kind_and_every_edge_of_a_tile() {
+fn all_kinds_with_token_counts_around_tile_sizes() {
     for case in kinds() {
         for tokens in (1..=9).chain([15, 16, 17, 31, 33]) {
             check(&Case { tokens, ..case.clone() });
@@ -62,7 +62,7 @@ fn every_kind_and_every_edge_of_a_tile() {
 }
 
 #[test]
-fn the_first_of_equal_scores_wins() {
+fn ties_select_the_lower_head() {
     for (heads, kind) in [(9, Kind::TwoStage), (90, Kind::Probabilities), (9, Kind::QueryNorms)] {
         let case = Case { kind, heads, shared: vec![], top_k: 4, ..plain() };
         let call = case.call_with(&vec![-0.5; case.shape().iter().product()]);
@@ -76,9 +76,10 @@ fn the_first_of_equal_scores_wins() {
     }
 }
 
-/// What no number stands for spreads over the selected heads of its token, and switches no head on or off.
+/// NaN and infinities propagate to the selected heads of their token, and do not change which heads are selected by
+/// other scores.
 #[test]
-fn not_a_number_and_infinities() {
+fn nan_and_infinite_scores_equal_the_reference() {
     for case in kinds() {
         let case = Case { tokens: 64, ..case };
         for poison in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
@@ -98,7 +99,7 @@ fn not_a_number_and_infinities() {
                 assert_eq!(found.iter().map(class).collect::<Vec<_>>(), expected, "{kernel:?} {case:?} {poison}");
             }
         }
-        // Scores that are no numbers at all.
+        // All scores are NaN.
         let nothing = case.call_with(&vec![f32::NAN; case.shape().iter().product()]);
         let active = case.shared.len() + case.top_k;
         for kernel in kernels_of(OPERATOR) {
@@ -109,7 +110,7 @@ fn not_a_number_and_infinities() {
 }
 
 #[test]
-fn no_memory_is_an_error_and_none_is_left_behind() {
+fn failed_allocation_returns_an_error_and_leaks_nothing() {
     let call = plain().call_with(&plain().numbers());
     for kernel in kernels_of(OPERATOR) {
         let host = Accounts::new(usize::MAX);

@@ -1,4 +1,5 @@
-// device.cuh's functions for the emulator. Fragment layouts: PTX ISA, "Matrix fragments for mma.m16n8k16" and "ldmatrix".
+// Implements device.cuh's functions in the emulator. Fragment layouts: PTX ISA, "Matrix fragments for mma.m16n8k16"
+// and "ldmatrix".
 #pragma once
 
 float half_to_float(uint16_t bits);
@@ -40,7 +41,7 @@ struct Ldmatrix {
     const void* row;
     uint32_t r[4];
 };
-// Lane i holds elements (i / 4, 2 (i % 4) and + 1) of every matrix; transposed, (2 (i % 4) and + 1, i / 4).
+// Lane i gets elements (i / 4, 2 (i % 4) and + 1) of every matrix; transposed, (2 (i % 4) and + 1, i / 4).
 template <int matrices, bool transposed> void ldmatrix(uint32_t* r, const void* row) {
     if (lane() < 8 * matrices) {
         if (uintptr_t(row) & 15) fail("ldmatrix: row not aligned to 16");

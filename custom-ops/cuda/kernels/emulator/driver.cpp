@@ -1,7 +1,7 @@
-// A stand-in for libcuda.so: the part of the driver interface that the launchers use, on host memory and the emulator.
+// A replacement for libcuda.so: the driver functions that the launchers use, on host memory and the emulator.
 //
-// An allocation ends at a page that cannot be touched (rounded up to 16 bytes) and starts out as NaN. While a thread captures a stream,
-// launches are recorded, and what a capture forbids, waiting, allocating, copying, loading, is an error.
+// An allocation (rounded up to 16 bytes) ends at an inaccessible page and is filled with NaN. While a thread captures
+// a stream, launches are recorded; waiting, allocating, copying and loading are errors, as in a real capture.
 
 #include "simt.h"
 
@@ -39,7 +39,7 @@ int forbidden() {
     return CAPTURE_UNSUPPORTED;
 }
 
-// Runs, or records.
+// Runs the node, or records it during a capture.
 template <class Node> int enqueue(Node node) {
     if (capture)
         capture->nodes.push_back(node);
@@ -49,7 +49,7 @@ template <class Node> int enqueue(Node node) {
 }
 } // namespace
 
-// What a capture forbids.
+// Returns an error during a capture.
 #define WAITS                                                                                                          \
     if (capture) return forbidden()
 
@@ -63,7 +63,7 @@ EXPORT int cuDeviceGetName(char* name, int length, int) {
     strncpy(name, "SIMT emulator", size_t(length));
     return SUCCESS;
 }
-// Values of CUdevice_attribute: a small Hopper.
+// Values of CUdevice_attribute, as of a small Hopper GPU.
 EXPORT int cuDeviceGetAttribute(int* value, int attribute, int) {
     switch (attribute) {
     case 1: *value = 1024; return SUCCESS;                           // MAX_THREADS_PER_BLOCK
@@ -114,7 +114,7 @@ EXPORT int cuGraphLaunch(void* executable, void*) {
     return SUCCESS;
 }
 
-// Every image is the one that is linked in.
+// Every image maps to the one linked into this library.
 EXPORT int cuModuleLoadData(void** m, const void* image) {
     WAITS;
     return image ? (*m = &module, SUCCESS) : INVALID_VALUE;

@@ -1,5 +1,5 @@
-// mbarrier, TMA and wgmma on a CPU, from the shared-memory image and the descriptors bit by bit. The layouts' sources are named in
-// hopper.cuh; nothing here is shared with the kernels but the descriptor itself.
+// mbarrier, TMA and wgmma on a CPU, computed from the contents of shared memory and the bits of the descriptors.
+// Sources of the layouts are in hopper.cuh; only the descriptor type is shared with the kernels.
 
 #include "../hopper.cuh"
 
@@ -17,7 +17,7 @@ namespace {
 struct Barrier {
     uint32_t phase;
     uint8_t arrivals, pending;
-    int16_t units; // of 16 bytes that are still to come
+    int16_t units; // outstanding bytes / 16
 };
 constexpr uint8_t poisoned = 0xff;
 
@@ -40,15 +40,15 @@ using Bits = std::vector<uint16_t>;
 
 struct Pending {
     Wgmma lane[32];
-    Bits a;                      // the operands as they were when the product was issued; a only from shared memory
-    std::shared_ptr<const Bits> b; // of all four warps
-    std::vector<float> before[32]; // the accumulator when the chain of products on it began
+    Bits a;                      // snapshot of the operands when the product was issued; a only if in shared memory
+    std::shared_ptr<const Bits> b; // shared by all four warps
+    std::vector<float> before[32]; // the accumulator before the first pending product
     unsigned group;
     int first_row;
 };
 struct Queue {
     std::deque<Pending> products;
-    unsigned open = 0; // number of the group that is not committed
+    unsigned open = 0; // index of the group that is not yet committed
 };
 Queue queues[32]; // by warp
 
@@ -65,7 +65,7 @@ struct Matrix {
         row_bytes = 256u >> mode;
         mask = (8u >> (mode - 1)) - 1;
     }
-    // Element (i, k), i of M or N.
+    // Element (i, k); i is a row of M or N.
     uint16_t at(int i, int k) const {
         uint32_t address = start;
         if (k_major)
@@ -97,7 +97,7 @@ Bits read_b(const Wgmma& op) {
     return b;
 }
 
-// The 16 rows of one warp.
+// Computes the 16 rows of one warp.
 void execute(const Pending& p) {
     const Wgmma& op = p.lane[0];
     if (read_a(op, p.first_row) != p.a || (p.first_row == 0 && read_b(op) != *p.b))
@@ -133,7 +133,7 @@ void execute(const Pending& p) {
 
 void mbarrier_init(uint64_t* word, uint32_t arrivals) {
     for (const Queue& queue : queues)
-        if (!queue.products.empty()) fail("wgmma: products that nobody waited for");
+        if (!queue.products.empty()) fail("wgmma: products without a wait");
     if (arrivals == 0 || arrivals >= poisoned) fail("mbarrier_init: %u arrivals", arrivals);
     *static_cast<Barrier*>(shared_pointer(shared_address(word), 8)) = {0, uint8_t(arrivals), uint8_t(arrivals), 0};
 }
@@ -251,7 +251,8 @@ void tma_load(void* shared, const TensorMap* opaque, uint64_t* word, const int (
 
 } // namespace simt
 
-// Refuses what the driver API's text for cuTensorMapEncodeTiled forbids; tensors of 16-bit elements and rank 4 alone are known.
+// Returns an error for everything that the driver's documentation of cuTensorMapEncodeTiled forbids. Supports rank 4
+// and 16-bit elements.
 extern "C" __attribute__((visibility("default"))) int
 cuTensorMapEncodeTiled(void* out, unsigned type, unsigned rank, void* address, const uint64_t* sizes, const uint64_t* strides,
                        const uint32_t* boxes, const uint32_t* element_strides, unsigned interleave, unsigned swizzle,
@@ -268,7 +269,7 @@ cuTensorMapEncodeTiled(void* out, unsigned type, unsigned rank, void* address, c
     }
     for (int d = 0; d < 3; d++) {
         if (strides[d] % 16 != 0 || strides[d] >= uint64_t(1) << 40) return invalid;
-        if (strides[d] < (d == 0 ? 2 * sizes[0] : strides[d - 1])) return invalid; // as launchers of ours order them
+        if (strides[d] < (d == 0 ? 2 * sizes[0] : strides[d - 1])) return invalid; // we order strides ascending
         map.strides[d] = strides[d];
     }
     if (boxes[0] * 2 % 16 != 0 || boxes[0] * 2 > 16u << swizzle) return invalid;

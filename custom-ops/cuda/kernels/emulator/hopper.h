@@ -1,6 +1,6 @@
-// hopper.cuh's functions for the emulator, which makes show what hardware leaves undefined: a product is computed when its warp waits
-// for it, and until then its accumulators are NaN; operands that change from its issue to the wait are an error; a TMA copy overwrites
-// its destination at once.
+// Implements hopper.cuh's functions in the emulator, and exposes undefined behaviour: a product is computed when its
+// warp waits for it, and until then its accumulators are NaN; operands that change between issue and wait are an
+// error; a TMA copy overwrites its destination at once.
 #pragma once
 
 namespace simt {

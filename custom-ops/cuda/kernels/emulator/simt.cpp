@@ -52,7 +52,7 @@ struct Fiber {
     std::vector<std::vector<Copy>> copies; // groups, oldest first; the last is open
 };
 
-// A rendezvous of a warp or a larger group.
+// Synchronisation state of a warp or a larger group.
 struct Group {
     const char* what = nullptr;
     unsigned arrived = 0;
@@ -73,8 +73,8 @@ struct Machine {
     Barrier barriers[16];
     unsigned threads = 0, current = 0;
     bool running = false;
-    bool reversed = false; // threads and blocks run from the last to the first, and copies arrive at once
-    unsigned char* shared_end = nullptr; // followed by a page that cannot be touched
+    bool reversed = false; // run threads and blocks from last to first, and complete copies at once
+    unsigned char* shared_end = nullptr; // followed by an inaccessible page
     unsigned char* shared = nullptr;
     size_t shared_bytes = 0;
 #if defined(__x86_64__)
@@ -88,10 +88,10 @@ std::mutex one_launch;
 
 Fiber& self() { return machine.fibers[machine.current]; }
 
-void enter(); // a fiber's first function
+void enter(); // entry function of a fiber
 
 #if defined(__x86_64__)
-// Saves the callee-saved registers and the stack pointer in *from, and continues where `to` was saved.
+// Saves the callee-saved registers and the stack pointer in *from, and resumes the fiber saved in `to`.
 extern "C" void moh_switch(void** from, void* to);
 asm(R"(
 .text
@@ -118,7 +118,7 @@ moh_switch:
 )");
 void prepare(Fiber& fiber) {
     void** top = reinterpret_cast<void**>(static_cast<char*>(fiber.stack) + stack_bytes);
-    *--top = nullptr; // enter() finds the stack as after a call: 8 bytes off a multiple of 16
+    *--top = nullptr; // stack alignment as after a call: 8 bytes off a multiple of 16
     *--top = reinterpret_cast<void*>(&enter);
     for (int i = 0; i < 6; i++) *--top = nullptr;
     fiber.pointer = top;
@@ -143,13 +143,13 @@ void enter() {
     abort();
 }
 
-// Memory faults inside a kernel are the kernel's: accesses beyond an allocation or beyond shared memory.
+// A memory fault inside a kernel is an access out of bounds of an allocation or of shared memory.
 void fault(int signal, siginfo_t* info, void*) {
     if (machine.running) {
         machine.running = false;
         auto address = static_cast<unsigned char*>(info->si_addr);
         if (address >= machine.shared_end && address < machine.shared_end + page)
-            simt::fail("shared memory: access %td bytes beyond its %zu", address - machine.shared, machine.shared_bytes);
+            simt::fail("shared memory: access %td bytes beyond size %zu", address - machine.shared, machine.shared_bytes);
         simt::fail("invalid memory access at %p", info->si_addr);
     }
     std::signal(signal, SIG_DFL);
@@ -161,7 +161,7 @@ void initialise() {
     done = true;
     auto map = [](size_t bytes) {
         void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (p == MAP_FAILED) simt::fail("no memory for the emulator");
+        if (p == MAP_FAILED) simt::fail("the emulator is out of memory");
         return static_cast<unsigned char*>(p);
     };
     unsigned char* stacks = map(max_threads * (stack_bytes + page));
@@ -175,7 +175,7 @@ void initialise() {
     mprotect(machine.shared_end, page, PROT_NONE);
 }
 
-// Takes the fault handler for the length of a launch: the host process has its own.
+// Installs the fault handler during a launch; the host process has its own.
 struct FaultHandler {
     struct sigaction old_segv, old_bus;
     stack_t old_stack;
@@ -211,7 +211,7 @@ struct FaultHandler {
         }
         last = what;
     }
-    simt::fail("no thread can go on:%s", waits.c_str());
+    simt::fail("deadlock, all threads are waiting:%s", waits.c_str());
 }
 
 void run_block() {
@@ -242,7 +242,7 @@ void run_block() {
         if (!progress) deadlock();
     }
     for (unsigned char* p = start + machine.shared_bytes; p < machine.shared_end; p++)
-        if (*p != poison) simt::fail("shared memory: byte %td written beyond its %zu", p - start, machine.shared_bytes);
+        if (*p != poison) simt::fail("shared memory: byte %td written beyond size %zu", p - start, machine.shared_bytes);
 }
 
 simt::Kernel*& kernels() {
@@ -293,7 +293,7 @@ void collective(const char* what, unsigned width, void* argument, void (*work)(v
     Group& group = machine.groups[width * 1024 + first];
     if (group.arrived == 0) group.what = what;
     if (strcmp(group.what, what) != 0)
-        fail("threads %u to %u are not together: one is in %s, this one in %s", first, first + width - 1, group.what, what);
+        fail("threads %u to %u diverged: one is in %s, this one in %s", first, first + width - 1, group.what, what);
     group.arguments[thread - first] = argument;
     if (++group.arrived == width) {
         work(group.arguments);
@@ -369,7 +369,7 @@ void launch(const Kernel& kernel, Index grid, unsigned threads, size_t shared_by
     }
     std::vector<unsigned char> copy(static_cast<const unsigned char*>(params),
                                     static_cast<const unsigned char*>(params) + kernel.params_size);
-    // A parameter struct may hold 64-byte-aligned descriptors.
+    // A parameter struct may contain 64-byte-aligned descriptors.
     std::vector<unsigned char> aligned(kernel.params_size + 128);
     unsigned char* start = aligned.data() + (128 - uintptr_t(aligned.data()) % 128);
     memcpy(start, copy.data(), copy.size());

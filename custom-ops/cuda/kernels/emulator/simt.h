@@ -1,10 +1,11 @@
-// A block of threads on a CPU: every thread is a fiber, all on one thread of the operating system, blocks one after the other.
+// Runs a thread block on a CPU: every thread is a fiber, all on one OS thread; blocks run one after the other.
 //
-// Collective operations (barriers, shuffles, matrix instructions) are calls that the last arriving thread carries out. What hardware
-// leaves undefined is made to show: shared memory starts as NaN, memory beyond an allocation does not exist, and a block that cannot go
-// on ends the process with a message. Threads and blocks run in order and asynchronous copies arrive when they are waited for, the
-// latest moment; at every second launch of a kernel the order is the opposite and copies arrive at once, the earliest moment.
-// Tests run every call twice: what lacks a barrier gives two results.
+// Collective operations (barriers, shuffles, matrix instructions) are executed by the last thread that arrives.
+// Undefined behaviour is exposed: shared memory starts as NaN, memory outside of allocations is inaccessible, and a
+// deadlock ends the process with a message. Threads and blocks normally run in order, and asynchronous copies complete
+// when they are waited for (the latest moment). In every second launch of a kernel the order is reversed and copies
+// complete at once (the earliest moment). Tests run every call twice, so a missing barrier yields two different
+// results.
 #pragma once
 
 #include <math.h>
@@ -22,29 +23,29 @@ struct Index {
 
 // ------------------------------------------------------------------------------------------------- for device.cuh
 
-// Suspends this thread while *word == old. `what` is named when nothing can go on.
+// Suspends this thread while *word == old. `what` is printed in case of a deadlock.
 void wait(const char* what, const volatile uint32_t* word, uint32_t old);
 
-// Gathers the `width` threads (a multiple of 32) of this thread's group; the last one to arrive calls work(arguments), with every
-// thread's argument in order, and all go on. `what` must be the same for all.
+// Collects the `width` threads (a multiple of 32) of this thread's group. The last one to arrive calls work(arguments)
+// with every thread's argument, in order; then all continue. `what` must be the same for all.
 void collective(const char* what, unsigned width, void* argument, void (*work)(void** arguments));
 
-// Barrier `id` of `threads` threads. Arriving does not wait.
+// Barrier `id` for `threads` threads. If not `sync`, arrives without waiting.
 void barrier(const char* what, unsigned id, unsigned threads, bool sync);
 
-// Start and size of the block's dynamic shared memory, and the addresses in it that device code sees: offset + 1024.
+// Start and size of the block's dynamic shared memory, and its addresses as device code sees them: offset + 1024.
 unsigned char* shared_memory();
 size_t shared_size();
 uint32_t shared_address(const void* p);
-// The memory of `bytes` bytes at a shared address; ends the process where that is out of bounds.
+// Host pointer to `bytes` bytes at a shared-memory address; ends the process if they are out of bounds.
 void* shared_pointer(uint32_t address, size_t bytes);
 
-// Records an asynchronous copy of this thread; where !valid, zeros are written.
+// Records an asynchronous copy of this thread; if !valid, zeros are written.
 void copy_async(void* shared, const void* global, unsigned bytes, bool valid);
 void copy_commit();
 void copy_wait(unsigned pending);
 
-// Ends the process: message, kernel, block, thread.
+// Ends the process with the message, kernel, block and thread.
 [[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
 // ---------------------------------------------------------------------------------------------------- for driver.cpp
@@ -55,7 +56,7 @@ struct Kernel {
     unsigned max_threads;
     void (*body)(const void* params);
     Kernel* next;
-    mutable unsigned launches = 0; // the second, fourth, ... runs in the opposite order
+    mutable unsigned launches = 0; // every second one runs in reverse order
     Kernel(const char* name, size_t params_size, unsigned max_threads, void (*body)(const void*));
 };
 const Kernel* find(const char* name);
@@ -119,7 +120,7 @@ template <class T> T shuffle(const char* what, T value, unsigned source) {
 inline unsigned lane() { return threadIdx.x & 31; }
 } // namespace simt
 
-// Sub-warps of `width` lanes, a power of two, as in CUDA.
+// Sub-warps of `width` lanes (a power of two), as in CUDA.
 template <class T> T __shfl_sync(unsigned, T v, int source, int width = 32) {
     return simt::shuffle("__shfl_sync", v, (simt::lane() & ~(width - 1)) | (source & (width - 1)));
 }

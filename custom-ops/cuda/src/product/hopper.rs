@@ -1,4 +1,4 @@
-//! `linear_sm90.cu` and `combine_sm90.cu`: f16 and bf16 on Hopper's tensor cores.
+//! Launchers of `linear_sm90.cu` and `combine_sm90.cu`: f16 and bf16 on Hopper's tensor cores.
 
 use super::{NEVER, PAIRS, Product};
 use crate::kernel::Kernel;
@@ -9,24 +9,24 @@ use crate::tensor_map::Boxed;
 use moh_operators::{DType, Error};
 
 const THREADS: u32 = 384;
-/// The inner length of a step, and the columns of a panel of a weight in layout 1.
+/// Inner elements per step; also the columns of a panel of a layout-1 weight.
 const DEPTH: usize = 64;
-/// Heights of tiles. Units of 64 rows go to two warpgroups in turn.
+/// Tile heights. Units of 64 rows are assigned to two warpgroups round-robin.
 const HEIGHTS: [usize; 4] = [256, 192, 128, 64];
-/// Columns of the tiles of dense products, of combinations and of mixtures of experts.
+/// Tile columns of dense projections, of combinations and of RoutedMLP.
 pub(super) const WIDE: usize = 128;
-/// Columns of gathered tiles.
+/// Tile columns of gathered projections.
 const WIDTHS: [usize; 3] = [WIDE, 72, 64];
-/// Up to this share of heads in percent, gathered tiles as wide as dense ones are taken: their copies are smaller.
+/// Up to this percentage of heads, gathered tiles as wide as dense ones are used, because their copies are smaller.
 const ALMOST_ALL: usize = 95;
-/// What a product in the routed way of a combination, by `mma.sync`, costs in percent of one here.
+/// Cost of a product in the routed combination kernel (`mma.sync`), in percent of one here.
 pub(super) const ROUTED_COST: i32 = 200;
 
-/// Whether these kernels take the product; 16-byte alignment is assumed.
+/// Whether these kernels support the product; assumes 16-byte alignment.
 pub(super) fn fits(product: &Product, stream: &Stream<'_>) -> bool {
     let properties = stream.properties();
     let p = &product.params;
-    // Strides in bytes are 32 bits in the kernels, 40 bits in descriptions for TMA.
+    // The kernels use 32-bit byte strides; TMA descriptors 40-bit ones.
     properties.capability.0 == 9
         && product.dtype != DType::F32
         && i32::try_from(2 * p.x_row).is_ok()
@@ -34,42 +34,42 @@ pub(super) fn fits(product: &Product, stream: &Stream<'_>) -> bool {
         && shared_bytes(product, WIDE) + heads_bytes(p) <= properties.shared_bytes as usize
 }
 
-/// `sizeof(Shared)` of tiles of so many columns: stages, messages, barriers.
+/// `sizeof(Shared)` for tiles of this many columns: stages, messages, barriers.
 fn shared_bytes(product: &Product, columns: usize) -> usize {
     let stages = if columns == 64 { 5 } else { 4 };
     let weight_rows = if product.per_head { columns.next_multiple_of(DEPTH) } else { columns };
     stages * ((HEIGHTS[0] + weight_rows) * 2 * DEPTH + 32)
 }
 
-/// Shared memory of a combination beyond that: the heads' rows as bits, and their states.
+/// Additional shared memory of a combination: the heads' rows as bits, and their states.
 fn heads_bytes(p: &LinearParams) -> usize {
     (p.heads as usize).next_multiple_of(32) * HEIGHTS[0] / 8 + p.heads as usize * 4
 }
 
-/// The time that a product takes in gathered tiles of so many columns, in percent of what it takes in dense ones, inverted: the share of
-/// the columns that are used, and the products for every byte that is copied.
+/// Speed of gathered tiles with `width` columns in percent of dense ones: the percentage of columns that are used,
+/// times the ratio of operations per copied byte.
 fn gathered_rate(width: usize, columns: usize) -> usize {
     let reuse = |width: usize| HEIGHTS[0] * width * 1000 / (HEIGHTS[0] + width);
     100 * columns / columns.next_multiple_of(width) * reuse(width) / reuse(WIDE)
 }
 
-/// Of these heights of tiles, highest first, the one that takes the least time: rounds of tiles on all multiprocessors, each as long as
-/// the copies of a tile's rows and of its weights, which cost a quarter.
+/// The fastest of these tile heights (highest first): minimises the number of rounds of tiles over all
+/// multiprocessors, times the copies per tile (its rows, plus a quarter for its weights).
 pub(super) fn height(heights: &[usize], rows: usize, tiles_a_row: usize, width: usize, stream: &Stream<'_>) -> usize {
     let multiprocessors = stream.properties().multiprocessors.max(1) as usize;
     let rounds = |height: usize| (rows.div_ceil(height) * tiles_a_row).div_ceil(multiprocessors);
     heights.iter().copied().min_by_key(|&height| rounds(height) * (height + width / 4)).unwrap_or(DEPTH)
 }
 
-/// Puts a projection on the stream; the lists of `params` are made already.
+/// Launches a projection on the stream; the lists of `params` have been made.
 ///
 /// # Safety
-/// As [`super::projection`], and [`fits`].
+/// As [`super::projection`] and [`fits`].
 pub(super) unsafe fn project(product: &Product, params: &LinearParams, stream: &Stream<'_>) -> Result<(), Error> {
     let (tokens, heads, columns) = (params.tokens as usize, params.heads as usize, params.columns as usize);
-    // As gates are, about half of the tokens.
+    // The gates are on the GPU; assume that a head is on for half of the tokens.
     let gathered_rows = tokens.div_ceil(2);
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller's contract.
     unsafe {
         if params.activation >= 0 {
             let (variant, width) = if params.activation == PAIRS { ("pairs", WIDE / 2) } else { ("mlp", WIDE) };
@@ -77,7 +77,7 @@ pub(super) unsafe fn project(product: &Product, params: &LinearParams, stream: &
             return launch_projection(product, variant, WIDE, width, rows, params, stream);
         }
         let width = WIDTHS.into_iter().max_by_key(|&width| gathered_rate(width, columns)).unwrap_or(WIDE);
-        // Panels of dense tiles lie in one head each.
+        // A panel of a dense tile must not cross heads.
         let can_be_dense = params.write_zeros != 0 && (!product.per_head || columns.is_multiple_of(DEPTH));
         let dense_percent = if can_be_dense { gathered_rate(width, columns).min(ALMOST_ALL) as i32 } else { NEVER };
         let params = LinearParams { dense_percent, ..*params };
@@ -94,7 +94,7 @@ pub(super) unsafe fn project(product: &Product, params: &LinearParams, stream: &
     }
 }
 
-/// `width` are a tile's columns of the weight, `used` those of the output.
+/// `width` is a tile's columns of the weight, `used` its columns of the output.
 unsafe fn launch_projection(
     product: &Product,
     variant: &str,
@@ -118,14 +118,14 @@ unsafe fn launch_projection(
     let tiles = tokens.div_ceil(tile_rows) * heads * columns.div_ceil(used);
     let blocks = tiles.clamp(1, stream.properties().multiprocessors as usize);
     let shared = shared_bytes(product, width);
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller's contract.
     unsafe { stream.launch(kernel, [blocks as u32, 1, 1], THREADS, shared as u32, &params) }
 }
 
-/// Puts the dense way of a combination on the stream, in tiles as high as those of the routed way.
+/// Launches the dense kernel of a combination on the stream, with tiles as high as the routed kernel's.
 ///
 /// # Safety
-/// As [`super::combination`], and [`fits`].
+/// As [`super::combination`] and [`fits`].
 pub(super) unsafe fn combine(
     product: &Product,
     params: &LinearParams,
@@ -144,11 +144,11 @@ pub(super) unsafe fn combine(
     let tiles = (params.tokens as usize).div_ceil(tile_rows) * columns.div_ceil(WIDE);
     let blocks = tiles.clamp(1, stream.properties().multiprocessors as usize);
     let shared = shared_bytes(product, WIDE) + heads_bytes(params);
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller's contract.
     unsafe { stream.launch(kernel, [blocks as u32, 1, 1], THREADS, shared as u32, &described) }
 }
 
-/// Adds descriptions of x, whose rows are `inner` long, and of the weight: sizes, strides and boxes.
+/// Adds the TMA descriptors of x, whose rows have `inner` elements, and of the weight.
 fn describe(
     product: &Product,
     params: &LinearParams,
@@ -180,7 +180,7 @@ mod tests {
     use super::gathered_rate;
 
     #[test]
-    fn narrow_gathered_tiles_copy_more() {
+    fn narrow_gathered_tiles_have_a_lower_rate() {
         assert_eq!(gathered_rate(128, 128), 100);
         assert_eq!(gathered_rate(64, 64), 60);
         assert_eq!(gathered_rate(72, 72), 65);

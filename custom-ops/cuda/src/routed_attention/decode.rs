@@ -1,4 +1,4 @@
-//! `decode.cu`: few query rows a KV head.
+//! Launcher of `decode.cu`: few query rows per KV head.
 
 use super::{Attention, mma};
 use crate::kernel::Kernel;
@@ -8,30 +8,30 @@ use crate::plan::int;
 use moh_operators::Error;
 use std::ffi::CString;
 
-/// Entries of a list that the kernels take: a ballot's.
+/// Maximum entries per list: the width of a ballot.
 const MAX_ROWS: usize = 32;
-/// The widest head of the kernels without tensor cores.
+/// Maximum head width of the kernels without tensor cores.
 const MAX_WIDTH: usize = 1024;
 const THREADS: u32 = 128;
 const WARPS: usize = 4;
-/// Shared memory that every GPU of compute capability 8.0 and later gives to a block.
+/// Shared memory per block that every GPU of compute capability 8.0 and later provides.
 const SHARED_BYTES: usize = 96 << 10;
 
 impl Attention<'_, '_> {
-    /// Whether the rows of a KV head are so few that reading keys and values is all that counts.
+    /// Whether a KV head has so few rows that the time is dominated by reading keys and values.
     pub(super) fn is_decoding(&self) -> bool {
         let p = &self.problem;
         let rows = p.q_len * p.group_size();
         let simt = WARPS * rows * (p.value_dim + 2) * 4 <= SHARED_BYTES && p.head_dim.max(p.value_dim) <= MAX_WIDTH;
-        // With more rows than 16, the sums of wider heads don't fit into registers.
+        // With more than 16 rows, the accumulators of wider heads exceed the registers.
         let mma = self.fits_mma() && (rows <= 16 || p.head_dim.max(p.value_dim) <= 128);
         rows <= MAX_ROWS && if self.fits_mma() { mma } else { simt }
     }
 
-    /// Into how many parts of how many keys the keys are split: enough for all multiprocessors even where many heads are off, but
-    /// no part so short that starting it counts. `unit` divides the keys of a part.
+    /// The number of parts of the keys, and keys per part: enough blocks for all multiprocessors even if many heads
+    /// are off, but no part so short that its launch dominates. `unit` divides the keys per part.
     fn splits(&self, unit: usize) -> (usize, usize) {
-        const BLOCKS: usize = 2; // at a time on a multiprocessor
+        const BLOCKS: usize = 2; // resident per multiprocessor
         const WAVES: usize = 8;
         let p = &self.problem;
         let lists = p.batch * p.kv_num_heads;
@@ -45,14 +45,14 @@ impl Attention<'_, '_> {
 }
 
 /// # Safety
-/// As [`CudaOperator::launch`](crate::CudaOperator::launch), and [`Attention::is_decoding`].
+/// As [`CudaOperator::launch`](crate::CudaOperator::launch) and [`Attention::is_decoding`].
 pub(super) unsafe fn launch(attention: &Attention<'_, '_>) -> Result<(), Error> {
     let (p, call) = (&attention.problem, attention.call);
     let (lists, rows) = (p.batch * p.kv_num_heads, p.q_len * p.group_size());
     let width = p.head_dim.max(p.value_dim);
     let type_name = attention.type_name();
     let (name, unit, shared) = if attention.fits_mma() {
-        // As `Instance` in decode.cu.
+        // Equals `Instance` in decode.cu.
         let width = mma::instance(width);
         let (keys, stages) = (if width <= 96 { 32 } else { 16 }, if width <= 128 { 3 } else { 2 });
         let row_count = if rows <= 16 { 16 } else { 32 };
@@ -71,7 +71,7 @@ pub(super) unsafe fn launch(attention: &Attention<'_, '_>) -> Result<(), Error> 
     }
     let kernel = |name| Kernel { module: modules::DECODE, name };
     let name = CString::new(name).unwrap_or_default();
-    // SAFETY: tensors and workspace are as the kernels take them.
+    // SAFETY: tensors and workspace have the sizes that the kernels expect.
     unsafe {
         call.stream.launch(kernel(&name), [lists as u32, splits as u32, 1], THREADS, shared as u32, &params)?;
         if splits > 1 {

@@ -1,4 +1,4 @@
-//! `attention_sm90.cu`: f16 and bf16 on Hopper's tensor cores, over a plan.
+//! Launcher of `attention_sm90.cu`: f16 and bf16 on Hopper's tensor cores, with a plan.
 
 use super::Attention;
 use crate::driver::RawPtr;
@@ -9,18 +9,18 @@ use crate::tensor_map::Boxed;
 use moh_operators::Error;
 use std::ffi::CString;
 
-/// An instance of the kernel: the numbers of `MOH_ATTENTION` in attention_sm90.cu.
+/// An instance of the kernel; repeats the numbers of `MOH_ATTENTION` in attention_sm90.cu.
 #[derive(Debug, Clone, Copy)]
 struct Instance {
-    /// Heads up to so wide.
+    /// Maximum head width.
     width: usize,
-    /// Consumer warpgroups, each of which takes 64 rows.
+    /// Consumer warpgroups, each of which processes 64 rows.
     warpgroups: usize,
-    /// Keys of a block.
+    /// Keys per block.
     keys: usize,
-    /// Blocks of keys or of values in shared memory.
+    /// Key or value blocks in shared memory.
     slots: usize,
-    /// Units of query rows in shared memory, for each warpgroup.
+    /// Units of query rows in shared memory, per warpgroup.
     query_slots: usize,
 }
 
@@ -32,7 +32,7 @@ const INSTANCES: [Instance; 5] = [
     Instance { width: 128, warpgroups: 2, keys: 128, slots: 5, query_slots: 2 },
     Instance { width: 256, warpgroups: 2, keys: 64, slots: 5, query_slots: 1 },
 ];
-/// The widest instance that knows biases.
+/// Maximum head width of the instances with a bias.
 const MAX_BIASED_WIDTH: usize = 128;
 
 impl Instance {
@@ -45,7 +45,7 @@ impl Instance {
         }
     }
 
-    /// Elements in a row of a panel, as which matrices lie in shared memory: the widest swizzle that divides the width.
+    /// Elements per row of a panel in shared memory: the widest swizzle that divides the width.
     fn panel(&self) -> usize {
         [64, 32, 16].into_iter().find(|panel| self.width.is_multiple_of(*panel)).unwrap_or(16)
     }
@@ -54,7 +54,7 @@ impl Instance {
         128 * (self.warpgroups as u32 + 1)
     }
 
-    /// `sizeof(Shared)`: ring, query, rows, tiles, barriers.
+    /// `sizeof(Shared)`: ring, queries, rows, tiles, barriers.
     fn shared_bytes(&self) -> usize {
         const QUEUE: usize = 4;
         let units = self.warpgroups * self.query_slots;
@@ -62,9 +62,10 @@ impl Instance {
         (data + units * UNIT_ROWS * 8 + QUEUE * 16 + 8 * 2 * (QUEUE + self.slots + units)).next_multiple_of(16)
     }
 
-    /// Rows of a tile, and whether a tile's keys and values stay in shared memory for several units of a warpgroup.
+    /// Rows per tile, and whether a tile's keys and values stay in shared memory while a warpgroup processes several
+    /// units.
     ///
-    /// High tiles load keys and values seldom; there must be enough of them for all multiprocessors.
+    /// Tiles with many rows load keys and values less often, but there must be enough tiles for all multiprocessors.
     fn tiling(&self, lists: usize, entries: usize, kv_len: usize, multiprocessors: usize) -> (usize, bool) {
         let resident = 2 * kv_len.div_ceil(self.keys) <= self.slots;
         if resident {
@@ -78,10 +79,10 @@ impl Instance {
 }
 
 impl Attention<'_, '_> {
-    /// Whether Hopper's kernels take this call; what [`Attention::fits_mma`] asks for is assumed.
+    /// Whether the Hopper kernels support this call; assumes [`Attention::fits_mma`].
     pub(super) fn fits_hopper(&self) -> bool {
         let p = &self.problem;
-        // Rows are numbered with 31 bits.
+        // Rows have 31-bit indices.
         let rows = p.batch.checked_mul(p.q_len).and_then(|n| n.checked_mul(p.num_heads));
         self.call.stream.properties().capability.0 == 9
             && p.kv_len > 0
@@ -90,9 +91,9 @@ impl Attention<'_, '_> {
                 .is_some_and(|instance| instance.shared_bytes() <= self.call.stream.properties().shared_bytes as usize)
     }
 
-    /// Describes keys or values, `dim` wide, to TMA: boxes of one panel of one block.
+    /// The TMA descriptor of keys or values of head width `dim`: a box is one panel of one block.
     ///
-    /// Dimensions from the innermost: element, then head and token as they lie in memory, batch.
+    /// Dimensions from the innermost: element, then head and token in the order of their strides, then batch.
     fn tensor_map(&self, tensor: RawPtr, dim: usize, instance: &Instance) -> Result<TensorMap, Error> {
         let p = &self.problem;
         let (inner, outer, box_inner, box_outer) = match p.cache_layout {
@@ -111,7 +112,7 @@ impl Attention<'_, '_> {
 }
 
 /// # Safety
-/// As [`CudaOperator::launch`](crate::CudaOperator::launch), and [`Attention::fits_mma`] and [`Attention::fits_hopper`].
+/// As [`CudaOperator::launch`](crate::CudaOperator::launch), [`Attention::fits_mma`] and [`Attention::fits_hopper`].
 pub(super) unsafe fn launch(attention: &Attention<'_, '_>) -> Result<(), Error> {
     let (p, stream) = (&attention.problem, attention.call.stream);
     let biased = attention.is_biased();
@@ -119,7 +120,7 @@ pub(super) unsafe fn launch(attention: &Attention<'_, '_>) -> Result<(), Error> 
     let multiprocessors = stream.properties().multiprocessors.max(1) as usize;
     let (rows, resident) =
         instance.tiling(p.batch * p.kv_num_heads, p.q_len * p.group_size(), p.kv_len, multiprocessors);
-    // SAFETY: as promised to this function.
+    // SAFETY: the caller's contract.
     let (plan, common) = unsafe { attention.plan(rows) }?;
     let params = AttentionSm90Params {
         key_map: attention.tensor_map(common.key, p.head_dim, &instance)?,
@@ -150,7 +151,7 @@ pub(super) unsafe fn launch(attention: &Attention<'_, '_>) -> Result<(), Error> 
     let name = CString::new(name).unwrap_or_default();
     let kernel = Kernel { module: modules::ATTENTION_SM90, name: &name };
     let blocks = plan.max_tiles.min(multiprocessors) as u32;
-    // SAFETY: tensors and plan are as the kernel takes them; widths and pointers are multiples of 16 bytes.
+    // SAFETY: tensors and plan have the sizes that the kernel expects; widths and pointers are multiples of 16 bytes.
     unsafe { stream.launch(kernel, [blocks, 1, 1], instance.threads(), instance.shared_bytes() as u32, &params) }
 }
 
@@ -159,14 +160,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shared_memory_fits_a_multiprocessor() {
+    fn instances_fit_shared_memory() {
         for instance in INSTANCES {
             assert!(instance.shared_bytes() <= 227 << 10, "{instance:?}: {}", instance.shared_bytes());
         }
     }
 
     #[test]
-    fn tiles_are_high_where_there_are_many() {
+    fn tiles_have_more_rows_when_there_are_many() {
         let instance = Instance::of(64, false).unwrap_or(INSTANCES[0]);
         assert_eq!(instance.tiling(2048, 256, 256, 132), (256, true));
         assert_eq!(instance.tiling(32, 256, 256, 132), (64, true));

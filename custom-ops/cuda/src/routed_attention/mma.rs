@@ -1,4 +1,4 @@
-//! `attention_sm80.cu`: f16 and bf16 on tensor cores, over a plan.
+//! Launcher of `attention_sm80.cu`: f16 and bf16 on tensor cores, with a plan.
 
 use super::Attention;
 use crate::kernel::Kernel;
@@ -8,27 +8,28 @@ use crate::plan::{Keys, Plan, Request, plan};
 use moh_operators::Error;
 use std::ffi::CString;
 
-/// The widest head that there is an instance for.
+/// Maximum head width.
 pub(super) const MAX_WIDTH: usize = 256;
 const WIDTHS: [usize; 6] = [32, 64, 72, 96, 128, MAX_WIDTH];
 const THREADS: u32 = 128;
-/// Bytes from row to row in shared memory: `HeadLayout<D>::row_bytes`.
+/// Row stride in shared memory in bytes: `HeadLayout<D>::row_bytes`.
 pub(super) fn row_bytes(width: usize) -> usize {
     width.div_ceil(16) * 32 + 16
 }
 
-/// The instance for heads of this width.
+/// The width D of the instance for heads of this width.
 pub(super) fn instance(width: usize) -> usize {
     WIDTHS.into_iter().find(|&d| width <= d).unwrap_or(MAX_WIDTH)
 }
 
 impl Attention<'_, '_> {
-    /// Whether scores are scaled and biased before their maximum is taken. A scale that is not positive turns their order around.
+    /// Whether scores are scaled and biased before taking the maximum. Needed for scales <= 0, which reverse the
+    /// order.
     pub(super) fn is_biased(&self) -> bool {
         self.params.bias != 0 || self.params.scale <= 0.0
     }
 
-    /// Puts the plan for tiles of so many rows on the stream; query heads of one KV head share tiles.
+    /// Makes the plan for tiles of `tile_rows` rows on the stream. Query heads of one KV head share tiles.
     ///
     /// # Safety
     /// As [`CudaOperator::launch`](crate::CudaOperator::launch).
@@ -46,7 +47,7 @@ impl Attention<'_, '_> {
             causal: p.is_causal.then_some(keys),
             kv_len: p.kv_len,
         };
-        // SAFETY: the gates are the call's.
+        // SAFETY: the gates belong to the call.
         let plan = unsafe { plan(&request, call.stream, call.workspace) }?;
         let Plan { counts, entries, tiles, tile_count, next, .. } = plan;
         Ok((plan, AttentionParams { counts, entries, tiles, tile_count, next, ..self.params }))
@@ -54,12 +55,12 @@ impl Attention<'_, '_> {
 }
 
 /// # Safety
-/// As [`CudaOperator::launch`](crate::CudaOperator::launch), and [`Attention::fits_mma`].
+/// As [`CudaOperator::launch`](crate::CudaOperator::launch) and [`Attention::fits_mma`].
 pub(super) unsafe fn launch(attention: &Attention<'_, '_>) -> Result<(), Error> {
     let p = &attention.problem;
     let width = instance(p.head_dim.max(p.value_dim));
     let biased = attention.is_biased();
-    // As `Instance` in attention_sm80.cu.
+    // Equals `Instance` in attention_sm80.cu.
     let rows = if width <= 128 { 128 } else { 64 };
     let keys = match biased {
         false if width <= 80 => 64,
@@ -67,7 +68,7 @@ pub(super) unsafe fn launch(attention: &Attention<'_, '_>) -> Result<(), Error> 
         _ => 32,
     };
     let shared = 32 + 12 * rows + (rows + 2 * 2 * keys) * row_bytes(width);
-    // SAFETY: as promised to this function.
+    // SAFETY: the caller's contract.
     let (plan, params) = unsafe { attention.plan(rows) }?;
     let suffix = if biased { "_bias" } else { "" };
     let name =
@@ -75,6 +76,6 @@ pub(super) unsafe fn launch(attention: &Attention<'_, '_>) -> Result<(), Error> 
     let kernel = Kernel { module: modules::ATTENTION_SM80, name: &name };
     let stream = attention.call.stream;
     let blocks = plan.max_tiles.min(2 * stream.properties().multiprocessors.max(1) as usize);
-    // SAFETY: tensors and plan are as the kernel takes them; widths and pointers are multiples of 16 bytes.
+    // SAFETY: tensors and plan have the sizes that the kernel expects; widths and pointers are multiples of 16 bytes.
     unsafe { stream.launch(kernel, [blocks as u32, 1, 1], THREADS, shared as u32, &params) }
 }

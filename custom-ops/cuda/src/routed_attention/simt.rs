@@ -1,4 +1,4 @@
-//! `attention_simt.cu`: any type, width and alignment, without tensor cores.
+//! Launcher of `attention_simt.cu`: any type, width and alignment, without tensor cores.
 
 use super::Attention;
 use crate::kernel::Kernel;
@@ -7,11 +7,11 @@ use moh_operators::{Definition, Error, RoutedAttention};
 use std::ffi::CString;
 
 const THREADS: u32 = 256;
-/// In front of the query in shared memory.
+/// Size of the header before the queries in shared memory.
 const HEADER_BYTES: usize = 32;
-/// Keys of a block.
+/// Keys per block.
 const KEYS: usize = 32;
-/// The widest heads of the usual instance, whose tiles have 32 rows, and of the wide one, whose tiles have 8.
+/// (maximum head width, rows per tile, name suffix) of the two instances.
 const WIDTHS: [(usize, usize, &str); 2] = [(256, 32, ""), (1024, 8, "_wide")];
 
 /// # Safety
@@ -24,7 +24,7 @@ pub(super) unsafe fn launch(attention: &Attention<'_, '_>) -> Result<(), Error> 
         expected: vec!["heads up to 1024 wide"],
         found: format!("a head of width {width}"),
     })?;
-    // SAFETY: as promised to this function.
+    // SAFETY: the caller's contract.
     let (plan, params) = unsafe { attention.plan(rows) }?;
     let name = CString::new(format!("moh_attention_simt_{}{suffix}", attention.type_name())).unwrap_or_default();
     let kernel = Kernel { module: modules::ATTENTION_SIMT, name: &name };
@@ -32,6 +32,6 @@ pub(super) unsafe fn launch(attention: &Attention<'_, '_>) -> Result<(), Error> 
     let blocks = plan.max_tiles.min(4 * stream.properties().multiprocessors.max(1) as usize);
     let row_bytes = |width: usize| (width.div_ceil(4) | 1) * 16;
     let shared = HEADER_BYTES + rows * row_bytes(p.head_dim) + KEYS * row_bytes(width) + rows * (KEYS + 1) * 4;
-    // SAFETY: tensors and plan are as the kernel takes them.
+    // SAFETY: tensors and plan have the sizes that the kernel expects.
     unsafe { stream.launch(kernel, [blocks as u32, 1, 1], THREADS, shared as u32, &params) }
 }

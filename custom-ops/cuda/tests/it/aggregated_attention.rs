@@ -1,4 +1,4 @@
-//! RoutedAggregatedAttention's CUDA kernels, on a GPU or on the emulator of one, against the f64 reference.
+//! RoutedAggregatedAttention's CUDA kernels against the f64 reference, on a GPU or on the emulator.
 
 use crate::device::{Device, on_device};
 use moh_conformance::aggregated_attention::{Case, GATES, Gates, KEY, PLAIN, POOLED_KEY, POOLED_VALUE, QUERY, VALUE};
@@ -14,7 +14,7 @@ fn check(device: &Device, case: &Case) {
 }
 
 #[test]
-fn grids_and_windows() {
+fn all_grid_and_window_sizes() {
     on_device(|device| {
         for window in [1, 3, 5] {
             for grid in [[1, 1], [1, 9], [9, 1], [2, 2], [5, 4], [7, 11]] {
@@ -27,7 +27,7 @@ fn grids_and_windows() {
 }
 
 #[test]
-fn widths_of_heads() {
+fn all_head_widths() {
     on_device(|device| {
         for dtype in DType::ALL {
             for dim in [1, 3, 24, 32, 33, 64, 72, 128, 200, 257, 512] {
@@ -40,7 +40,7 @@ fn widths_of_heads() {
 }
 
 #[test]
-fn numbers_of_pooled_tokens() {
+fn all_numbers_of_pooled_tokens() {
     on_device(|device| {
         for pooled in [0, 1, 31, 32, 33, 49, 144] {
             check(device, &Case { pooled, seed: 3, ..PLAIN });
@@ -49,7 +49,7 @@ fn numbers_of_pooled_tokens() {
 }
 
 #[test]
-fn gates_and_batches() {
+fn gate_patterns_and_batches() {
     on_device(|device| {
         for dtype in DType::ALL {
             for gates in [Gates::Off, Gates::On, Gates::Random(0.5), Gates::Random(0.02), Gates::Only(17)] {
@@ -61,7 +61,7 @@ fn gates_and_batches() {
 }
 
 #[test]
-fn short_vectors_stay_short() {
+fn vectors_shorter_than_the_normalisation_bound() {
     on_device(|device| {
         for length in [0.0, 3e-13, 1e-20, 1e-30, 2e-12] {
             let case = Case { gates: Gates::On, ..PLAIN };
@@ -78,7 +78,7 @@ fn short_vectors_stay_short() {
 }
 
 #[test]
-fn scores_of_any_size_do_not_overflow() {
+fn large_scores_do_not_overflow() {
     on_device(|device| {
         for sign in [1.0, -1.0] {
             let case = Case { gates: Gates::On, ..PLAIN };
@@ -99,7 +99,7 @@ fn scores_of_any_size_do_not_overflow() {
 }
 
 #[test]
-fn a_nan_or_infinity_reaches_exactly_the_windows_that_hold_it() {
+fn nan_and_infinity_affect_only_tokens_whose_window_contains_them() {
     on_device(|device| {
         let case = Case { grid: [5, 7], dim: 20, gates: Gates::Random(0.7), ..PLAIN };
         for poison in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
@@ -116,9 +116,9 @@ fn a_nan_or_infinity_reaches_exactly_the_windows_that_hold_it() {
     });
 }
 
-/// The grids of the published models.
+/// Grid sizes of the published models.
 #[test]
-fn grids_of_models() {
+fn grid_sizes_of_published_models() {
     on_device(|device| {
         if device.emulated {
             return println!("SKIPPED: too large for the emulator");

@@ -1,7 +1,8 @@
-//! A GPU, or the emulator of one, and calls of operators on it that are held to the f64 reference.
+//! The test device, a GPU or the emulator, and comparison of operator calls with the f64 reference.
 //!
-//! The driver is `MOH_CUDA_DRIVER`; else the system's, where it has a GPU; else the emulator, which `ci/cuda-emulator.sh` builds.
-//! Without any, tests say SKIPPED; with `MOH_REQUIRE_CUDA=1` that is a failure, and the emulator does not count.
+//! The driver is `MOH_CUDA_DRIVER`; otherwise the system's, if it has a GPU; otherwise the emulator, which
+//! `ci/cuda-emulator.sh` builds. Without any, tests print SKIPPED. With `MOH_REQUIRE_CUDA=1` a GPU is required:
+//! SKIPPED and the emulator are failures.
 
 use cudarc::driver::result::{self, stream::StreamKind};
 use cudarc::driver::{DriverError, sys};
@@ -14,30 +15,30 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// The bytes around every tensor that no kernel may write, and that spoil what reads them: NaN in every type. The emulator has
-/// pages there that cannot be touched.
+/// Guard bytes before and after every tensor, NaN in every type: reading them makes results NaN, and writes are
+/// detected. The emulator has inaccessible pages there.
 const FRAME: usize = 1 << 10;
 const POISON: u8 = 0xFF;
-/// More than any tested call needs; there are fewer tokens on the emulator.
+/// Workspace size, sufficient for all tested calls. Calls on the emulator have fewer tokens.
 const WORKSPACE: usize = 64 << 20;
 const EMULATED_WORKSPACE: usize = 2 << 20;
 
-/// A device with a context and a stream of its own.
+/// A device with its own context and stream.
 pub(crate) struct Device {
     driver: Driver,
     context: sys::CUcontext,
     stream: RawStream,
-    /// Whether kernels run on the CPU: tests keep small then.
+    /// Whether kernels run on the emulator; tests then use smaller calls.
     pub(crate) emulated: bool,
 }
 
-// SAFETY: the driver's objects may be used on any thread.
+// SAFETY: the driver's objects can be used on any thread.
 unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
 
 impl Device {
-    /// The device that tests run on, or `None` where there is none, which is said once.
+    /// The test device; `None` if there is none, for which the reason is printed once.
     pub(crate) fn get() -> Option<&'static Device> {
         static DEVICE: OnceLock<Option<Device>> = OnceLock::new();
         DEVICE.get_or_init(|| Device::open().map_err(|reason| skip(&reason)).ok()).as_ref()
@@ -54,7 +55,7 @@ impl Device {
         let opened = || {
             let device = result::device::get(0)?;
             let name = result::device::get_name(device)?;
-            // SAFETY: the device is there, and the context is one.
+            // SAFETY: the device exists, and the context belongs to it.
             let context = unsafe { result::primary_ctx::retain(device) }?;
             enter(context)?;
             Ok((name, context, result::stream::create(StreamKind::NonBlocking)?))
@@ -62,29 +63,29 @@ impl Device {
         let (name, context, stream) = opened().map_err(|error: DriverError| error.to_string())?;
         let emulated = name.starts_with("SIMT emulator");
         if emulated && required() {
-            return Err("the driver is the emulator's".to_owned());
+            return Err("the driver is the emulator".to_owned());
         }
         Ok(Device { driver, context, stream, emulated })
     }
 
-    /// Makes the context current to this thread, for good.
+    /// Makes the context current to this thread permanently.
     fn enter(&self) {
         enter(self.context).about("cuCtxPushCurrent").unwrap_or_else(|error| panic!("{error}"));
     }
 
-    /// The stream, whose context is current to the thread from here on.
+    /// The stream. Makes its context current to this thread permanently.
     pub(crate) fn stream(&self) -> Stream<'_> {
         self.enter();
         // SAFETY: the stream lives as long as the process.
         unsafe { Stream::borrow(self.driver, self.stream) }.unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// Device memory of `bytes` poisoned bytes within a poisoned frame.
+    /// Device memory of `bytes` bytes between guard bytes, all poisoned.
     pub(crate) fn memory(&self, bytes: usize) -> Memory {
         let frame = if self.emulated { 0 } else { FRAME };
         self.enter();
         let allocated = || {
-            // SAFETY: a context is current; the memory is as long as said.
+            // SAFETY: a context is current; the memory has this size.
             unsafe {
                 let base = result::malloc_sync((bytes + 2 * frame).max(1))?;
                 sys::cuMemsetD8_v2(base, POISON, bytes + 2 * frame).result().map(|()| base)
@@ -94,9 +95,9 @@ impl Device {
         Memory { base, bytes, frame }
     }
 
-    /// Runs an operator once; the output as f64, in which elements that were not written are NaN.
+    /// Runs an operator once. Returns the output as f64; elements that were not written are NaN.
     ///
-    /// Panics where a kernel writes beyond the output.
+    /// Panics if a kernel writes out of bounds.
     pub(crate) fn run(&self, call: &Call) -> Result<Vec<f64>, Error> {
         let (stream, inputs) = (self.stream(), call.tensors());
         let memories = self.memories(&call.attributes, &inputs)?;
@@ -105,9 +106,10 @@ impl Device {
         Ok(memories.read())
     }
 
-    /// Runs an operator once, captures it as a CUDA graph with the same memory, and launches the graph on the inputs of `later`.
+    /// Runs an operator once, captures it as a CUDA graph in the same memory, and launches the graph with the inputs
+    /// of `later`.
     ///
-    /// Nothing is run while it is captured.
+    /// Panics if anything runs during the capture.
     pub(crate) fn run_captured(&self, call: &Call, later: &Call) -> Result<Vec<f64>, Error> {
         let (stream, inputs) = (self.stream(), call.tensors());
         let memories = self.memories(&call.attributes, &inputs)?;
@@ -115,14 +117,14 @@ impl Device {
         stream.synchronize()?;
         memories.output.poison();
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream is alive, and captured and launched on by this thread alone; the memory outlives the launch.
+        // SAFETY: the stream is alive and used by this thread only; the memory outlives the launch.
         unsafe {
             result::stream::begin_capture(stream.raw(), mode).about("cuStreamBeginCapture")?;
             let launched = memories.launch(&call.attributes, &inputs, &stream);
             let graph = result::stream::end_capture(stream.raw()).about("cuStreamEndCapture");
             launched?;
             let graph = graph?;
-            assert!(memories.read().iter().all(|x| x.is_nan()), "something ran while it was captured");
+            assert!(memories.read().iter().all(|x| x.is_nan()), "a kernel ran during the capture");
             memories.write(&later.tensors());
             let mut executable = std::ptr::null_mut();
             sys::cuGraphInstantiateWithFlags(&raw mut executable, graph, 0).about("cuGraphInstantiate")?;
@@ -132,7 +134,7 @@ impl Device {
         Ok(memories.read())
     }
 
-    /// Device memory for a call, with its inputs.
+    /// Allocates device memory for a call and copies its inputs.
     fn memories(&self, attributes: &Attributes, inputs: &[Option<Tensor<'_>>]) -> Result<Memories, Error> {
         let described: Vec<_> =
             inputs.iter().map(|input| input.map(|input| (input.shape, input.data.dtype()))).collect();
@@ -150,8 +152,8 @@ impl Device {
         Ok(memories)
     }
 
-    /// Runs an operator twice, and panics where the results differ, or are further from the f64 reference than kernels may
-    /// be. `exact` tells which elements must be equal to the reference's.
+    /// Runs an operator twice. Panics if the results differ from each other, or from the f64 reference by more than
+    /// the kernels' tolerance. `exact` selects the elements that must be equal to the reference.
     pub(crate) fn check(&self, call: &Call, exact: impl Fn(usize) -> bool) {
         let run = || self.run(call).unwrap_or_else(|error| panic!("{error}"));
         let (found, again) = (run(), run());
@@ -161,21 +163,21 @@ impl Device {
     }
 }
 
-/// Makes a context current to this thread, for good.
+/// Makes a context current to this thread permanently.
 fn enter(context: sys::CUcontext) -> Result<(), DriverError> {
     // SAFETY: the context lives as long as the process.
     unsafe { sys::cuCtxPushCurrent_v2(context) }.result()
 }
 
-/// Runs `test` with the device, where there is one.
+/// Runs `test` on the test device, if there is one.
 pub(crate) fn on_device(test: impl Fn(&Device)) {
     if let Some(device) = Device::get() {
         test(device);
     }
 }
 
-/// A GPU with newer kernels leaves those for older ones untested: runs the tests whose names begin so once more, in a process
-/// that is held to them.
+/// Reruns the tests whose names contain one of `tests` in a process limited to kernels for compute capability 8.0,
+/// which a newer GPU would not use.
 pub(crate) fn rerun_on_older_gpu(tests: &[&str]) {
     if Device::get().is_none() || std::env::var_os(CAPABILITY_VARIABLE).is_some() {
         return;
@@ -207,7 +209,7 @@ impl Memories {
         }
     }
 
-    /// Puts the operator on the stream; of `inputs`, only shapes and types count.
+    /// Launches the operator on the stream. Of `inputs`, only shapes and types are used.
     fn launch(&self, attributes: &Attributes, inputs: &[Option<Tensor<'_>>], stream: &Stream<'_>) -> Result<(), Error> {
         let tensors: Vec<Option<DeviceTensor<'_>>> = inputs
             .iter()
@@ -218,14 +220,14 @@ impl Memories {
             })
             .collect();
         let output = DeviceTensor { shape: &self.shape, dtype: self.dtype, ptr: self.output.ptr() };
-        // SAFETY: all memory is the device's, of these sizes; it lives until callers have synchronised the stream.
+        // SAFETY: the device memory has these sizes and lives until the caller has synchronised the stream.
         unsafe {
             let arena = Arena::new(self.workspace.ptr(), self.workspace.bytes);
             moh_cuda::run(attributes, &tensors, output, stream, &arena)
         }
     }
 
-    /// The output. Panics where something was written beyond its memory.
+    /// Reads the output. Panics if the guard bytes of any memory were written to.
     fn read(&self) -> Vec<f64> {
         for memory in self.inputs.iter().flatten().chain([&self.output, &self.workspace]) {
             memory.check_frame();
@@ -237,12 +239,13 @@ impl Memories {
     }
 }
 
-/// Panics where results are further from the reference than CUDA kernels may be.
+/// Panics if results differ from the reference by more than the tolerance of CUDA kernels.
 pub(crate) fn compare(dtype: DType, found: &[f64], expected: &[f64], exact: impl Fn(usize) -> bool) {
     assert_eq!(found.len(), expected.len());
     let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
     let size = norm(&mut expected.iter().copied());
-    // A single element may be off by more than all of them together, by as much as the outputs' size asks for.
+    // A single element's error may exceed the relative error of the whole output; the bound scales with the outputs'
+    // size.
     let scale = expected.iter().fold(1.0f64, |max, x| max.max(x.abs()));
     for (i, (&found, &expected)) in found.iter().zip(expected).enumerate() {
         let allowed = if exact(i) { 0.0 } else { tolerance::operator_output(dtype) * scale };
@@ -278,13 +281,13 @@ impl Memory {
     }
 
     fn poison(&self) {
-        // SAFETY: the memory is as long as said.
+        // SAFETY: the memory has this size.
         let set = unsafe { sys::cuMemsetD8_v2(self.ptr(), POISON, self.bytes) };
         set.about("cuMemsetD8").unwrap_or_else(|error| panic!("{error}"));
     }
 
     fn read_at(&self, from: RawPtr, bytes: &mut [u8]) {
-        // SAFETY: callers stay within the memory and its frame.
+        // SAFETY: callers stay within the memory and its guard bytes.
         let copied = unsafe { result::memcpy_dtoh_sync(bytes, from) };
         copied.about("cuMemcpyDtoH").unwrap_or_else(|error| panic!("{error}"));
     }
@@ -307,7 +310,7 @@ impl Drop for Memory {
 
 fn bytes(data: Data<'_>) -> &[u8] {
     fn view<T>(x: &[T]) -> &[u8] {
-        // SAFETY: elements without padding, seen as bytes.
+        // SAFETY: elements without padding, viewed as bytes.
         unsafe { std::slice::from_raw_parts(x.as_ptr().cast(), size_of_val(x)) }
     }
     match data {
@@ -319,7 +322,7 @@ fn bytes(data: Data<'_>) -> &[u8] {
 
 fn bytes_mut(data: DataMut<'_>) -> &mut [u8] {
     fn view<T>(x: &mut [T]) -> &mut [u8] {
-        // SAFETY: elements without padding, of which every bit pattern is one, seen as bytes.
+        // SAFETY: elements without padding, for which every bit pattern is valid, viewed as bytes.
         unsafe { std::slice::from_raw_parts_mut(x.as_mut_ptr().cast(), size_of_val(x)) }
     }
     match data {
@@ -338,7 +341,7 @@ fn skip(reason: &str) {
     println!("SKIPPED: {reason}");
 }
 
-/// Builds the emulator, where that is possible.
+/// Builds the emulator if a compiler is available.
 fn emulator() -> Result<PathBuf, String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let output =
@@ -352,7 +355,7 @@ fn emulator() -> Result<PathBuf, String> {
     }
 }
 
-/// The seed of random inputs: `MOH_SEED`, or 1. What a failure prints must say it.
+/// The seed of random inputs: `MOH_SEED`, or 1. Failure messages must contain it.
 pub(crate) fn seed() -> u64 {
     std::env::var("MOH_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1)
 }

@@ -1,4 +1,4 @@
-//! The driver, the images, and device memory.
+//! Tests of the driver, the images, and device memory.
 
 use crate::device::Device;
 use moh_cuda::driver::DRIVER_VARIABLE;
@@ -16,14 +16,14 @@ fn every_module_has_a_name_and_an_image() {
 }
 
 #[test]
-fn a_missing_driver_is_an_error_that_names_it() {
+fn missing_driver_is_an_error_that_names_the_file() {
     let error = Driver::at("/nowhere/libcuda.so.1".as_ref()).unwrap_err();
     assert!(matches!(&error, Error::NoCuda { reason } if reason.contains("/nowhere/libcuda.so.1")), "{error}");
 }
 
-/// cudarc looks for the driver by name, and takes the first one: another one must not be mistaken for it.
+/// cudarc looks up the driver by name and uses the first one loaded; a second one must be refused.
 #[test]
-fn a_process_has_one_driver() {
+fn second_driver_in_a_process_is_refused() {
     let (Some(_), Some(emulator)) = (Device::get(), std::env::var_os(DRIVER_VARIABLE)) else {
         return println!("SKIPPED: {DRIVER_VARIABLE} names no driver");
     };
@@ -35,12 +35,12 @@ fn a_process_has_one_driver() {
 }
 
 #[test]
-fn memory_is_written_and_read() {
+fn device_memory_can_be_written_and_read() {
     let Some(device) = Device::get() else { return };
     let memory = device.memory(5);
     memory.write(&[1, 2, 3, 4, 5]);
     let stream = device.stream();
-    // SAFETY: two of the five bytes.
+    // SAFETY: two of the five bytes of the memory.
     unsafe { stream.fill(memory.ptr() + 1, 9, 2) }.unwrap();
     stream.synchronize().unwrap();
     let mut found = [0; 5];

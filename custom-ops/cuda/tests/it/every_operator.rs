@@ -1,11 +1,11 @@
-//! Every operator that has CUDA kernels, on its own examples, on a GPU or on the emulator of one.
+//! Every operator with CUDA kernels on its own examples, on a GPU or on the emulator.
 
 use crate::device::on_device;
 use moh_conformance::examples;
 use moh_operators::DType;
 
 #[test]
-fn kernels_follow_the_reference() {
+fn kernels_equal_the_reference_on_the_operators_examples() {
     on_device(|device| {
         for operator in moh_cuda::operators() {
             for call in DType::ALL.into_iter().flat_map(|dtype| examples(operator, dtype)) {

@@ -1,4 +1,5 @@
-//! Calls captured in CUDA graphs: nothing waits, allocates or loads, and the gates of the launch count, not those of the capture.
+//! Calls captured in CUDA graphs: nothing waits, allocates or loads, and replays use the gates of the launch, not
+//! those of the capture.
 
 use crate::device::{Device, compare, rerun_on_older_gpu};
 use moh_conformance::{
@@ -6,7 +7,7 @@ use moh_conformance::{
 };
 use moh_operators::DType;
 
-/// Captures the first call, and launches it on the inputs of the second.
+/// Captures the first call and launches the graph with the inputs of the second.
 fn check(first: &Call, second: &Call) {
     let Some(device) = Device::get() else { return };
     let found = device.run_captured(first, second).unwrap_or_else(|error| panic!("{error}"));
@@ -16,7 +17,7 @@ fn check(first: &Call, second: &Call) {
 #[test]
 fn attention() {
     for dtype in DType::ALL {
-        // Decoding, and tiles.
+        // Decoding, and tiled attention.
         for (q_len, kv_len, bias) in [(1, 200, false), (70, 90, false), (70, 90, true)] {
             let bias = bias.then_some(([false, true, true, true], routed_attention::Mask::Some));
             let case = routed_attention::Case {
@@ -71,8 +72,8 @@ fn aggregated_attention() {
     }
 }
 
-/// The kernels for GPUs before Hopper, in a process that is held to them.
+/// The kernels for GPUs before Hopper.
 #[test]
-fn older_gpus() {
+fn rerun_with_kernels_for_older_gpus() {
     rerun_on_older_gpu(&["graph::attention", "graph::projections_and_combinations", "graph::mixtures_of_experts"]);
 }

@@ -1,4 +1,4 @@
-//! RoutedProjection's and RoutedCombine's CUDA kernels, on a GPU or on the emulator of one, against the f64 reference.
+//! RoutedProjection's and RoutedCombine's CUDA kernels against the f64 reference, on a GPU or on the emulator.
 
 use crate::device::{Device, on_device, rerun_on_older_gpu, seed};
 use moh_conformance::Random;
@@ -18,7 +18,7 @@ fn check(device: &Device, case: &Case) {
 }
 
 #[test]
-fn numbers_of_rows() {
+fn all_numbers_of_rows() {
     on_device(|device| {
         for q_len in [1, 15, 16, 17, 63, 65, 128, 129, 257] {
             for dtype in DType::ALL {
@@ -31,7 +31,7 @@ fn numbers_of_rows() {
 }
 
 #[test]
-fn widths() {
+fn all_block_and_token_widths() {
     on_device(|device| {
         for dtype in DType::ALL {
             for (block, width) in [
@@ -55,9 +55,9 @@ fn widths() {
     });
 }
 
-/// Few heads, most of them, none, all: each of the kernels' ways.
+/// Few heads, most, none, all: covers gathered (routed) and dense kernels.
 #[test]
-fn shares_of_heads() {
+fn few_most_no_and_all_heads() {
     on_device(|device| {
         for dtype in DType::ALL {
             let some = [0.03, 0.3, 0.6, 0.9].map(Gates::Random);
@@ -77,9 +77,9 @@ fn shares_of_heads() {
     });
 }
 
-/// More heads than are listed at a time, of which tokens use few.
+/// More heads than are listed at a time, few of them used per token.
 #[test]
-fn many_experts() {
+fn many_heads_of_which_few_are_on() {
     on_device(|device| {
         for dtype in DType::ALL {
             for (heads, q_len) in [(33, 67), (70, 40), (70, 5)] {
@@ -92,9 +92,9 @@ fn many_experts() {
     });
 }
 
-/// So few heads that blocks of a combination take several tiles each.
+/// So few heads on that blocks of a combination process several tiles each.
 #[test]
-fn wide_and_sparse() {
+fn combination_blocks_with_several_tiles() {
     on_device(|device| {
         let gates = Gates::Random(0.03);
         for case in each(Case { q_len: 520, heads: 3, block: 128, width: 520, gates, dtype: DType::F16, ..PROJECTION })
@@ -104,9 +104,9 @@ fn wide_and_sparse() {
     });
 }
 
-/// Tiles of every size that the kernels have.
+/// All tile sizes of the kernels.
 #[test]
-fn large_tiles() {
+fn all_tile_sizes() {
     on_device(|device| {
         for dtype in HALVES {
             for (q_len, block, width, p) in
@@ -121,9 +121,9 @@ fn large_tiles() {
     });
 }
 
-/// Widths of heads and inner lengths that fit the tiles of Hopper's kernels, and that do not.
+/// Head widths and inner lengths that do and do not fit the tiles of the Hopper kernels.
 #[test]
-fn widths_of_tiles() {
+fn widths_around_hopper_tile_sizes() {
     on_device(|device| {
         let widths = [(64, 584), (72, 64), (128, 72), (96, 40), (136, 24), (144, 328), (200, 16), (16, 200), (8, 64)];
         for (i, (block, width)) in widths.into_iter().enumerate() {
@@ -137,7 +137,7 @@ fn widths_of_tiles() {
     });
 }
 
-/// Calls drawn at random from `MOH_SEED`: few on the emulator, many on a GPU.
+/// Random calls, seeded by `MOH_SEED`: few on the emulator, many on a GPU.
 #[test]
 fn random_calls() {
     on_device(|device| {
@@ -167,20 +167,20 @@ fn random_calls() {
     });
 }
 
-/// The kernels for GPUs before Hopper, in a process that is held to them.
+/// The kernels for GPUs before Hopper.
 #[test]
-fn older_gpus() {
+fn rerun_with_kernels_for_older_gpus() {
     rerun_on_older_gpu(&[
-        "head_linear::numbers_of_rows",
-        "head_linear::shares_of_heads",
-        "head_linear::large_tiles",
-        "head_linear::widths_of_tiles",
-        "head_linear::a_nan",
+        "head_linear::all_numbers_of_rows",
+        "head_linear::few_most_no_and_all_heads",
+        "head_linear::all_tile_sizes",
+        "head_linear::widths_around_hopper_tile_sizes",
+        "head_linear::nan_affects",
     ]);
 }
 
 #[test]
-fn batches() {
+fn empty_and_several_sequences() {
     on_device(|device| {
         for (batch, q_len) in [(0, 3), (3, 0), (3, 33)] {
             for case in each(Case { batch, q_len, block: 32, dtype: DType::F16, bias: true, ..PROJECTION }) {
@@ -190,10 +190,10 @@ fn batches() {
     });
 }
 
-/// What is used must not be skipped, and what is not used must not be seen: a NaN in a weight reaches the tokens that use its head,
-/// a NaN in x its token.
+/// A NaN in a weight must reach the tokens that use its head, and a NaN in x its token; neither may affect anything
+/// else.
 #[test]
-fn a_nan_reaches_exactly_what_uses_it() {
+fn nan_affects_exactly_the_outputs_that_use_it() {
     on_device(|device| {
         for q_len in [4, 40] {
             for p in [0.2, 0.9] {
@@ -204,7 +204,7 @@ fn a_nan_reaches_exactly_what_uses_it() {
                             for poison in [f32::NAN, f32::INFINITY] {
                                 let mut call = case.call();
                                 let numbers = call.inputs[input].1.numbers_mut();
-                                *numbers.iter_mut().rev().find(|x| x.is_finite()).expect("something is used") = poison;
+                                *numbers.iter_mut().rev().find(|x| x.is_finite()).expect("an element is used") = poison;
                                 let finite = |x: &[f64]| x.iter().map(|x| x.is_finite()).collect::<Vec<_>>();
                                 let expected = call.expected();
                                 assert!(expected.iter().any(|x| !x.is_finite()), "the case must poison something");
@@ -219,14 +219,14 @@ fn a_nan_reaches_exactly_what_uses_it() {
     });
 }
 
-/// Results on a GPU at sizes that fill it; the emulator would take hours.
+/// Sizes of published models, which fill a GPU and would take hours on the emulator.
 #[test]
-fn sizes_of_models() {
+fn model_sizes_on_a_gpu() {
     on_device(|device| {
         if device.emulated {
             return println!("SKIPPED: too large for the emulator");
         }
-        // The reference takes seconds for the larger ones.
+        // The reference takes seconds for the larger sizes.
         for (q_len, heads, block, width, p, dtype) in [
             (1024, 16, 64, 512, 0.75, DType::F32),
             (1024, 16, 64, 512, 0.75, DType::BF16),

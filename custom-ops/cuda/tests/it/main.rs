@@ -1,4 +1,4 @@
-//! CUDA kernels on a GPU, or on the emulator of one, against the f64 reference.
+//! Tests of the CUDA kernels against the f64 reference, on a GPU or on the emulator.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 

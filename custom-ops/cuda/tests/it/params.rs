@@ -1,4 +1,4 @@
-//! The kernels' parameters have one layout in `kernels/params.h`, as a C++ compiler sees it, and in Rust.
+//! Kernel parameters have the same layout in `kernels/params.h`, according to a C++ compiler, and in Rust.
 
 use moh_cuda::params::{
     AggregatedParams, AttentionParams, AttentionSm90Params, LinearParams, LinearSm90Params, PlanParams, RouterParams,
@@ -6,7 +6,7 @@ use moh_cuda::params::{
 use std::mem::offset_of;
 use std::process::Command;
 
-/// A struct's name, its size, and its fields' names and offsets.
+/// Name and size of a struct, and names and offsets of its fields.
 type Layout = (&'static str, usize, Vec<(&'static str, usize)>);
 
 macro_rules! layouts {
@@ -47,7 +47,7 @@ fn layouts() -> Vec<Layout> {
 }
 
 #[test]
-fn rust_and_c_agree() {
+fn parameter_structs_have_equal_layouts_in_rust_and_c() {
     let mut source = String::from("#include \"params.h\"\n#include <stddef.h>\n");
     for (name, size, fields) in layouts() {
         source += &format!("static_assert(sizeof({name}) == {size}, \"size of {name}\");\n");

@@ -1,4 +1,4 @@
-//! The plan of selected rows and tiles, made on a GPU or on the emulator of one, against a plan made here.
+//! The plan of selected rows and tiles, made on a GPU or on the emulator, against a plan computed here.
 
 use crate::device::{Device, Memory};
 use moh_conformance::Random;
@@ -12,9 +12,9 @@ struct Case {
     lists_per_batch: usize,
     group: usize,
     tile_rows: usize,
-    /// kv_len and the bytes of a list's keys and values, of attention that is causal.
+    /// For causal attention: kv_len, and the bytes of a list's keys and values.
     causal: Option<(usize, usize)>,
-    /// Share of rows that are selected.
+    /// Fraction of rows that are selected.
     share: f64,
 }
 
@@ -54,7 +54,7 @@ fn check(device: &Device, case: Case) {
         causal: causal.map(|(kv_len, list_bytes)| Keys { kv_len, list_bytes }),
         kv_len: KV_LEN,
     };
-    // SAFETY: the memory is of these sizes, and lives until the stream is synchronised.
+    // SAFETY: the memory has these sizes and lives until the stream is synchronised.
     let found: Plan = unsafe {
         let arena = Arena::new(workspace.ptr(), room);
         plan(&request, &stream, &arena).unwrap()
@@ -101,7 +101,7 @@ fn check(device: &Device, case: Case) {
 }
 
 #[test]
-fn plans() {
+fn device_plans_equal_host_plans() {
     let Some(device) = Device::get() else { return };
     for q_len in [1, 31, 33, 64, 500, 1024, 1025, 2100] {
         for share in [0.0, 0.05, 0.6, 1.0] {
@@ -110,7 +110,7 @@ fn plans() {
             check(device, Case { q_len, share, causal: Some((q_len, 1)), ..CASE });
         }
     }
-    // Lists that take several rounds, and those that have a block alone.
+    // Lists that are scanned in several rounds, and lists with their own block.
     check(device, Case { q_len: 40_000, batch: 1, lists_per_batch: 2, ..CASE });
     check(device, Case { q_len: 5000, group: 3, ..CASE });
     // More lists than threads, and many sections.

@@ -1,4 +1,4 @@
-//! RoutedAttention's CUDA kernels, on a GPU or on the emulator of one, against the f64 reference.
+//! RoutedAttention's CUDA kernels against the f64 reference, on a GPU or on the emulator.
 
 use crate::device::{Device, on_device, rerun_on_older_gpu, seed};
 use moh_conformance::Random;
@@ -23,7 +23,7 @@ fn check_scaled(device: &Device, case: Case, scale: Option<f32>) {
 }
 
 #[test]
-fn lengths_and_layouts() {
+fn all_lengths_and_layouts() {
     on_device(|device| {
         for dtype in DType::ALL {
             for (q_len, kv_len) in [(1, 1), (37, 53), (130, 64), (64, 129), (200, 200)] {
@@ -38,7 +38,7 @@ fn lengths_and_layouts() {
 }
 
 #[test]
-fn widths_of_heads() {
+fn all_head_widths() {
     on_device(|device| {
         for dtype in DType::ALL {
             for (head_dim, value_dim) in [
@@ -57,7 +57,7 @@ fn widths_of_heads() {
                 check(device, Case { gates: Gates::Random(0.6), ..case });
                 check(device, Case { is_causal: true, bias: Some(([false, true, true, true], Mask::Some)), ..case });
             }
-            // No multiples of 8.
+            // Widths that are not multiples of 8.
             for (head_dim, value_dim) in [(1, 1), (9, 11), (33, 64), (64, 7), (511, 300)] {
                 let case = Case { q_len: 20, kv_len: 40, head_dim, value_dim, dtype, seed: 5, ..Case::default() };
                 check(device, Case { gates: Gates::Random(0.6), ..case });
@@ -105,7 +105,7 @@ fn groups_of_query_heads_share_keys() {
 }
 
 #[test]
-fn gates_from_none_to_all() {
+fn no_some_and_all_heads_on() {
     on_device(|device| {
         for dtype in DType::ALL {
             for gates in [Gates::Off, Gates::On, Gates::TopK(0), Gates::TopK(1), Gates::TopK(4), Gates::Random(0.02)] {
@@ -122,7 +122,7 @@ fn gates_from_none_to_all() {
 fn rows_without_keys_are_zero() {
     on_device(|device| {
         for dtype in DType::ALL {
-            // More queries than keys: the first ones see none.
+            // More queries than keys: the first queries see no keys.
             let case = Case { q_len: 150, kv_len: 20, is_causal: true, dtype, kv_num_heads: 2, ..Case::default() };
             check(device, Case { head_dim: 32, value_dim: 32, ..case });
             check(device, Case { kv_len: 0, is_causal: false, ..case });
@@ -133,7 +133,7 @@ fn rows_without_keys_are_zero() {
 }
 
 #[test]
-fn empty_outputs() {
+fn empty_axes_yield_an_empty_output() {
     on_device(|device| {
         for (batch, q_len) in [(0, 3), (2, 0)] {
             check(device, Case { batch, q_len, kv_len: 5, dtype: DType::F16, ..Case::default() });
@@ -142,7 +142,7 @@ fn empty_outputs() {
 }
 
 #[test]
-fn scales_that_are_not_positive() {
+fn zero_and_negative_scales() {
     on_device(|device| {
         for dtype in HALVES {
             for scale in [0.0, -0.7] {
@@ -176,12 +176,12 @@ fn decoding_splits_long_caches() {
 }
 
 #[test]
-fn long_lists_in_tiles() {
+fn long_sequences_in_tiles() {
     on_device(|device| {
         for (dtype, dim, q_len, kv_len) in [
-            (DType::F16, 64, 500, 256), // high tiles, keys and values stay in shared memory
+            (DType::F16, 64, 500, 256), // tiles with many rows; keys and values stay in shared memory
             (DType::BF16, 72, 300, 512),
-            (DType::F16, 64, 400, 800), // keys and values pass by
+            (DType::F16, 64, 400, 800), // keys and values are streamed
             (DType::BF16, 128, 330, 460),
             (DType::F16, 96, 260, 500),
             (DType::BF16, 256, 200, 330),
@@ -197,19 +197,19 @@ fn long_lists_in_tiles() {
     });
 }
 
-/// A GPU with newer kernels leaves those for older ones untested: once more, without them.
+/// The kernels for GPUs before Hopper.
 #[test]
-fn older_gpus() {
+fn rerun_with_kernels_for_older_gpus() {
     rerun_on_older_gpu(&[
-        "routed_attention::lengths_and_layouts",
-        "routed_attention::widths_of_heads",
+        "routed_attention::all_lengths_and_layouts",
+        "routed_attention::all_head_widths",
         "routed_attention::groups_of_query_heads",
-        "routed_attention::long_lists",
-        "routed_attention::gates_from",
+        "routed_attention::long_sequences",
+        "routed_attention::no_some_and_all",
     ]);
 }
 
-/// Calls drawn at random from `MOH_SEED`: few on the emulator, many and larger ones on a GPU.
+/// Random calls, seeded by `MOH_SEED`: few on the emulator, many and larger ones on a GPU.
 #[test]
 fn random_calls() {
     on_device(|device| {
@@ -245,10 +245,10 @@ fn random_calls() {
     });
 }
 
-/// A value that is NaN reaches every row that sees it, and no other sequence or KV head. Rows of its own tile that do not see it may
-/// become NaN too, see docs/cuda-attention.md.
+/// A NaN in a value must reach every row that sees it, and no other sequence or KV head. Rows of its tile that do not
+/// see it may become NaN too: see docs/cuda-attention.md.
 #[test]
-fn a_nan_in_a_value_stays_with_its_keys() {
+fn nan_in_a_value_stays_in_its_sequence_and_kv_head() {
     on_device(|device| {
         for dtype in DType::ALL {
             for q_len in [1, 100] {

@@ -1,4 +1,4 @@
-//! RoutedMLP's CUDA kernels, on a GPU or on the emulator of one, against the f64 reference.
+//! RoutedMLP's CUDA kernels against the f64 reference, on a GPU or on the emulator.
 
 use crate::device::{Device, on_device, rerun_on_older_gpu};
 use moh_conformance::routed_mlp::{CASE, Case, Gates};
@@ -13,7 +13,7 @@ fn check(device: &Device, case: &Case) {
 }
 
 #[test]
-fn numbers_of_rows_and_activations() {
+fn all_numbers_of_rows_and_activations() {
     on_device(|device| {
         for (q_len, bias) in [(1, true), (17, false), (130, true)] {
             for &activation in Activation::ALL {
@@ -28,7 +28,7 @@ fn numbers_of_rows_and_activations() {
 }
 
 #[test]
-fn widths() {
+fn all_widths() {
     on_device(|device| {
         for dtype in DType::ALL {
             for (width, hidden, out_width) in [(64, 136, 64), (8, 16, 200), (130, 33, 70), (200, 64, 8)] {
@@ -41,9 +41,9 @@ fn widths() {
     });
 }
 
-/// Tiles of Hopper's kernels, and those of GPUs before it in a process that is held to them.
+/// Tiles of the Hopper kernels, then a rerun with the kernels for GPUs before Hopper.
 #[test]
-fn large_tiles() {
+fn all_tile_sizes() {
     on_device(|device| {
         for (i, activation) in Activation::ALL.iter().copied().enumerate() {
             let dtype = [DType::F16, DType::BF16][i % 2];
@@ -53,16 +53,16 @@ fn large_tiles() {
             check(device, &Case { q_len: 270, gates: Gates::First(1), bias: i % 2 == 1, seed: 5, ..case });
         }
         rerun_on_older_gpu(&[
-            "routed_mlp::large_tiles",
-            "routed_mlp::numbers_of_rows",
-            "routed_mlp::shares_of_experts",
+            "routed_mlp::all_tile_sizes",
+            "routed_mlp::all_numbers_of_rows",
+            "routed_mlp::few_most_no_and_all_experts",
         ]);
     });
 }
 
-/// Few tokens and a long inner length, which several blocks share.
+/// Few tokens and a long inner dimension, which is split over several blocks.
 #[test]
-fn few_tokens() {
+fn inner_dimension_split_over_blocks() {
     on_device(|device| {
         for dtype in DType::ALL {
             for (q_len, hidden, out_width, bias) in [(1, 520, 136, true), (5, 1000, 24, false), (40, 513, 33, true)] {
@@ -75,7 +75,7 @@ fn few_tokens() {
 }
 
 #[test]
-fn shares_of_experts() {
+fn few_most_no_and_all_experts() {
     on_device(|device| {
         for dtype in DType::ALL {
             for gates in [Gates::Off, Gates::On, Gates::First(2), Gates::TopK(1), Gates::Random(0.5)] {
@@ -87,7 +87,7 @@ fn shares_of_experts() {
 }
 
 #[test]
-fn batches() {
+fn empty_and_several_sequences() {
     on_device(|device| {
         for (batch, q_len) in [(0, 3), (3, 0), (3, 11)] {
             check(device, &Case { batch, q_len, ..CASE });
@@ -95,9 +95,9 @@ fn batches() {
     });
 }
 
-/// A large gate and a small one are factors of the whole, in float32.
+/// Large and small gates multiply the finished sum, in float32.
 #[test]
-fn gates_of_any_size() {
+fn gates_multiply_the_finished_sum() {
     on_device(|device| {
         for factor in [1e30, 1e-30, -3.0] {
             let mut call = Case { q_len: 30, experts: 1, gates: Gates::On, ..CASE }.call();
@@ -111,14 +111,14 @@ fn gates_of_any_size() {
 }
 
 #[test]
-fn a_nan_reaches_exactly_what_uses_it() {
+fn nan_affects_exactly_the_outputs_that_use_it() {
     on_device(|device| {
         for q_len in [4, 40] {
             let case = Case { q_len, gates: Gates::TopK(2), activation: Activation::Silu, ..CASE };
             for input in [0, 1, 2, 4, 5] {
                 let mut call = case.call();
                 let numbers = call.inputs[input].1.numbers_mut();
-                *numbers.iter_mut().rev().find(|x| x.is_finite()).expect("something is used") = f32::NAN;
+                *numbers.iter_mut().rev().find(|x| x.is_finite()).expect("an element is used") = f32::NAN;
                 let finite = |x: &[f64]| x.iter().map(|x| x.is_finite()).collect::<Vec<_>>();
                 let expected = call.expected();
                 assert!(expected.iter().any(|x| !x.is_finite()), "the case must poison something");
@@ -129,9 +129,9 @@ fn a_nan_reaches_exactly_what_uses_it() {
     });
 }
 
-/// Results on a GPU at sizes that fill it.
+/// Sizes of published models, which fill a GPU.
 #[test]
-fn sizes_of_models() {
+fn model_sizes_on_a_gpu() {
     on_device(|device| {
         if device.emulated {
             return println!("SKIPPED: too large for the emulator");

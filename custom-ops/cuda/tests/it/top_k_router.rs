@@ -1,4 +1,4 @@
-//! TopKRouter's CUDA kernel, on a GPU or on the emulator of one, against the f64 reference.
+//! TopKRouter's CUDA kernel against the f64 reference, on a GPU or on the emulator.
 
 use crate::device::{Device, seed};
 use moh_conformance::top_k_router::{Case, kinds, plain};
@@ -13,7 +13,7 @@ fn check(device: &Device, case: &Case) {
 }
 
 #[test]
-fn every_kind_and_type() {
+fn all_kinds_and_types() {
     let Some(device) = Device::get() else { return };
     for case in kinds() {
         for dtype in DType::ALL {
@@ -24,9 +24,9 @@ fn every_kind_and_type() {
     }
 }
 
-/// Groups of 8, 16 and 32 lanes, and as many scores as fit.
+/// Groups of 8, 16 and 32 lanes, and the maximum number of scores.
 #[test]
-fn numbers_of_experts() {
+fn all_numbers_of_experts() {
     let Some(device) = Device::get() else { return };
     for heads in [1, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 1000, 3000, 6144] {
         let tokens = if heads > 100 { 2 } else { 9 };
@@ -40,7 +40,7 @@ fn numbers_of_experts() {
 }
 
 #[test]
-fn shared_heads_anywhere() {
+fn shared_heads_at_any_index() {
     let Some(device) = Device::get() else { return };
     for kind in [Kind::TwoStage, Kind::QueryNorms] {
         let shared = vec![0, 1, 31, 32, 33, 63, 64, 98];
@@ -52,7 +52,7 @@ fn shared_heads_anywhere() {
 }
 
 #[test]
-fn not_a_number_and_infinities() {
+fn nan_and_infinite_scores_equal_the_reference() {
     let Some(device) = Device::get() else { return };
     for case in kinds() {
         for poison in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {

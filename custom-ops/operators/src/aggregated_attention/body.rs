@@ -1,4 +1,4 @@
-//! RoutedAggregatedAttention's body: every head is computed, then the ones that are off are replaced by zero.
+//! RoutedAggregatedAttention's function body: computes every head, then sets the outputs of heads that are off to 0.
 
 use super::{Attributes, RoutedAggregatedAttention};
 use crate::attributes::name_of;
@@ -62,7 +62,7 @@ pub(super) fn body(variant: Variant) -> Body {
     let zero = b.float(0.0, "zero");
     let local = b.node("Where", &[&inside, &local, &zero], "local_inside");
 
-    // (B, H, N, D): what the weights give.
+    // (B, H, N, D): the weighted sums of the values.
     let v = heads(&mut b, "value", &split);
     let v = b.with("Gather", &[&v, &index], "value_window", &[("axis", BodyValue::Int(2))]);
     let local = b.node("Unsqueeze", &[&local, &last], "local_column");
@@ -84,8 +84,8 @@ pub(super) fn body(variant: Variant) -> Body {
     b.finish()
 }
 
-/// (N, W) indices of the tokens in the windows, and whether each cell is inside the grid. A cell outside reads the window's
-/// own token: whatever another one holds, even NaN, is none of its business.
+/// (N, W) token indices of the windows' cells, and whether each cell is inside the grid. The index of a cell outside
+/// is the window's own token, so that a NaN in an unrelated token cannot spread.
 fn window_cells(b: &mut Builder) -> (String, String) {
     let scalar =
         |b: &mut Builder, value, name: &str| b.with("Constant", &[], name, &[("value_int", BodyValue::Int(value))]);
@@ -110,8 +110,8 @@ fn window_cells(b: &mut Builder) -> (String, String) {
     (b.node("Where", &[&inside, &index, &token], "window_index"), inside)
 }
 
-/// The cells' places on one axis of the grid, and whether they are inside: of tokens at `at`, with `step` cells from the
-/// window's start.
+/// The coordinates on one axis of the cells at offset `step` from the start of the windows around tokens at `at`, and
+/// whether they are inside the grid.
 fn place(b: &mut Builder, [at, step, size, reach]: [&str; 4], axis: &str) -> (String, String) {
     let at = b.node("Add", &[at, step], &format!("{axis}_shifted"));
     let at = b.node("Sub", &[&at, reach], &format!("{axis}_of_cell"));
@@ -121,7 +121,7 @@ fn place(b: &mut Builder, [at, step, size, reach]: [&str; 4], axis: &str) -> (St
     (at, inside)
 }
 
-/// Quotient and remainder of whole numbers.
+/// Quotient and remainder of integers.
 fn divide(b: &mut Builder, x: &str, by: &str, name: &str) -> (String, String) {
     let quotient = b.node("Div", &[x, by], &format!("{name}_row"));
     let whole = b.node("Mul", &[&quotient, by], &format!("{name}_row_start"));
@@ -137,7 +137,7 @@ fn split_heads(b: &mut Builder) -> String {
     b.concat(&[&copy, &heads, &rest], "split_heads")
 }
 
-/// Input `x` (B, L, H * D) as (B, H, L, D) in f32.
+/// Input `x` (B, L, H * D) reshaped to (B, H, L, D) in f32.
 fn heads(b: &mut Builder, x: &str, split: &str) -> String {
     let y = b.cast_f32(x, &format!("{x}_f32"));
     let y = b.node("Reshape", &[&y, split], &format!("{x}_split"));

@@ -1,4 +1,4 @@
-//! RoutedAggregatedAttention, word by word.
+//! RoutedAggregatedAttention in f64, following its documentation step by step.
 
 use super::{Inputs, Problem};
 use crate::inputs::List;
@@ -54,10 +54,10 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-/// The vector, of length 1; vectors near 0 stay short.
+/// `z / max(|z|, 1e-12)`.
 fn unit(z: Vec<f64>) -> Vec<f64> {
     let norm = dot(&z, &z).sqrt();
-    // Not f64::max, which would hide a NaN.
+    // Not `f64::max`, which would drop a NaN.
     let norm = if norm < 1e-12 { 1e-12 } else { norm };
     z.iter().map(|z| z / norm).collect()
 }

@@ -1,4 +1,4 @@
-//! A node's attributes, for code that works with any operator.
+//! A node's attributes, of any operator.
 
 use super::{Definition, Operator};
 use crate::attributes::{AttributeDef, AttributeSet, Source, Value};
@@ -6,7 +6,7 @@ use crate::error::Error;
 use std::any::Any;
 use std::sync::Arc;
 
-/// A node's attributes, read and checked once: which operator they belong to is known only at run time.
+/// A node's attributes, read and checked once. Their type is known at run time only.
 #[derive(Clone)]
 pub struct Attributes {
     operator: &'static Operator,
@@ -34,7 +34,7 @@ impl Attributes {
     /// Reads and checks every attribute of `operator`.
     ///
     /// # Errors
-    /// [`Error::Attribute`] for one that is absent, or whose value the operator does not accept.
+    /// [`Error::Attribute`] if an attribute is missing or its value is not accepted.
     pub fn read(
         operator: &'static Operator,
         mut source: impl FnMut(&'static AttributeDef) -> Option<Value>,
@@ -42,12 +42,12 @@ impl Attributes {
         operator.read(&mut source)
     }
 
-    /// Checks the attributes of an operator that is known.
+    /// Checks the attributes of a known operator.
     ///
     /// # Errors
-    /// [`Error::Attribute`] for one that the operator does not accept.
+    /// [`Error::Attribute`] if a value is not accepted.
     pub fn new<D: Definition>(set: D::Attributes) -> Result<Attributes, Error> {
-        // Through their values, so that a number out of range is found wherever it comes from.
+        // Converts to ONNX values and back, which checks every value's range.
         let mut values = set.values().into_iter();
         Attributes::read(D::OPERATOR, |_| values.next())
     }
@@ -58,7 +58,7 @@ impl Attributes {
         Ok(Attributes { operator: D::OPERATOR, values: set.values(), set: Arc::new(set) })
     }
 
-    /// The operator that they belong to.
+    /// The operator to which they belong.
     pub fn operator(&self) -> &'static Operator {
         self.operator
     }
@@ -71,7 +71,7 @@ impl Attributes {
     /// The attributes as the operator's own type.
     ///
     /// # Errors
-    /// [`Error::Operator`] where they belong to another operator.
+    /// [`Error::Operator`] if they belong to another operator.
     pub fn get<D: Definition>(&self) -> Result<&D::Attributes, Error> {
         let set = self.set.downcast_ref().filter(|_| *self.operator == *D::OPERATOR);
         set.ok_or(Error::Operator { expected: D::NAME, found: self.operator.name })

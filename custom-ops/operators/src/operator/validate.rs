@@ -1,4 +1,4 @@
-//! The steps of validation that are the same for all operators.
+//! Validation steps that are the same for all operators.
 
 use super::{Attributes, Operator};
 use crate::error::Error;
@@ -24,7 +24,7 @@ pub(super) fn output_shape(
     elements(operator.name, operator.output.name, &dims).map(|_| dims)
 }
 
-/// The number of elements, which must be addressable.
+/// The number of elements; an error if they do not fit the address space.
 fn elements(operator: &'static str, tensor: &'static str, dims: &[usize]) -> Result<usize, Error> {
     let count = dims.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).filter(|&n| n <= isize::MAX as usize / 8);
     count.ok_or_else(|| Error::Shape {
@@ -57,7 +57,7 @@ pub(super) fn validate(
     Ok((t.unwrap_or(DType::F32), dims))
 }
 
-/// Whether every required input is there and none is beyond the schema.
+/// Checks that every required input is present and that there are no extra ones.
 pub(super) fn check_count<S>(operator: &Operator, inputs: &[Option<S>]) -> Result<(), Error> {
     let required = operator.required_inputs();
     let present = inputs.iter().flatten().count();

@@ -1,4 +1,4 @@
-//! RoutedAttention's body: every head is computed, then the ones that are off are replaced by zero.
+//! RoutedAttention's function body: computes every head, then replaces the outputs of heads that are off by 0.
 
 use super::{Attributes, RoutedAttention};
 use crate::attributes::name_of;
@@ -17,8 +17,8 @@ pub(super) fn body(variant: Variant) -> Body {
     let groups = b.node("Reshape", &[&groups, &one], "kv_num_heads_list");
     let scale = b.float_attribute(name_of!(Attributes.scale), "scale_scalar");
 
-    // Queries of the heads that share a KV head are stacked: (B, G, R*Tq, D), so that no key is copied. R*Tq is written out,
-    // because not every runtime can divide symbolic volumes to resolve a -1.
+    // Queries of the heads that share a KV head are stacked: (B, G, R*Tq, D), so that keys are not copied. R*Tq is
+    // computed explicitly: not every runtime can resolve a -1 in Reshape with symbolic dimensions.
     let bounds = [("start", BodyValue::Int(1)), ("end", BodyValue::Int(2))];
     let q_len = b.with("Shape", &["query"], "q_len_list", &bounds);
     let group_size = b.node("Div", &[&heads, &groups], "group_size");
@@ -59,7 +59,8 @@ pub(super) fn body(variant: Variant) -> Body {
     let keep = [("keepdims", BodyValue::Int(1))];
     let row_max = b.with("ReduceMax", &[&scores, &rest], "row_max", &keep);
     let (weights, dead, sum) = if variant.portable {
-        // Runtimes differ in the maximum of a row of -inf, and in its Softmax; the sum of its exponentials is 0 in all.
+        // Runtimes differ in ReduceMax and Softmax of a row of -inf, so the maximum is clamped; the sum of
+        // exponentials is then 0 in all of them.
         let lowest = b.float(f32::MIN, "lowest");
         let row_max = b.node("Max", &[&row_max, &lowest], "row_max_finite");
         let weights = b.node("Sub", &[&scores, &row_max], "scores_shifted");
@@ -68,7 +69,8 @@ pub(super) fn body(variant: Variant) -> Body {
         let dead = b.node("Equal", &[&sum, &zero], "dead");
         (weights, dead, Some(sum))
     } else {
-        // A row without keys is NaN after Softmax; it is replaced at the end, where it is narrow.
+        // Softmax of a fully masked row is NaN. It is replaced after the product with the values, where the tensor is
+        // smaller.
         let dead = b.node("Equal", &[&row_max, &minus_inf], "dead");
         (b.with("Softmax", &[&scores], "weights", &[("axis", BodyValue::Int(-1))]), dead, None)
     };
@@ -92,7 +94,7 @@ pub(super) fn body(variant: Variant) -> Body {
     builder.finish()
 }
 
-/// (Tq, S) booleans: whether the query may see the key. All true where the node's `is_causal` is 0.
+/// (Tq, S) booleans: whether the query may see the key. All true if the node's `is_causal` is 0.
 fn causal_mask(b: &mut Builder, scores: &str) -> String {
     let zero = b.with("Constant", &[], "zero_int", &[("value_int", BodyValue::Int(0))]);
     let one = b.with("Constant", &[], "one_int", &[("value_int", BodyValue::Int(1))]);

@@ -1,4 +1,4 @@
-//! RoutedAttention, word by word.
+//! RoutedAttention in f64, following its documentation step by step.
 
 use super::{Inputs, Problem};
 use crate::inputs::List;
@@ -29,7 +29,7 @@ pub(super) fn reference(p: &Problem, inputs: &Inputs<List<'_, Tensor<'_>>>) -> V
                 };
                 let scores: Vec<f64> = (0..p.visible_keys(i)).map(score).collect();
                 let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-                // All keys masked: no distribution to take a mean over, and the row is 0 by definition.
+                // All keys are masked: the output row is 0 by definition.
                 if max == f64::NEG_INFINITY && !scores.iter().any(|s| s.is_nan()) {
                     output.extend(std::iter::repeat_n(0.0, p.value_dim));
                     continue;

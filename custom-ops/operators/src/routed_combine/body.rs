@@ -1,4 +1,4 @@
-//! RoutedCombine's body: the blocks of the heads that are off are replaced by zero.
+//! RoutedCombine's function body: sets the blocks of heads that are off to 0 before the product.
 
 use super::RoutedCombine;
 use crate::head_linear::{masked, transposed};

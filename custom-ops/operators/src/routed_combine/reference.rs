@@ -1,4 +1,4 @@
-//! RoutedCombine, word by word.
+//! RoutedCombine in f64, following its documentation step by step.
 
 use super::{Inputs, Problem};
 use crate::inputs::List;

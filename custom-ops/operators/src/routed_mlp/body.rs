@@ -1,4 +1,4 @@
-//! RoutedMLP's body: every expert is computed, and what the ones that are off give is replaced by zero.
+//! RoutedMLP's function body: computes every expert, then replaces the outputs of experts that are off by 0.
 
 use super::{Activation, RoutedMlp};
 use crate::operator::{Body, BodyValue, Builder, Variant};
@@ -44,7 +44,7 @@ fn activate(b: &mut Builder, h: &str, activation: i64) -> String {
         Activation::Relu => b.node("Relu", &[h], "hidden"),
         Activation::Gelu => b.node("Gelu", &[h], "hidden"),
         Activation::GeluTanh => {
-            // 0.5 x (1 + tanh(u)) is x sigmoid(2 u); written out, as the attribute of Gelu is text.
+            // 0.5 x (1 + tanh(u)) = x sigmoid(2 u). Not ONNX's Gelu, whose `approximate` attribute is a string.
             let (a, c) = (b.float(0.044_715, "gelu_cubic"), b.float(1.595_769, "gelu_scale"));
             let (a, c) =
                 (b.node("CastLike", &[&a, h], "gelu_cubic_like"), b.node("CastLike", &[&c, h], "gelu_scale_like"));

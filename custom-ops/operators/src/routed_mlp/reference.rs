@@ -1,4 +1,4 @@
-//! RoutedMLP, word by word.
+//! RoutedMLP in f64, following its documentation step by step.
 
 use super::{Activation, Inputs, Problem};
 use crate::inputs::List;
@@ -46,12 +46,13 @@ fn silu(x: f64) -> f64 {
     x / (1.0 + (-x).exp())
 }
 
-/// x Phi(x), the normal distribution's integral by its series around 0 and its continued fraction in the tail.
+/// x * Phi(x), Phi being the normal distribution function.
 fn gelu(x: f64) -> f64 {
     x * 0.5 * (1.0 + erf(x / std::f64::consts::SQRT_2))
 }
 
-/// The error function: Maclaurin series up to 3, Lentz-free continued fraction of erfc beyond (Abramowitz and Stegun 7.1.5, 7.1.14).
+/// The error function: Maclaurin series up to 3, continued fraction of erfc above (Abramowitz and Stegun 7.1.5,
+/// 7.1.14).
 pub fn erf(x: f64) -> f64 {
     let magnitude = x.abs();
     let value = if magnitude < 3.0 {
@@ -75,7 +76,7 @@ pub fn erf(x: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn erf_has_the_tabulated_values() {
+    fn erf_equals_tabulated_values() {
         for (x, value) in [
             (0.0, 0.0),
             (0.5, 0.520_499_877_813_046_5),

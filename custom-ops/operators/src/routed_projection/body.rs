@@ -1,4 +1,4 @@
-//! RoutedProjection's body: every head is computed, and the ones that are off are replaced by zero.
+//! RoutedProjection's function body: computes every head, then replaces the outputs of heads that are off by 0.
 
 use super::RoutedProjection;
 use crate::head_linear::{masked, transposed};

@@ -1,4 +1,4 @@
-//! RoutedProjection, word by word.
+//! RoutedProjection in f64, following its documentation step by step.
 
 use super::{Inputs, Problem};
 use crate::inputs::List;

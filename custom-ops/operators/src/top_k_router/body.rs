@@ -1,4 +1,4 @@
-//! TopKRouter's body.
+//! TopKRouter's function body.
 
 use super::{Attributes, Kind, TopKRouter};
 use crate::attributes::name_of;
@@ -22,7 +22,7 @@ pub(super) fn body(variant: Variant) -> Body {
     b.finish()
 }
 
-/// Attributes as lists of one int64.
+/// Attributes as int64 tensors of one element.
 struct Counts {
     zero: String,
     one: String,
@@ -37,7 +37,7 @@ impl Counts {
     }
 }
 
-/// At the `k` largest scores the softmax over them, or over all, and 0 elsewhere.
+/// Softmax over the `k` largest scores, or over all, at the positions of the `k` largest; 0 elsewhere.
 fn select(b: &mut Builder, scores: &str, k: &str, over_all: bool, output: &str) -> String {
     let (values, indices) = b.top_k(scores, k, "selected");
     let weights = match over_all {
@@ -50,16 +50,16 @@ fn select(b: &mut Builder, scores: &str, k: &str, over_all: bool, output: &str) 
     scatter(b, scores, &indices, &weights, output)
 }
 
-/// `values` at the `indices` of the last axis of a tensor as large as `x`, 0 elsewhere.
+/// `values` at `indices` along the last axis of a tensor shaped like `x`; 0 elsewhere.
 fn scatter(b: &mut Builder, x: &str, indices: &str, values: &str, output: &str) -> String {
     let shape = b.node("Shape", &[x], "routed_shape");
-    // (tract takes the elements of a ConstantOfShape without a value for float64.)
+    // tract reads a ConstantOfShape without a value as float64, hence an explicit zero.
     let zero = b.float(0.0, "zero");
     let zeros = b.node("Expand", &[&zero, &shape], "off");
     b.with("ScatterElements", &[&zeros, indices, values], output, &LAST)
 }
 
-/// Shared heads win against every norm, and take their places among the K + S largest.
+/// Kind 3. Shared heads get a score above every norm, and the K + S largest are selected.
 fn query_norms(b: &mut Builder) {
     let counts = Counts::new(b);
     let is_shared = is_shared(b);
@@ -68,7 +68,7 @@ fn query_norms(b: &mut Builder) {
     let (copy, rest) = (b.ints(&[0, 0], "copy"), b.ints(&[-1], "rest"));
     let heads = b.node("Reshape", &["num_heads_int", &counts.one], "num_heads_list");
     let split = b.concat(&[&copy, &heads, &rest], "split_heads");
-    // (B, T, H, D) to (B, T, H).
+    // (B, T, H, D) -> (B, T, H).
     let query = b.node("Reshape", &["scores", &split], "queries");
     let query = b.cast_f32(&query, "queries_f32");
     let squares = b.node("Mul", &[&query, &query], "squares");
@@ -82,7 +82,8 @@ fn query_norms(b: &mut Builder) {
     scatter(b, &norms, &indices, &ones, "head_gates");
 }
 
-/// (H) booleans: which heads are shared. Leaves `num_heads_int`, `shared_heads_list` and `head_index` behind.
+/// (H) booleans: which heads are shared. Also defines the values `num_heads_int`, `shared_heads_list` and
+/// `head_index`.
 fn is_shared(b: &mut Builder) -> String {
     let heads = b.int_attribute(name_of!(Attributes.num_heads), "num_heads_int");
     let (zero, one) = (b.int(0, "zero_int"), b.int(1, "one_int"));
@@ -93,7 +94,7 @@ fn is_shared(b: &mut Builder) -> String {
         "shared_heads_list",
         &[("value_ints", BodyValue::Attribute(name_of!(Attributes.shared_heads)))],
     );
-    // No head is -1: there is always a column to reduce.
+    // -1, which is no head, is prepended so that the reduced axis is never empty.
     let none = b.ints(&[-1], "no_head");
     let shared = b.concat(&[&none, &shared], "shared_heads_row");
     let column = b.node("Unsqueeze", &[&index, &none], "head_column");
@@ -106,7 +107,8 @@ fn is_shared(b: &mut Builder) -> String {
 /// `TensorProto.DataType.BOOL`.
 const ONNX_BOOL: i64 = 9;
 
-/// Parts that are not there are computed from columns of zeros or of other parts, and not used.
+/// Kind 0. Branch-free: parts that do not exist are computed from zero columns or columns of other parts, and
+/// discarded.
 fn two_stage(b: &mut Builder) {
     let Counts { zero, one, top_k } = Counts::new(b);
     let is_shared = is_shared(b);
@@ -115,7 +117,7 @@ fn two_stage(b: &mut Builder) {
     let shared = b.node("Shape", &["shared_heads_list"], "num_shared");
     let routes = b.node("Min", &[&top_k, &one], "routes");
     let shares = b.node("Min", &[&shared, &one], "shares");
-    // Where the parts' columns begin and end.
+    // Start and end of the parts' columns.
     let routed = b.node("Sub", &[&heads, &shared], "num_routed");
     let balance = b.node("Mul", &[&routed, &routes], "balance_start");
     let has_balance = b.node("Mul", &[&routes, &shares], "has_balance");
@@ -127,9 +129,9 @@ fn two_stage(b: &mut Builder) {
     let balance_end = b.node("Add", &[&balance, &two], "balance_end");
     let routed_end = b.node("Max", &[&balance, &one], "routed_end");
 
-    // A single shared head has the score 0.
+    // A single shared head has no column; its score is 0.
     let scores = b.cast_f32("scores", "scores_f32");
-    // In two parts: onnxruntime up to 1.20 misreads a list that is a constant of a function.
+    // In two steps: onnxruntime up to 1.20 misreads a list that is a constant of a function.
     let before = b.ints(&[0; 5], "no_pads");
     let pads = b.concat(&[&before, &two], "pads");
     let scores = b.node("Pad", &[&scores, &pads], "scores_padded");
@@ -139,7 +141,7 @@ fn two_stage(b: &mut Builder) {
     let shared_scores = b.node("Slice", &[&scores, &shared_start, &shared_end, &axis], "shared_scores");
     let shared_weights = b.with("Softmax", &[&shared_scores], "shared_weights", &LAST);
 
-    // (B, T, 2) or (2): what each part sums to, the shared one first.
+    // (B, T, 2) or (2): the sum of each part's gates, shared part first.
     let sums = b.concat(&[&shared, &top_k], "active");
     let sums = b.cast_f32(&sums, "active_f32");
     let balance = b.node("Slice", &[&scores, &balance, &balance_end, &axis], "balance_scores");
@@ -154,13 +156,14 @@ fn two_stage(b: &mut Builder) {
     let routed_gates = b.node("Mul", &[&routed, &of_routed], "routed_gates");
     let gates = b.with("Concat", &[&shared_gates, &routed_gates], "part_gates", &LAST);
 
-    // Heads in the order of the parts, and the other way round: where each head's gate is. Sorting is stable.
+    // Permutation of heads into the order of the parts, and its inverse: the position of each head's gate. The sort is
+    // stable.
     let shared_first = b.cast_f32(&is_shared, "shared_first");
     let (_, order) = b.top_k(&shared_first, &heads, "order");
     let ascending = [("axis", BodyValue::Int(-1)), ("largest", BodyValue::Int(0))];
     let place = b.with("TopK", &[&order, &heads], "place", &ascending);
     let place = format!("{place}_indices");
-    // Without shared heads their part still has a column.
+    // Without shared heads the shared part still has one column.
     let unused = b.node("Sub", &[&one, &shares], "unused");
     let place = b.node("Add", &[&place, &unused], "place_among_parts");
     b.with("Gather", &[&gates, &place], "head_gates", &[("axis", BodyValue::Int(2))]);

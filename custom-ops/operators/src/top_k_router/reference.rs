@@ -1,4 +1,4 @@
-//! TopKRouter, word by word.
+//! TopKRouter in f64, following its documentation step by step.
 
 use super::{Inputs, Kind, Problem};
 use crate::inputs::List;
@@ -52,11 +52,11 @@ fn gates(p: &Problem, row: &[f64]) -> Vec<f64> {
     gates
 }
 
-/// The indices of the `k` largest, the first among equals, in any order; NaN counts as -inf.
+/// Indices of the `k` largest scores, in any order. Ties go to the lower index; NaN counts as -inf.
 fn select(scores: &[f64], k: usize) -> Vec<usize> {
     let key = |i: usize| if scores[i].is_nan() { f64::NEG_INFINITY } else { scores[i] };
     let mut order: Vec<usize> = (0..scores.len()).collect();
-    // Stable.
+    // `sort_by` is stable, so ties keep the lower index.
     order.sort_by(|&a, &b| key(b).partial_cmp(&key(a)).unwrap_or(std::cmp::Ordering::Equal));
     order.truncate(k);
     order

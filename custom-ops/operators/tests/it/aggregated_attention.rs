@@ -42,7 +42,7 @@ fn output_shape(attributes: &Attributes, shapes: &[Vec<usize>]) -> Result<Vec<us
 }
 
 #[test]
-fn the_valid_call_is_accepted() {
+fn valid_call_is_accepted() {
     assert_eq!(output_shape(&attributes(&[]).unwrap(), &shapes()).unwrap(), [2, 12, 12]);
     let mut empty = shapes();
     (0..=5).for_each(|input| empty[input][0] = 0);
@@ -50,14 +50,15 @@ fn the_valid_call_is_accepted() {
 }
 
 #[test]
-fn every_dimension_must_fit() {
+fn wrong_dimension_is_refused() {
     for input in 0..shapes().len() {
         for axis in 0..shapes()[input].len() {
             for change in [|dim: usize| dim + 1, |dim: usize| dim - 1, |dim: usize| dim * 3] {
                 let mut shapes = shapes();
                 shapes[input][axis] = change(shapes[input][axis]);
                 let found = shapes[input].clone();
-                // What several inputs share is said by the first of them, and refused in the next.
+                // The first input with a shared dimension defines it, so a wrong size there is reported for the next
+                // input.
                 let agreed = match (input, axis) {
                     (0, 0) => Some(1),
                     (0, 2) if found[2].is_multiple_of(2) => Some(1),
@@ -82,7 +83,7 @@ fn every_dimension_must_fit() {
 }
 
 #[test]
-fn messages_say_what_was_expected() {
+fn shape_error_names_expected_shape() {
     let mut shapes = shapes();
     shapes[9][2] = 7;
     let message = output_shape(&attributes(&[]).unwrap(), &shapes).unwrap_err().to_string();
@@ -93,7 +94,7 @@ fn messages_say_what_was_expected() {
 }
 
 #[test]
-fn attributes_must_fit() {
+fn invalid_attributes_are_refused() {
     for (name, value) in [
         ("num_heads", 0),
         ("num_heads", -2),
@@ -118,7 +119,7 @@ fn attributes_must_fit() {
 }
 
 #[test]
-fn what_is_unknown_may_be_anything() {
+fn shapes_with_unknown_dimensions_are_accepted() {
     let infer = |known: &[Vec<Option<usize>>]| {
         let known: Vec<Option<&[Option<usize>]>> = known.iter().map(|dims| Some(dims.as_slice())).collect();
         OPERATOR.infer(&attributes(&[]).unwrap(), &known).unwrap()
@@ -126,7 +127,7 @@ fn what_is_unknown_may_be_anything() {
     let nothing: Vec<Vec<Option<usize>>> = shapes().iter().map(|shape| vec![None; shape.len()]).collect();
     let batch = OutputDim::SameAs { input: 0, axis: 0 };
     assert_eq!(infer(&nothing), [batch, OutputDim::Size(12), OutputDim::Unknown]);
-    // Any input that has the width of a head tells that of the output.
+    // The output's width follows from any input that has the width of a head.
     for (input, axis, size) in [(0, 2, 12), (2, 2, 12), (4, 2, 12), (6, 1, 6), (10, 1, 6)] {
         let mut some = nothing.clone();
         some[input][axis] = Some(size);
@@ -135,7 +136,7 @@ fn what_is_unknown_may_be_anything() {
 }
 
 #[test]
-fn every_input_is_required_and_typed() {
+fn missing_inputs_and_wrong_types_are_refused() {
     let shapes = shapes();
     let tensor = |i: usize, half: bool| Some((shapes[i].as_slice(), if half { DType::F16 } else { DType::F32 }));
     let mixed: Vec<_> = (0..12).map(|i| tensor(i, i != 5 && i != 7)).collect();
@@ -144,7 +145,7 @@ fn every_input_is_required_and_typed() {
         let mut inputs: Vec<_> = (0..12).map(|i| tensor(i, false)).collect();
         assert_eq!(OPERATOR.validate(&attributes(&[]).unwrap(), &inputs).unwrap(), (DType::F32, vec![2, 12, 12]));
         inputs[i] = tensor(i, true);
-        // The first input says what the others' type is.
+        // The first input defines T, so a wrong type there is reported for the second.
         let refused = OPERATOR.inputs[i.max(1)].name;
         match OPERATOR.validate(&attributes(&[]).unwrap(), &inputs) {
             Err(Error::Type { input, .. }) => assert_eq!(input, refused),

@@ -1,4 +1,5 @@
-//! What holds for every operator: attributes know whose they are, zeros stand in for optional inputs, and sizes follow from a weight.
+//! Properties of every operator: attributes belong to one operator, zeros replace optional inputs, sizes follow from a
+//! weight.
 
 use moh_conformance::head_linear::{COMBINE, PROJECTION, each};
 use moh_conformance::{Buffer, Call, aggregated_attention, head_linear, routed_attention, routed_mlp, top_k_router};
@@ -8,7 +9,7 @@ use moh_operators::{
     problem_of, routed_projection,
 };
 
-/// A call of every operator, with all inputs; the sizes of each differ from one another.
+/// A call of every operator with all inputs, each size different.
 fn calls() -> Vec<Call> {
     let router = top_k_router::plain();
     let linear = |case: head_linear::Case| {
@@ -34,8 +35,8 @@ fn partial(shape: &[usize]) -> Vec<Option<usize>> {
 }
 
 #[test]
-fn attributes_belong_to_one_operator() {
-    // The same struct, with the same values.
+fn attributes_of_another_operator_are_refused() {
+    // The same struct with the same values, but of another operator.
     let set = routed_projection::Attributes { num_heads: 4, weight_layout: moh_operators::WeightLayout::OutIn };
     let projection = Attributes::new::<RoutedProjection>(set).unwrap();
     let combine = Attributes::new::<RoutedCombine>(set).unwrap();
@@ -48,7 +49,7 @@ fn attributes_belong_to_one_operator() {
 }
 
 #[test]
-fn a_required_input_cannot_be_left_out_for_an_optional_one() {
+fn missing_required_input_before_an_optional_one_is_refused() {
     for call in calls() {
         let operator = call.operator();
         for i in 0..operator.required_inputs() {
@@ -63,9 +64,9 @@ fn a_required_input_cannot_be_left_out_for_an_optional_one() {
     }
 }
 
-/// Where a node has no optional inputs, its result is that of zeros of the shape that the operator says.
+/// Leaving out optional inputs equals passing zeros of the shape that `Operator::zeros` returns.
 #[test]
-fn zeros_change_nothing() {
+fn zeros_equal_absent_optional_inputs() {
     for call in calls() {
         let operator: &Operator = call.operator();
         let required = operator.required_inputs();
@@ -73,7 +74,7 @@ fn zeros_change_nothing() {
         let known: Vec<_> = shapes[..required].iter().map(|shape| Some(&shape[..])).collect();
         let zeros: Option<Vec<Vec<usize>>> =
             (required..operator.inputs.len()).map(|i| operator.zeros(&call.attributes, &known, i)).collect();
-        // Of these every input is needed, and none can be made up.
+        // These operators have no optional input that zeros can replace.
         let Some(zeros) = zeros.filter(|zeros| !zeros.is_empty()) else {
             assert_eq!(required, operator.inputs.len(), "{operator:?}");
             continue;
@@ -89,7 +90,7 @@ fn zeros_change_nothing() {
 }
 
 #[test]
-fn a_body_serves_only_nodes_of_its_kind() {
+fn variants_share_a_body_only_if_compatible() {
     let plain = Variant::default();
     for other in
         [Variant { kind: 1, ..plain }, Variant { per_head: true, ..plain }, Variant { portable: true, ..plain }]
@@ -98,7 +99,7 @@ fn a_body_serves_only_nodes_of_its_kind() {
         assert_eq!(other.common(plain), None);
         assert_eq!(other.common(other), Some(other));
     }
-    // What one of them needs, their common body has.
+    // The common body has what either of the two needs.
     let (causal, more) = (Variant { causal: true, ..plain }, Variant { optional_inputs: true, ..plain });
     for (one, other) in [(causal, more), (more, causal)] {
         assert_eq!(one.common(other), Some(Variant { causal: true, optional_inputs: true, ..plain }));
@@ -106,7 +107,7 @@ fn a_body_serves_only_nodes_of_its_kind() {
 }
 
 #[test]
-fn a_weight_says_what_problem_it_belongs_to() {
+fn sizes_follow_from_a_weights_shape() {
     let base = head_linear::Case { batch: 2, q_len: 3, heads: 4, block: 5, width: 7, ..PROJECTION };
     for case in each(base) {
         let call = case.call();

@@ -39,7 +39,7 @@ fn attributes_out_of_range_are_refused() {
 }
 
 #[test]
-fn shapes_that_do_not_fit_are_refused_by_name() {
+fn shape_error_names_the_wrong_input() {
     let base = Case { batch: 2, q_len: 3, heads: 3, block: 4, width: 5, bias: true, ..PROJECTION };
     for case in each(base) {
         let wide = if case.is_projection() { 5 } else { 12 };
@@ -63,7 +63,7 @@ fn shapes_that_do_not_fit_are_refused_by_name() {
             for size in [0, weight[axis] + 1] {
                 let mut shape = weight.clone();
                 shape[axis] = size;
-                // Another width of the output fits the weight, and is found where the bias differs.
+                // Another output width agrees with the weight, so the error is reported for the bias.
                 let free = match (case.is_projection(), case.per_head) {
                     (true, false) => None,
                     (false, false) => Some(0),
@@ -85,7 +85,7 @@ fn shapes_that_do_not_fit_are_refused_by_name() {
 }
 
 #[test]
-fn numbers_types_and_lengths_are_checked() {
+fn wrong_input_count_type_or_length_is_refused() {
     for case in each(Case { q_len: 2, bias: true, ..PROJECTION }) {
         let name = |i: usize| case.operator.inputs[i].name;
         for n in [0, 2] {
@@ -99,7 +99,7 @@ fn numbers_types_and_lengths_are_checked() {
                 let numbers = vec![0.5; call.inputs[i].0.iter().product()];
                 call.inputs[i].1 = Buffer::new(DType::F16, &numbers);
             };
-            // Where x is the odd one, the weight differs from it.
+            // x defines T, so a wrong type there is reported for the weight.
             let expected = name(if i == 0 { 1 } else { i });
             let found = error(case, half);
             assert!(matches!(found, Error::Type { input, .. } if input == expected), "{found}");
@@ -114,7 +114,7 @@ fn numbers_types_and_lengths_are_checked() {
 }
 
 #[test]
-fn sizes_beyond_memory_are_refused() {
+fn sizes_that_overflow_memory_are_refused() {
     for operator in [RoutedProjection::OPERATOR, RoutedCombine::OPERATOR] {
         let shapes = [vec![1 << 40, 1 << 40, 4], vec![4, 4], vec![1 << 40, 1 << 40, 4]];
         let inputs: Vec<_> = shapes.iter().map(|shape| Some(Tensor { shape, data: Data::F32(&[]) })).collect();

@@ -1,4 +1,4 @@
-//! What operators refuse: attributes, shapes, types, lengths; and what they infer from shapes that are partly known.
+//! Tests of validation (attributes, shapes, types, lengths) and of shape inference with partly known shapes.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 

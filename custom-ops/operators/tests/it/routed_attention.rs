@@ -6,7 +6,7 @@ use moh_operators::{Attributes, DType, Data, Definition, Error, RoutedAttention,
 /// (name, shape) of every input, in order.
 type Shapes = Vec<(&'static str, Vec<usize>)>;
 
-/// 2 sequences, 3 queries, 4 keys, 4 heads over 2, head_dim 5, value_dim 6.
+/// 2 sequences, 3 queries, 4 keys, 4 query heads, 2 KV heads, head_dim 5, value_dim 6.
 fn shapes() -> Shapes {
     vec![
         ("query", vec![2, 3, 20]),
@@ -39,7 +39,7 @@ fn run(attributes: &Attributes, shapes: &Shapes) -> Result<Vec<f64>, Error> {
 }
 
 #[test]
-fn the_valid_call_is_accepted() {
+fn valid_call_is_accepted() {
     assert_eq!(run(&attributes(&[]).unwrap(), &shapes()).unwrap().len(), 2 * 3 * 4 * 6);
     let mut without_bias = shapes();
     without_bias.pop();
@@ -47,7 +47,7 @@ fn the_valid_call_is_accepted() {
 }
 
 #[test]
-fn attributes_are_required_and_typed() {
+fn missing_attributes_and_wrong_attribute_types_are_refused() {
     for missing in ["num_heads", "kv_num_heads", "scale", "is_causal"] {
         let read =
             Attributes::read(RoutedAttention::OPERATOR, |def| attribute(def.name, &[]).filter(|_| def.name != missing));
@@ -82,7 +82,7 @@ fn attributes_out_of_range_are_refused() {
 }
 
 #[test]
-fn the_number_of_inputs_is_checked() {
+fn wrong_number_of_inputs_is_refused() {
     for n in [0, 3] {
         let error = run(&attributes(&[]).unwrap(), &shapes()[..n].to_vec()).unwrap_err();
         let expected = Error::InputCount { operator: "RoutedAttention", expected: "4 to 5".to_owned(), found: n };
@@ -96,7 +96,7 @@ fn the_number_of_inputs_is_checked() {
 }
 
 #[test]
-fn shapes_that_do_not_fit_are_refused_by_name() {
+fn shape_error_names_the_wrong_input() {
     let cases: [(usize, &[usize]); 27] = [
         (0, &[2, 60]),
         (0, &[2, 3, 4, 5]),
@@ -130,7 +130,7 @@ fn shapes_that_do_not_fit_are_refused_by_name() {
         let mut shapes = shapes();
         shapes[i].1 = shape.to_vec();
         match run(&attributes(&[]).unwrap(), &shapes) {
-            // A key of another rank only shows at the value.
+            // A key of another rank may be reported for the value.
             Err(Error::Shape { input, .. }) if i == 1 && shape.len() == 4 => assert!(["key", "value"].contains(&input)),
             Err(Error::Shape { input, .. }) => assert_eq!(input, shapes[i].0, "{shape:?}"),
             other => panic!("{} {shape:?}: {other:?}", shapes[i].0),
@@ -139,13 +139,13 @@ fn shapes_that_do_not_fit_are_refused_by_name() {
 }
 
 #[test]
-fn sizes_beyond_memory_are_refused_before_anything_is_read() {
+fn sizes_that_overflow_memory_are_refused_before_reading() {
     let huge = [(usize::MAX / 16).next_multiple_of(4), usize::MAX / 4 * 4];
     for width in huge {
         let shapes = [vec![0, 3, width], vec![0, 3, width / 4 * 2], vec![0, 3, width / 4 * 2], vec![0, 3, 4]];
         let inputs: Vec<_> = shapes.iter().map(|shape| Some(Tensor { shape, data: Data::F32(&[]) })).collect();
         let result = RoutedAttention::OPERATOR.reference(&attributes(&[]).unwrap(), &inputs);
-        // Nothing to do on an empty batch, whatever the width; but not every width can be counted.
+        // With batch size 0 any width is accepted, unless its element count overflows.
         assert!(result.as_ref().is_ok_and(Vec::is_empty) || matches!(result, Err(Error::Shape { .. })), "{result:?}");
     }
     let shapes = [vec![1 << 40, 1 << 40, 4], vec![1 << 40, 1, 2], vec![1 << 40, 1, 2], vec![1 << 40, 1 << 40, 4]];
@@ -154,9 +154,9 @@ fn sizes_beyond_memory_are_refused_before_anything_is_read() {
     assert!(matches!(result, Err(Error::Shape { .. })), "{result:?}");
 }
 
-/// Keys that no output shows: their number would be 0 in 64 bits.
+/// The number of key elements, 2^64, overflows to 0; the output is small.
 #[test]
-fn inputs_beyond_memory_are_refused_where_the_output_is_small() {
+fn oversized_keys_are_refused_when_the_output_is_small() {
     let shapes = [vec![1, 1, 20], vec![1, 1 << 63, 10], vec![1, 1 << 63, 12], vec![1, 1, 4]];
     let numbers = [0.5; 20];
     let data = [&numbers[..], &[], &[], &numbers[..4]];
@@ -167,7 +167,7 @@ fn inputs_beyond_memory_are_refused_where_the_output_is_small() {
 }
 
 #[test]
-fn types_must_agree() {
+fn mixed_element_types_are_refused() {
     let (wide, narrow) = (vec![0.5f32; 64], vec![f16::ONE; 64]);
     let dims = [vec![1, 2, 4], vec![1, 2, 2], vec![1, 2, 2], vec![1, 2, 4], vec![1]];
     let names = ["query", "key", "value", "head_gates", "attn_bias"];
@@ -180,7 +180,7 @@ fn types_must_agree() {
         let inputs: Vec<_> =
             pairs.map(|(i, shape)| Some(Tensor { shape, data: data(i, shape.iter().product()) })).collect();
         match RoutedAttention::OPERATOR.reference(&attributes(&[]).unwrap(), &inputs) {
-            // Where the query is the odd one, the key differs from it.
+            // The query defines T, so a wrong type there is reported for the key.
             Err(Error::Type { input, .. }) => assert_eq!(input, if odd == 0 { "key" } else { names[odd] }),
             other => panic!("{}: {other:?}", names[odd]),
         }
@@ -188,7 +188,7 @@ fn types_must_agree() {
 }
 
 #[test]
-fn lengths_must_match_shapes() {
+fn buffers_shorter_or_longer_than_their_shape_are_refused() {
     let numbers = vec![0.5f32; 64];
     let dims = [vec![1, 2, 4], vec![1, 2, 2], vec![1, 2, 2], vec![1, 2, 4], vec![2, 1]];
     let names = ["query", "key", "value", "head_gates", "attn_bias"];
@@ -211,7 +211,7 @@ fn lengths_must_match_shapes() {
 }
 
 #[test]
-fn messages_name_what_was_expected_and_found() {
+fn error_messages_name_expected_and_found() {
     let mut wrong = shapes();
     wrong[2].1 = vec![2, 5, 12];
     let error = run(&attributes(&[]).unwrap(), &wrong).unwrap_err();

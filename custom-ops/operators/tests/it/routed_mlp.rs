@@ -35,7 +35,7 @@ fn attributes_out_of_range_are_refused() {
 }
 
 #[test]
-fn shapes_that_do_not_fit_are_refused_by_name() {
+fn shape_error_names_the_wrong_input() {
     let case = Case { batch: 2, q_len: 3, width: 5, hidden: 4, out_width: 6, activation: Activation::SwiGlu, ..CASE };
     let cases: [(usize, &[usize]); 22] = [
         (0, &[2, 3]),
@@ -70,7 +70,7 @@ fn shapes_that_do_not_fit_are_refused_by_name() {
 }
 
 #[test]
-fn numbers_types_and_lengths_are_checked() {
+fn wrong_input_count_type_or_length_is_refused() {
     for (n, found) in [(0, 0), (3, 3), (5, 5)] {
         let error = error(CASE, |call| call.inputs.truncate(n));
         assert!(matches!(error, Error::InputCount { found: f, .. } if f == found), "{error}");
@@ -82,7 +82,7 @@ fn numbers_types_and_lengths_are_checked() {
             call.inputs[i].1 = Buffer::new(DType::F16, &numbers);
         };
         let found = error(CASE, half);
-        // Where x is the odd one, the first matrix differs from it.
+        // x defines T, so a wrong type there is reported for the first matrix.
         let expected = name(if i == 0 { 1 } else { i });
         assert!(matches!(found, Error::Type { input, .. } if input == expected), "{found}");
         let short = |call: &mut Call| {

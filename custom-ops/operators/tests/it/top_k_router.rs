@@ -16,7 +16,7 @@ fn attributes(kind: i64, heads: i64, top_k: i64, shared: &[i64]) -> Result<Attri
 }
 
 #[test]
-fn attributes_must_fit() {
+fn invalid_attributes_are_refused() {
     for (attributes, message) in [
         (attributes(4, 6, 2, &[]), "kind: expected 0 to 3, found 4"),
         (attributes(0, 0, 0, &[]), "num_heads: expected a number from 1 to 1048576, found 0"),
@@ -29,17 +29,14 @@ fn attributes_must_fit() {
         (attributes(0, 6, 6, &[0]), "top_k: expected 1 to 5, found 6"),
         (attributes(2, 6, -1, &[]), "top_k: expected 1 to 6, found -1"),
         (attributes(3, 6, 0, &[]), "top_k: expected 1 to 6, found 0"),
-        (
-            attributes(0, 1, 0, &[0]),
-            "num_heads: expected heads that a token chooses from, or two of them or more, found 1",
-        ),
+        (attributes(0, 1, 0, &[0]), "num_heads: expected 2 or more if all heads are shared, found 1"),
     ] {
         assert_eq!(attributes.unwrap_err().to_string(), format!("TopKRouter: attribute {message}"));
     }
 }
 
 #[test]
-fn shapes_must_fit() {
+fn wrong_shapes_are_refused() {
     let two_stage = attributes(0, 6, 2, &[0, 5]).unwrap();
     assert_eq!(OPERATOR.output_shape(&two_stage, &[Some(&[2, 3, 8])]).unwrap(), [2, 3, 6]);
     let error =

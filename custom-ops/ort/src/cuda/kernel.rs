@@ -1,4 +1,4 @@
-//! A node's kernel on a GPU: launches on the session's stream, and does not wait.
+//! A node's GPU kernel: launches on the session's stream, without waiting.
 
 use crate::api::Api;
 use crate::context::{KernelContext, KernelInfo, TensorPtr};
@@ -13,7 +13,7 @@ use std::cell::RefCell;
 use std::ffi::CStr;
 use std::ptr::NonNull;
 
-/// A node's attributes, checked.
+/// A node's checked attributes, and the provider's allocator.
 pub(crate) struct CudaKernel {
     api: Api,
     attributes: Attributes,
@@ -44,9 +44,9 @@ impl NodeKernel for CudaKernel {
         let tensors: Vec<Option<DeviceTensor<'_>>> = inputs.iter().map(|i| i.as_ref().map(Input::tensor)).collect();
         let stream: RawStream = context.gpu_stream()?.cast();
         let workspace = SessionWorkspace { kernel: self, context, stream, blocks: RefCell::default() };
-        // SAFETY: the provider's stream, whose context it has made current; its tensors are in this context's memory, of the sizes
-        // that it says, and it orders by the stream what it does with them. The output is of the registered element type, which
-        // is the operator's for these inputs.
+        // SAFETY: the stream belongs to the provider, which made its context current. The provider's tensors are in
+        // this context's memory, have the stated sizes, and are accessed in stream order. The output has the
+        // registered element type, which is the operator's for these inputs.
         unsafe {
             let stream = Stream::borrow(Driver::get()?, stream)?;
             moh_cuda::run_into(&self.attributes, &tensors, &stream, &workspace, |_, shape| {
@@ -73,7 +73,7 @@ impl Input {
     }
 }
 
-/// Device memory of the session for one call.
+/// The session's device memory during one call.
 struct SessionWorkspace<'c> {
     kernel: &'c CudaKernel,
     context: &'c KernelContext<'c>,
@@ -81,17 +81,18 @@ struct SessionWorkspace<'c> {
     blocks: RefCell<Vec<NonNull<u8>>>,
 }
 
-// SAFETY: the session's allocator gives memory of its device, aligned to 256 bytes, and keeps it for the stream that it was asked for.
+// SAFETY: the session's allocator returns memory of its device, aligned to 256 bytes, and reserves it for the stream
+// for which it was allocated.
 unsafe impl Workspace for SessionWorkspace<'_> {
     fn allocate(&self, bytes: usize) -> Result<RawPtr, Error> {
         let out_of_memory = || Error::OutOfMemory { bytes };
         let allocator = &self.kernel.allocator;
-        // The function that knows streams ends the process where there is no memory; this one reports it. What it gets, the
-        // other finds free.
+        // The stream-aware function ends the process if there is no memory, this one returns an error. The memory it
+        // allocates is freed again, so that the other one finds it.
         let mut block = allocator.allocate(bytes.max(1)).ok_or_else(out_of_memory)?;
-        // On the default stream everything is in order by itself.
+        // On the default stream all work is in order.
         if !self.stream.is_null() {
-            // SAFETY: the block is not in use yet. The node has a stream.
+            // SAFETY: the block is not in use yet; the node has a stream.
             let scratch = unsafe {
                 allocator.release(block);
                 allocator.memory().and_then(|memory| Ok(self.context.scratch(memory, bytes.max(1))?))
@@ -106,7 +107,7 @@ unsafe impl Workspace for SessionWorkspace<'_> {
 impl Drop for SessionWorkspace<'_> {
     fn drop(&mut self) {
         for block in self.blocks.take() {
-            // SAFETY: of `allocate`, given back once; the allocator orders the next use of it by the stream.
+            // SAFETY: from `allocate`, released once; the allocator orders the next use of the memory by the stream.
             unsafe { self.kernel.allocator.release(block) };
         }
     }

@@ -1,5 +1,5 @@
-//! The CUDA registrations as a host sees them. The driver is that of `MOH_CUDA_DRIVER`, which has to be the emulator: the fake
-//! host's tensors are in ordinary memory.
+//! Tests of the CUDA registrations with the fake host. `MOH_CUDA_DRIVER` must be the emulator, because the fake host's
+//! tensors are in CPU memory.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -13,7 +13,7 @@ use std::ffi::CStr;
 
 const PROVIDER: Option<&CStr> = Some(c"CUDAExecutionProvider");
 
-/// RoutedAttention on CUDA, or `None` where no driver is named.
+/// RoutedAttention on CUDA; `None` if no driver is configured.
 fn table(dtype: DType) -> Option<&'static OrtCustomOp> {
     if std::env::var_os("MOH_CUDA_DRIVER").is_none() {
         println!("SKIPPED: MOH_CUDA_DRIVER does not name the emulator");
@@ -24,14 +24,14 @@ fn table(dtype: DType) -> Option<&'static OrtCustomOp> {
 }
 
 #[test]
-fn without_a_driver_nothing_is_registered() {
+fn nothing_is_registered_without_a_driver() {
     if let Err(error) = moh_cuda::Driver::get() {
         assert!(OPERATORS.iter().all(|operator| table_on(PROVIDER, operator, DType::F32).is_none()), "{error}");
     }
 }
 
 #[test]
-fn a_call_computes_the_operator_on_the_stream() {
+fn call_computes_the_operator_on_the_stream() {
     let example = Example::new();
     let expected = example.expected();
     for (dtype, tolerance) in [(DType::F32, 1e-5), (DType::F16, 4e-3), (DType::BF16, 4e-2)] {
@@ -52,7 +52,7 @@ fn a_call_computes_the_operator_on_the_stream() {
 }
 
 #[test]
-fn threads_share_a_kernel_and_give_all_memory_back() {
+fn concurrent_calls_of_a_kernel_release_all_memory() {
     let example = Example::new();
     let Some(op) = table(DType::F16) else { return };
     let kernel = Made::of(op, &example.sized(DType::F16)).unwrap();
@@ -72,14 +72,14 @@ fn threads_share_a_kernel_and_give_all_memory_back() {
 }
 
 #[test]
-fn bad_inputs_are_errors() {
+fn invalid_inputs_are_errors() {
     let example = Example::new();
     let Some(op) = table(DType::F32) else { return };
     let mut node = example.sized(DType::F32);
     node.attributes.remove(0);
     assert!(Made::of(op, &node).err().unwrap().1.contains("attribute num_heads"));
     let kernel = Made::of(op, &example.sized(DType::F32)).unwrap();
-    // Nothing is aligned at offset 4 of a block.
+    // Offset 4 of a block is not aligned.
     let (_, message) = kernel.run(&mut example.call(DType::F32, 4)).unwrap_err();
     assert!(message.contains("query starts 4 bytes beyond"), "{message}");
     drop(kernel);
@@ -87,22 +87,22 @@ fn bad_inputs_are_errors() {
 }
 
 #[test]
-fn the_log_says_once_that_operators_run_on_the_cpu() {
+fn running_on_the_cpu_is_logged_once() {
     let Some(emulator) = std::env::var_os("MOH_CUDA_DRIVER") else { return };
     let node = Example::new().sized(DType::F32);
-    // SAFETY: the fake host's node.
+    // SAFETY: the node belongs to the fake host.
     let node = unsafe { KernelInfo::new(api(), std::ptr::from_ref(&node).cast()) };
     let said = || LOG.lock().unwrap().iter().filter(|message| message.contains("run on the CPU")).count();
     notice::runs_on_cpu(&node, "a reason");
     assert_eq!(said(), 0);
-    // Any library by the name of the provider's.
+    // Any library with the provider's file name.
     let folder = std::env::temp_dir().join(format!("moh-notice-{}", std::process::id()));
     std::fs::create_dir(&folder).unwrap();
     let provider = folder.join("libonnxruntime_providers_cuda.so");
     std::fs::copy(emulator, &provider).unwrap();
-    // The driver first: it is looked for by the name that this library bears, too.
+    // The driver must be loaded first, because it is looked up by a name that this library has too.
     moh_cuda::Driver::get().unwrap();
-    // SAFETY: the emulator's library runs nothing when it is loaded.
+    // SAFETY: loading the emulator's library runs no code.
     std::mem::forget(unsafe { libloading::Library::new(&provider) }.unwrap());
     for _ in 0..2 {
         notice::runs_on_cpu(&node, "a reason");

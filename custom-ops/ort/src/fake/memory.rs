@@ -1,4 +1,4 @@
-//! Memory: the session's allocators and the device's.
+//! The allocators of session and device.
 
 use super::*;
 
@@ -7,12 +7,12 @@ pub(super) unsafe extern "system" fn create_memory_info(
     _: OrtMemType,
     out: *mut *mut OrtMemoryInfo,
 ) -> OrtStatusPtr {
-    // Not of size zero, so that a second release is noticed.
+    // Not zero-sized, so that a double release is detected.
     unsafe { out.write(give(0u64)) };
     ok()
 }
 
-/// The provider's memory info, and its stream: addresses to know them by.
+/// The provider's memory info and stream, identified by their addresses.
 pub(super) static DEVICE_MEMORY: u64 = 0;
 pub(super) static STREAM: u64 = 0;
 
@@ -54,7 +54,7 @@ pub(super) unsafe extern "system" fn scratch(
     unsafe { allocate((&raw mut lender).cast(), bytes, out) }
 }
 
-/// An allocator: where it counts its blocks; the device's are counted as objects.
+/// An allocator that counts blocks in the given counter, or (on the device) as objects.
 pub(super) struct Lender(Option<*const AtomicIsize>);
 
 pub(super) unsafe fn count_block(of: *mut OrtAllocator, change: isize) {
@@ -98,11 +98,11 @@ pub(super) unsafe extern "system" fn free(of: *mut OrtAllocator, memory: *mut c_
     ok()
 }
 
-/// Memory as providers align it.
+/// A unit of memory with the alignment of providers.
 #[derive(Clone, Copy)]
 #[repr(align(256))]
 #[allow(dead_code)]
 pub(super) struct Line([u8; 256]);
 
-/// The blocks that are out; a release of anything else panics.
+/// The allocated blocks; releasing anything else panics.
 pub(super) static BLOCKS: Mutex<Vec<Vec<Line>>> = Mutex::new(Vec::new());

@@ -58,7 +58,7 @@ pub(super) unsafe extern "system" fn tensor_data(value: *mut OrtValue, out: *mut
     ok()
 }
 
-/// Half of the tasks run on another thread.
+/// Runs half of the tasks on another thread.
 pub(super) unsafe extern "system" fn parallel_for(
     context: *const OrtKernelContext,
     task: unsafe extern "C" fn(*mut c_void, usize),
@@ -78,7 +78,7 @@ pub(super) unsafe extern "system" fn parallel_for(
     }
 }
 
-/// What was said in the log.
+/// Messages written to the log.
 pub(crate) static LOG: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 pub(super) unsafe extern "system" fn get_logger(_: *const OrtKernelInfo, out: *mut *const OrtLogger) -> OrtStatusPtr {

@@ -1,16 +1,17 @@
-//! A session's entry and the environment variable, each alone and together.
+//! The session's config entry and the environment variable, each alone and together.
 
 use super::*;
 use crate::settings::Settings;
 use std::process::Command;
 use std::ptr::NonNull;
 
-/// The entry that a child process's session has.
+/// Environment variable with the session's config entry for the child process.
 const ENTRY: &str = "MOH_TEST_ENTRY";
 
-/// Says what a session would do; only as the child of the test below, because a process's variables are those of all its threads.
+/// Prints whether a session would pack weights. Runs only as a child process of the test below, because environment
+/// variables are shared by all threads.
 #[test]
-#[ignore = "a child process of `the_entry_comes_before_the_variable`"]
+#[ignore = "a child process of `session_entry_overrides_environment_variable`"]
 fn child() {
     let entry =
         std::env::var(ENTRY).ok().map(|value| (c"ai.moh.pack_weights".to_owned(), CString::new(value).unwrap()));
@@ -22,7 +23,7 @@ fn child() {
 }
 
 #[test]
-fn the_entry_comes_before_the_variable() {
+fn session_entry_overrides_environment_variable() {
     let found = |entry: Option<&str>, variable: Option<&str>| {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--ignored", "--exact", "tests::settings::child", "--nocapture"]);

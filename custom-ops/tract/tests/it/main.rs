@@ -1,4 +1,4 @@
-//! The operators in tract, and the rewrites of whole models. A module a topic, in one program.
+//! Tests of the operators in tract, and of the optimisation of whole models. One module per topic, in one program.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 

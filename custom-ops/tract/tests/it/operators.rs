@@ -1,11 +1,11 @@
-//! The operators as tract parses, infers and runs them, held to the f64 reference.
+//! Parsing, type inference and execution of the operators in tract, against the f64 reference.
 
 use crate::support::{Attention, ints, numbers, onnx, tensor};
 use half::f16;
 use moh_operators::{Attributes, Data, Definition, RoutedAttention, Tensor as Borrowed, tolerance};
 use tract_onnx::prelude::*;
 
-/// Batch 2, 5 queries, 7 keys, 4 heads over 2, head width 3, value width 5.
+/// Batch size 2, 5 queries, 7 keys, 4 query heads, 2 KV heads, query width 3, value width 5.
 struct Case {
     query: Vec<f32>,
     key: Vec<f32>,
@@ -48,7 +48,7 @@ fn assert_close(found: &[f32], expected: &[f64], tolerance: f64) {
 }
 
 #[test]
-fn equals_the_reference_in_f32() {
+fn output_equals_the_reference_in_f32() {
     let attention = Attention::default();
     let model = onnx().parse(&attention.model(), None).unwrap().model.into_optimized().unwrap();
     let plan = model.into_runnable().unwrap();
@@ -62,7 +62,7 @@ fn equals_the_reference_in_f32() {
 }
 
 #[test]
-fn equals_the_reference_in_f16_with_several_threads() {
+fn output_equals_the_reference_in_f16_with_several_threads() {
     let attention = Attention { f16: true, causal: true, ..Attention::default() };
     let model = onnx().parse(&attention.model(), None).unwrap().model.into_optimized().unwrap();
     let options = RunOptions { executor: Some(moh_tract::executor(3).unwrap()), ..RunOptions::default() };
@@ -95,7 +95,7 @@ fn symbolic_dimensions_survive_optimisation() {
 }
 
 #[test]
-fn one_plan_runs_any_length() {
+fn one_plan_runs_different_lengths() {
     let attention = Attention { bias: false, ..Attention::default() };
     let plan = onnx().parse(&attention.model(), None).unwrap().model.into_optimized().unwrap().into_runnable().unwrap();
     for (batch, q_len, kv_len) in [(1, 1, 1), (3, 2, 9), (1, 4, 4)] {
@@ -110,20 +110,20 @@ fn one_plan_runs_any_length() {
 }
 
 #[test]
-fn a_model_with_local_functions_loads() {
+fn model_with_local_functions_loads() {
     let mut model = Attention::default().model();
     model.functions.push(crate::support::function());
     assert!(onnx().parse(&model, None).unwrap().model.into_optimized().is_ok());
 }
 
-/// The error of parsing and optimising, in full.
+/// The full error message of parsing and optimising.
 fn refusal(model: &tract_onnx::pb::ModelProto) -> String {
     let typed = onnx().parse(model, None).and_then(|parsed| parsed.model.into_optimized());
     format!("{:#}", typed.expect_err("the model must be refused"))
 }
 
 #[test]
-fn another_domain_is_refused() {
+fn operator_of_another_domain_is_refused() {
     let mut model = Attention::default().model();
     model.graph.as_mut().unwrap().node[0].domain = "com.example".to_owned();
     let message = refusal(&model);
@@ -135,7 +135,7 @@ fn another_domain_is_refused() {
 }
 
 #[test]
-fn every_attribute_must_be_there() {
+fn missing_attribute_is_refused() {
     for name in ["num_heads", "kv_num_heads", "scale", "is_causal"] {
         let mut model = Attention::default().model();
         model.graph.as_mut().unwrap().node[0].attribute.retain(|attribute| attribute.name != name);
@@ -146,7 +146,7 @@ fn every_attribute_must_be_there() {
 }
 
 #[test]
-fn an_attribute_of_another_type_is_refused() {
+fn attribute_of_another_type_is_refused() {
     let mut model = Attention::default().model();
     for attribute in &mut model.graph.as_mut().unwrap().node[0].attribute {
         if attribute.name == "scale" {
@@ -158,7 +158,7 @@ fn an_attribute_of_another_type_is_refused() {
 }
 
 #[test]
-fn wrong_inputs_are_refused_with_the_nodes_name() {
+fn error_for_invalid_inputs_names_the_node() {
     let cases: [(Attention, &str); 4] = [
         (Attention { heads: 5, ..Attention::default() }, "kv_num_heads: expected a divisor of num_heads = 5"),
         (Attention { gate_heads: 3, ..Attention::default() }, "input head_gates: expected shape"),
@@ -173,7 +173,7 @@ fn wrong_inputs_are_refused_with_the_nodes_name() {
 }
 
 #[test]
-fn wrong_shapes_at_run_time_are_errors() {
+fn wrong_shapes_at_run_time_are_refused() {
     let attention = Attention { bias: false, value_total: "value_total", ..Attention::default() };
     let plan = onnx().parse(&attention.model(), None).unwrap().model.into_optimized().unwrap().into_runnable().unwrap();
     let inputs = tvec![
@@ -188,7 +188,7 @@ fn wrong_shapes_at_run_time_are_errors() {
 }
 
 #[test]
-fn the_number_of_threads_is_the_executors() {
+fn set_threads_changes_the_default_executor() {
     moh_tract::set_threads(2).unwrap();
     let executor = tract_onnx::tract_core::internal::multithread::current_tract_executor();
     assert!(format!("{executor:?}").contains("MultiThread"));

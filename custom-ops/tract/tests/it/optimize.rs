@@ -1,4 +1,4 @@
-//! Models that `optimize` rewrites give what tract alone gives, for every size of their symbols.
+//! Models rewritten by `optimize` give the same results as in tract alone, for different values of their symbols.
 
 use crate::support::{numbers, tensor};
 use moh_operators::tolerance::TRACT_LAYER_F32;
@@ -9,7 +9,7 @@ use tract_onnx::tract_core::ops::math::{add, mul};
 use tract_onnx::tract_core::ops::nn::{DataFormat, Softmax, SoftmaxKind};
 use tract_onnx::tract_hir::internal::*;
 
-/// A model with the input "x", of which the first axis is a symbol.
+/// A model with input "x", whose first axis is symbolic.
 fn model(shape: &[usize], build: impl Fn(&mut TypedModel, OutletId) -> OutletId) -> TypedModel {
     let mut model = TypedModel::default();
     let batch = model.symbols.sym("batch").to_dim();
@@ -25,7 +25,7 @@ fn constant(model: &mut TypedModel, name: &str, shape: &[usize]) -> OutletId {
     model.add_const(name, tensor(shape, &numbers(count, count as u32))).unwrap()
 }
 
-/// Runs both ways on numbers in -1..1; gives the operators of ours that ran.
+/// Runs the model with and without our rewrites on numbers in -1..1, compares, and returns the names of our operators.
 fn check(shape: &[usize], model: &TypedModel) -> Vec<String> {
     check_up_to(1.0, shape, model)
 }
@@ -69,7 +69,7 @@ fn product(axes: &str, weight: &[usize], bias: Option<&[usize]>, x: &[usize]) ->
 }
 
 #[test]
-fn products_with_constants_run_on_our_kernels() {
+fn products_with_constants_use_our_kernels() {
     for (axes, weight, bias, x) in [
         ("amk,kn->amn", [37, 600], None, vec![5, 37]),
         ("amk,kn->amn", [600, 37], Some([1, 1, 37]), vec![5, 600]),
@@ -83,8 +83,8 @@ fn products_with_constants_run_on_our_kernels() {
 }
 
 #[test]
-fn other_products_stay() {
-    // Along an axis that is not the last one; and what is added is no row.
+fn unsupported_products_and_biases_are_not_rewritten() {
+    // A product over an axis that is not the last one; then a sum whose constant is not a row.
     let model = product("akm,kn->amn", &[6, 7], None, &[6, 5]);
     assert!(check(&[6, 5], &model).is_empty());
     let model = product("amk,kn->amn", &[6, 5], Some(&[1, 5, 1]), &[5, 6]);
@@ -92,7 +92,7 @@ fn other_products_stay() {
 }
 
 #[test]
-fn a_product_that_is_an_output_too_stays_one() {
+fn product_that_is_also_a_model_output_keeps_its_sum() {
     let mut model = product("amk,kn->amn", &[6, 5], Some(&[1, 1, 5]), &[4, 6]);
     let product = model.node_by_name("product").unwrap().id;
     let sum = model.node_by_name("sum").unwrap().id;
@@ -101,7 +101,7 @@ fn a_product_that_is_an_output_too_stays_one() {
 }
 
 #[test]
-fn depthwise_convolutions_run_on_our_kernels() {
+fn depthwise_convolutions_use_our_kernels() {
     for (format, x) in [(DataFormat::NHWC, [9, 7, 20]), (DataFormat::NCHW, [20, 9, 7])] {
         let model = model(&x, |model, x| {
             let kernel = constant(model, "kernel", &[20, 1, 3, 3]);
@@ -124,7 +124,7 @@ fn depthwise_convolutions_run_on_our_kernels() {
 }
 
 #[test]
-fn sums_and_products_are_spread() {
+fn sums_and_products_broadcast() {
     for other in [vec![1, 1, 1], vec![1, 1, 6], vec![1, 5, 1], vec![1, 5, 6]] {
         for flipped in [false, true] {
             let model = model(&[5, 6], |model, x| {
@@ -137,7 +137,7 @@ fn sums_and_products_are_spread() {
             check(&[5, 6], &model);
         }
     }
-    // Both sides are spread, and neither is constant.
+    // Both operands are broadcast, and neither is constant.
     let model = model(&[1, 4, 1], |model, x| {
         let row = model.wire_node("row", AxisOp::Move(2, 3), &[x]).unwrap()[0];
         let other = constant(model, "other", &[1, 3, 1, 1]);
@@ -155,15 +155,15 @@ fn softmax(axis: usize, shape: &[usize]) -> TypedModel {
 }
 
 #[test]
-fn short_rows_have_a_softmax_of_their_own() {
+fn softmax_of_short_and_long_rows() {
     for length in [1usize, 3, 64, 65] {
         check(&[2, length], &softmax(2, &[2, length]));
     }
 }
 
-/// exp(200) is no float32.
+/// exp(200) overflows float32.
 #[test]
-fn softmax_of_large_numbers() {
+fn softmax_of_large_numbers_does_not_overflow() {
     for length in [2usize, 3, 64] {
         check_up_to(200.0, &[2, length], &softmax(2, &[2, length]));
         check_up_to(1e30, &[2, length], &softmax(2, &[2, length]));
@@ -171,15 +171,15 @@ fn softmax_of_large_numbers() {
 }
 
 #[test]
-fn softmax_along_another_axis_is_tracts() {
+fn softmax_along_any_axis() {
     for axis in [1, 2] {
         check(&[5, 3, 4], &softmax(axis, &[5, 3, 4]));
     }
 }
 
-/// Packed, the two are different: what is packed for one must not serve the other.
+/// The packed forms of the two layouts differ and must not be exchanged.
 #[test]
-fn one_constant_in_both_layouts() {
+fn constant_used_in_both_layouts_is_packed_twice() {
     let model = model(&[4, 8], |model, x| {
         let weight = constant(model, "weight", &[8, 8]);
         let product = |model: &mut TypedModel, name: &str, axes: &str| {
@@ -193,9 +193,10 @@ fn one_constant_in_both_layouts() {
     assert_eq!(check(&[4, 8], &model), ["Linear", "Linear"]);
 }
 
-/// tract takes a move and its opposite away, if what is between lets it: a product with the last axis must not.
+/// tract removes a pair of inverse axis moves if the operator between them permits it; a product over a moved axis
+/// must not.
 #[test]
-fn a_product_between_moves_of_its_axis() {
+fn product_between_axis_moves_equals_tract() {
     for (there, back) in [((1, 2), (1, 2)), ((2, 1), (2, 1)), ((1, 3), (3, 1)), ((2, 3), (3, 2)), ((1, 2), (2, 1))] {
         let shape = [6, 6, 6];
         let model = model(&shape, |model, x| {

@@ -1,4 +1,4 @@
-//! One-node models, written field by field, and the numbers to run them on.
+//! Models of one node, constructed field by field, and their input numbers.
 
 use moh_operators::{DOMAIN, Value};
 use tract_onnx::Onnx;
@@ -11,14 +11,14 @@ use tract_onnx::pb::{
 };
 use tract_onnx::prelude::*;
 
-/// tract's ONNX with our operators.
+/// tract's ONNX importer with our operators.
 pub(crate) fn onnx() -> Onnx {
     let mut onnx = tract_onnx::onnx();
     moh_tract::register(&mut onnx);
     onnx
 }
 
-/// Numbers in -1..1 that repeat from run to run.
+/// Reproducible numbers in -1..1.
 pub(crate) fn numbers(len: usize, seed: u32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9E37_79B9) | 1;
     let mut next = || {
@@ -32,12 +32,13 @@ pub(crate) fn tensor<T: Datum + Copy>(shape: &[usize], data: &[T]) -> Tensor {
     Tensor::from_shape(shape, data).unwrap()
 }
 
-/// The tag of integer-list attributes.
+/// The type number of integer-list attributes.
 pub(crate) fn ints() -> i32 {
     AttributeType::Ints as i32
 }
 
-/// A RoutedAttention node over a cache: query (batch, sequence, 12), key (batch, 2, total, 3), value (batch, 2, total, 5).
+/// A RoutedAttention node on a KV cache: query (batch, sequence, 12), key (batch, 2, total, 3), value (batch, 2,
+/// total, 5).
 pub(crate) struct Attention {
     pub(crate) heads: i64,
     pub(crate) gate_heads: i64,
@@ -45,9 +46,9 @@ pub(crate) struct Attention {
     pub(crate) bias: bool,
     pub(crate) f16: bool,
     pub(crate) gates_f16: bool,
-    /// Name of the values' length.
+    /// Name of the value's sequence length.
     pub(crate) value_total: &'static str,
-    /// How many of the inputs the node takes.
+    /// Number of inputs of the node.
     pub(crate) inputs: usize,
 }
 
@@ -117,7 +118,7 @@ impl Attention {
     }
 }
 
-/// A model-local function of the operator's name whose body is no attention: tract must not run it.
+/// A model-local function with the operator's name whose body is not attention: tract must not run it.
 pub(crate) fn function() -> FunctionProto {
     FunctionProto {
         name: Some("RoutedAttention".to_owned()),
