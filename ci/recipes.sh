@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs README.md and docs/recipes.md, block by block, in a scratch folder under target/recipes, and the commands of
-# docs/run.md, whose pictures it compares.
+# Runs README.md and docs/recipes.md, block by block, and the commands of docs/run.md, whose pictures it compares. Each page has a
+# scratch folder in target/recipes.
 #
 # usage: ci/recipes.sh [--torch]
 #
@@ -60,21 +60,23 @@ for name in libonnxruntime.so libonnxruntime.so.1; do
     ln -sfn "$(realpath "$library")" "$ORT_HOME/lib/$name"
 done
 
-# What the page finds in the repository's root.
-scratch=$work/scratch
-rm -rf "$scratch"
-mkdir -p "$scratch/target/release" "$scratch/tests"
-for folder in docs examples tests/golden; do
-    ln -s "$root/$folder" "$scratch/$folder"
-done
-for file in "$bin/moh-export" "$bin/moh-run"; do
-    ln -s "$file" "$scratch/target/release/"
-done
-ln -s "$ops" "$scratch/target/release/libmoh_ops.so"
-export MOH_OPS_LIBRARY="$ops" PATH="$scratch/target/release:$PATH"
-
+# scratch NAME: makes a folder with what a page finds in the repository's root.
+scratch() {
+    folder=$work/$1
+    rm -rf "$folder"
+    mkdir -p "$folder/target/release" "$folder/tests"
+    for name in docs examples tests/golden; do
+        ln -s "$root/$name" "$folder/$name"
+    done
+    ln -s "$bin/moh-export" "$bin/moh-run" "$folder/target/release/"
+    ln -s "$ops" "$folder/target/release/libmoh_ops.so"
+    echo "$folder"
+}
+export MOH_OPS_LIBRARY="$ops" PATH="$bin:$PATH"
 python3 -m pip install --quiet onnxruntime==1.31.1 numpy==2.4.6 pillow==13.0.0
+
 status=0
-python3 "$root/ci/recipes.py" "$scratch" "$root/README.md" "$root/docs/recipes.md" "$@" || status=1
-python3 "$root/ci/commands.py" "$scratch" "$root/docs/run.md" || status=1
+python3 "$root/ci/recipes.py" "$(scratch readme)" "$root/README.md" || status=1
+python3 "$root/ci/recipes.py" "$(scratch recipes)" "$root/docs/recipes.md" "$@" || status=1
+python3 "$root/ci/commands.py" "$(scratch commands)" "$root/docs/run.md" || status=1
 exit $status

@@ -34,6 +34,10 @@ fn an_export() {
         "verification",
         "reference",
         "seconds",
+        "prefix",
+        "ignored",
+        "defaults",
+        "warnings",
     ];
     expected.sort_unstable();
     assert_eq!(keys(&report), expected);
