@@ -34,7 +34,7 @@ cargo test --release --locked --workspace --no-fail-fast
 
 step "tests of data that is not in the repository"
 if [[ -n ${MOH_GOLDEN:-} ]]; then
-    cargo test --release --locked --workspace --test it -- --ignored --exact \
+    cargo test --release --locked --workspace --exclude moh-cuda --test it -- --ignored --exact \
         golden::vit_with_routing_in_late_stages parity_vit::routing_in_late_stages
 else
     echo "note: MOH_GOLDEN is not set: the golden case vit-tiny-a is left out" >&2
