@@ -95,7 +95,7 @@ fn keys_of_heads_and_routing_that_are_misspelt() {
 
 /// A LLaMA's tensors do not say how it routes.
 #[test]
-fn keys_of_another_familys_routing() {
+fn keys_of_the_routing_of_another_family() {
     for key in ["shared_head", "routed_head"] {
         refused("llama-moh-tiny", json!({key: 2}), &[&format!("{key:?}"), "moh-llm"]);
     }
