@@ -1,6 +1,6 @@
 //! Why an export fails.
 
-use crate::verify::Difference;
+use crate::difference::Difference;
 use std::path::PathBuf;
 
 /// A failure of an export. Nothing is left behind at the output.

@@ -6,8 +6,10 @@
 #![forbid(unsafe_code)]
 
 mod call;
+pub mod difference;
 pub mod encode;
 pub mod error;
+pub mod gains;
 pub mod graph;
 pub mod inspect;
 pub mod measured;

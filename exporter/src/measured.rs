@@ -1,9 +1,5 @@
-//! Measured times of published models: one table for README and `inspect`.
+//! Measured times of published models, for `inspect` and README.
 
-use crate::error::Error;
-use crate::inspect::{Lengths, inspect};
-use moh_models::Model;
-use moh_models::presets::Preset;
 use serde::Serialize;
 use std::fmt;
 
@@ -59,33 +55,6 @@ impl fmt::Display for Measured {
     }
 }
 
-fn ms(milliseconds: f64) -> String {
+pub(crate) fn ms(milliseconds: f64) -> String {
     if milliseconds < 100.0 { format!("{milliseconds:.1} ms") } else { format!("{milliseconds:.0} ms") }
-}
-
-/// README's table, in Markdown.
-///
-/// # Errors
-/// A row whose preset cannot be inspected.
-pub fn markdown() -> Result<String, Error> {
-    let mut text = String::from(
-        "| model | heads a token uses | MACs that routing saves | published code, exported with `torch.onnx` \
-         | our export without the library | with it | with it / published |\n|---|--:|--:|--:|--:|--:|--:|\n",
-    );
-    for row in rows() {
-        let (config, _) = Preset::named(&row.preset)?.complete()?;
-        let (model, tensors) = Model::plan(&config, None)?;
-        let inspection = inspect(&model, &tensors, Lengths { tokens: None, past: 0 })?;
-        text += &format!(
-            "| {} | {:.0} % | {:.1} % | {} | {} | {} | **{:.2}** |\n",
-            row.preset,
-            100.0 * model.active_share(),
-            100.0 * inspection.gain.macs_saved_share,
-            ms(row.published_ms),
-            ms(row.without_library_ms),
-            ms(row.library_ms),
-            row.library_ms / row.published_ms
-        );
-    }
-    Ok(text)
 }

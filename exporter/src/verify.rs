@@ -7,7 +7,7 @@
 mod reference;
 mod runner;
 
-pub use reference::{Compared, Difference, OutputError, Reference};
+pub use reference::{Compared, OutputError, Reference};
 
 use crate::encode::encode;
 use crate::error::Error;

@@ -24,10 +24,11 @@ use crate::error::Error;
 use record::Record;
 
 pub use crate::error::{ArchiveFault, Mismatch, PickleFault, Problem, TensorFault};
+pub use crate::prefix::Prefix;
+pub use crate::unused_key::UnusedKey;
 pub use crate::weight_type::WeightType;
-pub use config::{Config, DefaultValue, UnusedKey};
+pub use config::{Config, DefaultValue};
 pub use loader::Loader;
-pub use names::Prefix;
 pub use preset::{NAMES as PRESET_NAMES, PRESETS, Preset};
 pub use weight::{Place, Weight};
 

@@ -6,7 +6,7 @@ mod torch;
 
 use std::path::PathBuf;
 
-use crate::checkpoint::UnusedKey;
+use crate::unused_key::UnusedKey;
 use crate::weight_type::WeightType;
 
 pub use mismatch::{Mismatch, Problem};

@@ -14,10 +14,12 @@ mod macs;
 pub mod mixture;
 pub mod operators;
 pub mod ops;
+mod prefix;
 pub mod presets;
 pub mod router;
 pub mod sample;
 mod shape;
+mod unused_key;
 mod warning;
 mod weight_type;
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use crate::checkpoint::UnusedKey;
+use crate::unused_key::UnusedKey;
 
 /// Something to look at. The text names the file, and what was found in it.
 #[derive(Debug, Clone, PartialEq, Eq)]

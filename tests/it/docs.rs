@@ -26,7 +26,7 @@ fn readme_table_follows_the_measurements() {
     let (begin, end) = ("<!-- gains begin: exporter/src/measured.csv -->\n\n", "\n<!-- gains end -->");
     let start = page.find(begin).expect("the table begins") + begin.len();
     let stop = start + page[start..].find(end).expect("the table ends");
-    let table = moh_export::measured::markdown().unwrap();
+    let table = moh_export::gains::markdown().unwrap();
     if std::env::var_os("UPDATE_DOCS").is_some() {
         std::fs::write(&path, format!("{}{table}{}", &page[..start], &page[stop..])).unwrap();
         return;

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use super::map::read_json;
 use crate::error::Error;
 use usage::Asked;
-pub use usage::{DefaultValue, UnusedKey};
+pub use usage::DefaultValue;
 
 /// A JSON object, and the file that it comes from. A key whose value is null counts as absent.
 ///

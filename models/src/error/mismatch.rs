@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use crate::checkpoint::Prefix;
+use crate::prefix::Prefix;
 use crate::weight_type::WeightType;
 
 /// A tensor that does not fit its model.

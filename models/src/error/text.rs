@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::checkpoint::UnusedKey;
+use crate::unused_key::UnusedKey;
 
 pub(super) fn quoted(names: &[String]) -> String {
     names.iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ")
