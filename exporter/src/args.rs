@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 ///
 /// The model runs in any ONNX runtime; onnxruntime with libmoh_ops, and tract with moh-run, never compute a head that is off.
 #[derive(Debug, Parser)]
-#[command(name = "moh-export", version = crate::version::short(), long_version = crate::version::long())]
+#[command(name = "moh-export", version = moh_runtime::short_version(), long_version = moh_runtime::long_version())]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(crate) struct Args {
     #[command(subcommand)]

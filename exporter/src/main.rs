@@ -7,7 +7,6 @@ mod help;
 mod hints;
 #[cfg(unix)]
 mod signals;
-mod version;
 
 use anyhow::Result;
 use args::{Command, InspectArgs, RandomArgs};

@@ -5,29 +5,34 @@ use crate::error::{Error, Result};
 use crate::locate::{self, Candidate, Found, OPS_VARIABLE, Search};
 use crate::options::Options;
 use std::path::PathBuf;
+use std::sync::LazyLock;
 
 /// The commit that this crate was built from; `unknown` where the build had no git.
 pub const COMMIT: &str = env!("MOH_COMMIT");
 /// tract's version, which is built in.
 pub const TRACT_VERSION: &str = env!("MOH_TRACT_VERSION");
 
-/// What a program of that version says with `--version`, after its name: the version and the commit, the runtimes, and the instruction set
-/// that the CPU kernels use.
-pub fn long_version(version: &str) -> String {
-    let kernels = match crate::instruction_set() {
-        Ok(set) => format!("{set} (this processor has {})", crate::instruction_sets().join(", ")),
-        Err(error) => error.to_string(),
-    };
-    format!(
-        "{}\nruntimes: tract {TRACT_VERSION}, built in; onnxruntime 1.{} or newer, loaded when it is used\nCPU kernels: {kernels}",
-        short_version(version),
-        ort::MINOR_VERSION
-    )
+/// What a program says with `--version`, after its name: version and commit, the runtimes, and the instruction set that the CPU kernels
+/// use.
+pub fn long_version() -> &'static str {
+    static TEXT: LazyLock<String> = LazyLock::new(|| {
+        let kernels = match crate::instruction_set() {
+            Ok(set) => format!("{set} (this processor has {})", crate::instruction_sets().join(", ")),
+            Err(error) => error.to_string(),
+        };
+        format!(
+            "{}\nruntimes: tract {TRACT_VERSION}, built in; onnxruntime 1.{} or newer, loaded when it is used\nCPU kernels: {kernels}",
+            short_version(),
+            ort::MINOR_VERSION
+        )
+    });
+    &TEXT
 }
 
-/// Version and commit.
-pub fn short_version(version: &str) -> String {
-    format!("{version} (commit {COMMIT})")
+/// Version and commit; all programs of the workspace have one version.
+pub fn short_version() -> &'static str {
+    static TEXT: LazyLock<String> = LazyLock::new(|| format!("{} (commit {COMMIT})", env!("CARGO_PKG_VERSION")));
+    &TEXT
 }
 
 /// How libmoh_ops begins the text in its file that says what it is.

@@ -26,7 +26,7 @@ const MOST_BATCH: usize = 1024;
 
 /// Runs exported MoH and MoA models.
 #[derive(Debug, Parser)]
-#[command(name = "moh-run", version = crate::version::short(), long_version = crate::version::long())]
+#[command(name = "moh-run", version = moh_runtime::short_version(), long_version = moh_runtime::long_version())]
 pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) command: Command,

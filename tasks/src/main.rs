@@ -4,7 +4,6 @@
 mod args;
 mod commands;
 mod temporary;
-mod version;
 
 use args::{Args, Command};
 use clap::Parser;

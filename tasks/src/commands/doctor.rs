@@ -2,7 +2,6 @@
 
 use crate::args::DoctorArgs;
 use crate::temporary::Folder;
-use crate::version;
 use anyhow::{Result, bail};
 use moh_runtime::{DeviceChoice, OnnxRuntime, OperatorLibrary, Options, RuntimeChoice};
 use moh_tasks::doctor::{Checked, check};
@@ -79,7 +78,7 @@ fn examine(options: &Options, folder: &Path) -> Report {
     let mut report = Report::default();
     report.add(
         "moh-run",
-        version::short(),
+        moh_runtime::short_version(),
         json!({ "version": env!("CARGO_PKG_VERSION"), "commit": moh_runtime::COMMIT }),
     );
     processor(&mut report);
