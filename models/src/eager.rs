@@ -5,6 +5,7 @@ use crate::checkpoint::Weight;
 use crate::error::Error;
 use crate::operators::{self, Computed};
 use crate::ops::{Argument, Binary, Conv, Linear, ModelOperator, Ops, Reduce, Result, Tap, Type, Unary};
+use crate::routing::{Choice, Routing};
 use crate::shape::{axis, reshaped};
 use candle_core::{D, DType, Device, Tensor};
 use moh_operators::{GATES, List};
@@ -21,6 +22,9 @@ pub struct Eager {
     path: Vec<String>,
     taps: Option<BTreeMap<String, Tensor>>,
     given_gates: BTreeMap<String, Tensor>,
+    routing: Option<Vec<Routing>>,
+    /// Of the router whose gates come next.
+    choice: Option<Choice>,
 }
 
 impl Eager {
@@ -39,6 +43,17 @@ impl Eager {
     pub fn with_gates(mut self, gates: BTreeMap<String, Tensor>) -> Eager {
         self.given_gates = gates;
         self
+    }
+
+    /// Keeps what the routers of the forwards that follow decide.
+    pub fn with_routing(mut self) -> Eager {
+        self.routing = Some(Vec::new());
+        self
+    }
+
+    /// The decisions of the last forward's routers, layer by layer. Layers whose heads are all on have none.
+    pub fn take_routing(&mut self) -> Vec<Routing> {
+        self.routing.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// The intermediate values of the last forward.
@@ -215,9 +230,12 @@ impl Ops for Eager {
             });
         }
         let tensors: Vec<Option<&Tensor>> = tensors.iter().map(Option::as_ref).collect();
-        let Computed { output, margins } = O::compute(&attributes, &operators::inputs::<O, _>(&tensors)?)?;
+        let Computed { output, margins, choice } = O::compute(&attributes, &operators::inputs::<O, _>(&tensors)?)?;
         if let Some(margins) = margins {
             self.keep(format!("{GAPS}{}", self.path()), &margins);
+        }
+        if choice.is_some() {
+            self.choice = choice;
         }
         Ok(output)
     }
@@ -265,6 +283,11 @@ impl Ops for Eager {
         let name = format!("{GATES}{}", self.path());
         let gates = self.given_gates.get(&name).cloned().unwrap_or(gates);
         self.keep(name, &gates);
+        let choice = self.choice.take();
+        let path = self.path();
+        if let (Some(routing), Some(choice)) = (&mut self.routing, choice) {
+            routing.push(Routing { path, choice, gates: gates.clone() });
+        }
         Ok(gates)
     }
 

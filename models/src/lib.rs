@@ -17,6 +17,7 @@ pub mod ops;
 mod prefix;
 pub mod presets;
 pub mod router;
+pub mod routing;
 pub mod sample;
 mod shape;
 mod unused_key;

@@ -6,6 +6,7 @@
 use crate::checkpoint::Weight;
 use crate::error::{Error, Result};
 use crate::macs::Macs;
+use crate::routing::Choice;
 use crate::shape::Shape;
 use candle_core::Tensor;
 use moh_operators::{Attributes, Definition, List};
@@ -28,11 +29,13 @@ pub struct Computed {
     pub output: Tensor,
     /// Of a selection: for every token the distance from the last head kept to the first one dropped, relative to the former.
     pub margins: Option<Tensor>,
+    /// Of a selection: what it was made from.
+    pub choice: Option<Choice>,
 }
 
 impl From<Tensor> for Computed {
     fn from(output: Tensor) -> Computed {
-        Computed { output, margins: None }
+        Computed { output, margins: None, choice: None }
     }
 }
 

@@ -5,6 +5,7 @@ use crate::algebra::softmax;
 use crate::error::{Error, Result};
 use crate::heads::{HeadCounts, HeadSet, Parts};
 use crate::macs::Macs;
+use crate::routing::Choice;
 use crate::shape::Shape;
 use candle_core::{D, DType, Tensor};
 use moh_operators::List;
@@ -23,13 +24,36 @@ impl ModelOperator for TopKRouter {
             Kind::Renormalized => experts(&scores, heads.counts(), true, &mut margins)?,
             Kind::QueryNorms => query_norms(&scores, &heads, &mut margins)?,
         };
-        Ok(Computed { output, margins })
+        let choice = choice(attributes.kind, &scores, &heads, &output)?;
+        Ok(Computed { output, margins, choice })
     }
 
     /// A selection has no matrix products.
     fn macs(_: &Attributes, _: &Inputs<List<'_, &Shape>>) -> Macs {
         Macs::default()
     }
+}
+
+/// What the gates were selected from; `None` without a candidate.
+fn choice(kind: Kind, scores: &Tensor, heads: &HeadSet, gates: &Tensor) -> Result<Option<Choice>> {
+    let routed = heads.routed();
+    if routed.is_empty() {
+        return Ok(None);
+    }
+    let logits = match kind {
+        Kind::TwoStage => scores.narrow(D::Minus1, 0, routed.len())?,
+        Kind::Probabilities | Kind::Renormalized => scores.clone(),
+        Kind::QueryNorms => {
+            // n / std(n), from which the mean is taken away too: equal norms are equally likely, where the quotient is 0 / 0.
+            let norms = routed_norms(scores, heads)?.sqrt()?;
+            let deviation = norms.broadcast_sub(&norms.mean_keepdim(D::Minus1)?)?;
+            let variance = (deviation.sqr()?.sum_keepdim(D::Minus1)? / (routed.len() as f64 - 1.0).max(1.0))?;
+            deviation.broadcast_div(&(variance + f64::from(f32::MIN_POSITIVE))?.sqrt()?)?
+        }
+    };
+    let routed = Tensor::from_iter(routed.into_iter().map(|head| head as u32), scores.device())?;
+    let selected = gates.ne(0f32)?.to_dtype(DType::F32)?.index_select(&routed, 2)?;
+    Ok(Some(Choice { kind, probabilities: softmax(&logits)?, logits, selected }))
 }
 
 fn two_stage(logits: &Tensor, heads: &HeadSet, margins: &mut Option<Tensor>) -> Result<Tensor> {
@@ -80,25 +104,28 @@ fn experts(logits: &Tensor, counts: HeadCounts, renormalize: bool, margins: &mut
 }
 
 fn query_norms(query: &Tensor, heads: &HeadSet, margins: &mut Option<Tensor>) -> Result<Tensor> {
-    let HeadCounts { num_heads, num_shared_heads: shared, top_k } = heads.counts();
+    let HeadCounts { num_shared_heads: shared, top_k, .. } = heads.counts();
     let (batch, tokens, _) = query.dims3()?;
     let filled = |heads: usize, gate: f32| Tensor::full(gate, (batch, tokens, heads), query.device());
     let routed = match heads.counts().num_routed_heads() {
         0 => None,
         rest if top_k == 0 || top_k == rest => Some(filled(rest, if top_k == 0 { 0.0 } else { 1.0 })?),
-        _ => {
-            let query = query.contiguous()?.reshape((batch, tokens, num_heads, ()))?;
-            let norms = query.sqr()?.sum(D::Minus1)?;
-            let routed: Vec<u32> = heads.routed().iter().map(|&head| head as u32).collect();
-            let norms = norms.index_select(&Tensor::new(routed, norms.device())?, 2)?;
-            Some(top_k_mask(&norms, top_k, margins)?)
-        }
+        _ => Some(top_k_mask(&routed_norms(query, heads)?, top_k, margins)?),
     };
     let ones = match shared {
         0 => None,
         _ => Some(filled(shared, 1.0)?),
     };
     place(heads, ones, routed)
+}
+
+/// The squared norms of the routed heads' queries, (batch, q_len, routed).
+fn routed_norms(query: &Tensor, heads: &HeadSet) -> Result<Tensor> {
+    let (batch, tokens, _) = query.dims3()?;
+    let query = query.contiguous()?.reshape((batch, tokens, heads.counts().num_heads, ()))?;
+    let norms = query.sqr()?.sum(D::Minus1)?;
+    let routed: Vec<u32> = heads.routed().iter().map(|&head| head as u32).collect();
+    Ok(norms.index_select(&Tensor::new(routed, norms.device())?, 2)?)
 }
 
 /// Gates in the order of the heads, from those of the shared and of the routed heads in ascending order.

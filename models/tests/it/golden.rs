@@ -5,6 +5,7 @@
 use candle_core::{DType, Device, Tensor};
 use moh_models::eager::Eager;
 use moh_models::families::{Inputs, Model};
+use moh_models::routing::{Routing, load_balance};
 use moh_models::{Checkpoint, Config};
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -65,9 +66,10 @@ fn dit_inputs(reference: &HashMap<String, Tensor>, prefix: &str) -> Inputs<Tenso
 #[test]
 fn dit_has_the_published_numbers() {
     let (model, reference) = case("dit-tiny-75");
-    let mut eager = Eager::new().with_taps();
+    let mut eager = Eager::new().with_taps().with_routing();
     let out = model.forward(&mut eager, &dit_inputs(&reference, "")).unwrap().remove(0);
     check_taps(&eager.take_taps(), &reference, 2e-4);
+    check_losses(&eager.take_routing(), &reference);
     assert!(max_abs(&out, &reference["out"]) <= 2e-4);
 
     let out = model.forward(&mut eager, &dit_inputs(&reference, "cfg.")).unwrap().remove(0);
@@ -80,6 +82,19 @@ fn dit_has_the_published_numbers() {
     assert!(max_abs(&guided, &reference["cfg.out"]) <= 2e-4 * scale);
 }
 
+/// `l_aux` of the data: MoH's load-balance loss of every layer that routes.
+fn check_losses(layers: &[Routing], reference: &HashMap<String, Tensor>) {
+    let found: Vec<f32> = layers.iter().map(|layer| layer.load_balance().unwrap().to_scalar().unwrap()).collect();
+    let expected = reference["l_aux"].to_vec1::<f32>().unwrap();
+    assert_eq!(found.len(), expected.len(), "{:?}", layers.iter().map(|layer| &layer.path).collect::<Vec<_>>());
+    for (layer, (found, expected)) in layers.iter().zip(found.iter().zip(&expected)) {
+        assert!((found - expected).abs() <= 1e-6, "{}: {found}, published {expected}", layer.path);
+        assert!(layer.experts().is_err(), "heads have no losses of experts");
+    }
+    let mean: f32 = load_balance(layers).unwrap().unwrap().to_scalar().unwrap();
+    assert!((mean - expected.iter().sum::<f32>() / expected.len() as f32).abs() <= 1e-6);
+}
+
 fn llama_inputs(model: &Model, ids: Tensor, mask: Tensor, positions: Tensor) -> Inputs<Tensor> {
     let batch = ids.dim(0).unwrap();
     let named =
@@ -90,10 +105,25 @@ fn llama_inputs(model: &Model, ids: Tensor, mask: Tensor, positions: Tensor) -> 
     Inputs::new(named.into_iter().chain(past))
 }
 
+/// The probabilities have the order by which the published code selects: the selected ones are the largest, and sum to 1 with the rest.
+fn check_query_norm_choices(layers: &[Routing], reference: &HashMap<String, Tensor>) {
+    assert_eq!(layers.len(), 3);
+    for layer in layers {
+        let gates = reference[&format!("gates.{}", layer.path)].narrow(2, 4, 4).unwrap();
+        assert_eq!(max_abs(&layer.choice.selected, &gates), 0.0);
+        let flat = |x: &Tensor| x.flatten_to(1).unwrap().to_vec2::<f32>().unwrap();
+        for (p, selected) in flat(&layer.choice.probabilities).iter().zip(flat(&layer.choice.selected)) {
+            assert!((p.iter().sum::<f32>() - 1.0).abs() < 1e-6);
+            let of = |on: f32| p.iter().zip(&selected).filter(move |(_, s)| **s == on).map(|(p, _)| *p);
+            assert!(of(1.0).fold(f32::INFINITY, f32::min) > of(0.0).fold(0.0, f32::max), "{p:?} {selected:?}");
+        }
+    }
+}
+
 #[test]
 fn llama_has_the_published_numbers() {
     let (model, reference) = case("llama-moh-tiny");
-    let mut eager = Eager::new().with_taps();
+    let mut eager = Eager::new().with_taps().with_routing();
     let ids = reference["input_ids"].clone();
     let positions =
         Tensor::arange(0i64, 12, &Device::Cpu).unwrap().broadcast_as((2, 12)).unwrap().contiguous().unwrap();
@@ -101,6 +131,7 @@ fn llama_has_the_published_numbers() {
     let logits = model.forward(&mut eager, &inputs).unwrap().remove(0);
     check_taps(&eager.take_taps(), &reference, 5e-5);
     assert!(max_abs(&logits, &reference["logits"]) <= 5e-5);
+    check_query_norm_choices(&eager.take_routing(), &reference);
 
     let get = |name: &str| reference[&format!("padded.{name}")].clone();
     let inputs = llama_inputs(&model, get("input_ids"), get("attention_mask"), get("position_ids"));
@@ -151,10 +182,11 @@ fn extra_case(name: &str) -> (Model, HashMap<String, Tensor>) {
 }
 
 fn vit_has_the_published_numbers((model, reference): (Model, HashMap<String, Tensor>)) {
-    let mut eager = Eager::new().with_taps();
+    let mut eager = Eager::new().with_taps().with_routing();
     let inputs = Inputs::new([("pixel_values".to_owned(), reference["pixel_values"].clone())]);
     let logits = model.forward(&mut eager, &inputs).unwrap().remove(0);
     check_taps(&eager.take_taps(), &reference, 5e-5);
+    check_losses(&eager.take_routing(), &reference);
     assert!(max_abs(&logits, &reference["logits"]) <= 5e-5);
 }
 

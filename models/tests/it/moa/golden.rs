@@ -56,6 +56,29 @@ impl Golden {
     }
 }
 
+/// `aux_loss` of the data, with the coefficients of its configuration.
+fn check_losses(golden: &Golden, inputs: &Values, layers: usize) {
+    let mut eager = Eager::new().with_routing();
+    let given = inputs.iter().map(|(name, value)| (name.clone(), value.clone()));
+    golden.model.forward(&mut eager, &Inputs::new(given)).unwrap();
+    let routing = eager.take_routing();
+    assert_eq!(routing.len(), layers);
+    let factor = |name: &str| golden.config[name].as_f64().unwrap() as f32;
+    let number = |x: &Tensor| x.to_scalar::<f32>().unwrap();
+    let total: f32 = routing
+        .iter()
+        .map(|layer| layer.experts().unwrap())
+        .map(|l| {
+            factor("cvloss") * number(&l.cv) + factor("switchloss") * number(&l.switch) + factor("zloss") * number(&l.z)
+        })
+        .sum();
+    let expected = golden.reference["aux_loss"].to_vec1::<f32>().unwrap()[0];
+    assert!((total - expected).abs() <= 1e-6, "{total}, published {expected}");
+    // Two of six experts for every token that is none of the padding.
+    let load = routing[0].load().unwrap();
+    assert!(load.len() == 6 && load.iter().sum::<f32>() <= 2.0 + 1e-6, "{load:?}");
+}
+
 #[test]
 fn encoder() {
     let golden = Golden::load("moa-enc-tiny");
@@ -66,6 +89,7 @@ fn encoder() {
     let (outputs, taps) = run(&golden.model, &inputs);
     assert_close(&outputs["last_hidden_state"], &golden.get("out"), "out");
     golden.check_taps(&taps);
+    check_losses(&golden, &inputs, 2);
 }
 
 #[test]
@@ -78,6 +102,7 @@ fn decoder() {
     let (outputs, taps) = run(&golden.model, &inputs);
     assert_close(&outputs["last_hidden_state"], &golden.get("out"), "out");
     golden.check_taps(&taps);
+    check_losses(&golden, &inputs, 4);
 }
 
 #[test]
