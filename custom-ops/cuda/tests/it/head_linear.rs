@@ -1,6 +1,6 @@
 //! RoutedProjection's and RoutedCombine's CUDA kernels against the f64 reference, on a GPU or on the emulator.
 
-use crate::device::{Device, on_device, rerun_on_older_gpu, seed};
+use crate::device::{A100, Device, RTX_30, on_device, rerun_on_older_gpu, seed};
 use moh_conformance::Random;
 use moh_conformance::head_linear::{Case, Gates, PROJECTION, each};
 use moh_operators::DType;
@@ -170,13 +170,17 @@ fn random_calls() {
 /// The kernels for GPUs before Hopper.
 #[test]
 fn rerun_with_kernels_for_older_gpus() {
-    rerun_on_older_gpu(&[
-        "head_linear::all_numbers_of_rows",
-        "head_linear::few_most_no_and_all_heads",
-        "head_linear::all_tile_sizes",
-        "head_linear::widths_around_hopper_tile_sizes",
-        "head_linear::nan_affects",
-    ]);
+    rerun_on_older_gpu(
+        &A100,
+        &[
+            "head_linear::all_numbers_of_rows",
+            "head_linear::few_most_no_and_all_heads",
+            "head_linear::all_tile_sizes",
+            "head_linear::widths_around_hopper_tile_sizes",
+            "head_linear::nan_affects",
+        ],
+    );
+    rerun_on_older_gpu(&RTX_30, &["head_linear::all_tile_sizes", "head_linear::many_heads_of_which_few"]);
 }
 
 #[test]
