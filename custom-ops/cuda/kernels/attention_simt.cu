@@ -13,6 +13,7 @@ namespace {
 
 constexpr float log2_e = 1.4426950408889634f;
 constexpr int threads = 256, warps = threads / 32, keys_of_block = 32;
+constexpr int width_of_block = 512; // elements of a key or value in shared memory at a time
 
 // Row stride in units of 4 floats.
 MOH_DEVICE int pitch_of(int width) { return (width + 3) / 4 | 1; }
@@ -29,11 +30,13 @@ template <class T, class RowOf> MOH_DEVICE void load(float* shared, int pitch, i
 
 template <class T, int ROWS> MOH_DEVICE void attention(const AttentionParams& p) {
     constexpr int per_row = threads / ROWS, per_thread = keys_of_block / per_row, chunks = 8;
-    int key_pitch = pitch_of(p.head_dim), value_pitch = pitch_of(p.value_dim);
+    int query_pitch = pitch_of(p.head_dim);
+    int key_pitch = pitch_of(min(p.head_dim, width_of_block)), value_pitch = pitch_of(min(p.value_dim, width_of_block));
     int* next_tile = reinterpret_cast<int*>(shared_memory());
     float4* query = reinterpret_cast<float4*>(shared_memory() + 32);
-    float4* block = query + ROWS * key_pitch; // a block of keys, later of values
+    float4* block = query + ROWS * query_pitch; // a block of keys, later of values
     float* weights = reinterpret_cast<float*>(block + keys_of_block * max(key_pitch, value_pitch));
+    expect_shared_memory(size_t(reinterpret_cast<unsigned char*>(weights + ROWS * (keys_of_block + 1)) - shared_memory()));
     int thread = threadIdx.x, row = thread / per_row, part = thread % per_row;
     int group = p.num_heads / p.kv_num_heads;
     float scale = p.scale * log2_e;
@@ -48,7 +51,7 @@ template <class T, int ROWS> MOH_DEVICE void attention(const AttentionParams& p)
         auto block_of = [&](int entry) {
             return (int64_t(batch) * p.q_len + entry / group) * p.num_heads + kv_head * group + entry % group;
         };
-        load<T>(reinterpret_cast<float*>(query), key_pitch, ROWS, p.head_dim, [&](int row) {
+        load<T>(reinterpret_cast<float*>(query), query_pitch, ROWS, p.head_dim, [&](int row) {
             return row < work.z ? static_cast<const T*>(p.query) + block_of(__ldg(entries + row)) * p.head_dim : nullptr;
         });
         const T* key = static_cast<const T*>(p.key) + batch * p.key_strides[0] + kv_head * p.key_strides[1];
@@ -66,18 +69,21 @@ template <class T, int ROWS> MOH_DEVICE void attention(const AttentionParams& p)
         for (int c = 0; c < chunks; c++) out[c] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         float maximum = -INFINITY, sum = 0.0f;
         for (int first = 0; first < work.w; first += keys_of_block) {
-            __syncthreads();
-            load<T>(reinterpret_cast<float*>(block), key_pitch, keys_of_block, p.head_dim,
-                    [&](int j) { return first + j < work.w ? key + (first + j) * p.key_strides[2] : nullptr; });
-            __syncthreads();
             float score[per_thread] = {};
-            const float4* own = query + row * key_pitch;
-            for (int d = 0; d < (p.head_dim + 3) / 4; d++) {
-                float4 q = own[d];
+            for (int from = 0; from < p.head_dim; from += width_of_block) {
+                int width = min(width_of_block, p.head_dim - from);
+                __syncthreads();
+                load<T>(reinterpret_cast<float*>(block), key_pitch, keys_of_block, width,
+                        [&](int j) { return first + j < work.w ? key + (first + j) * p.key_strides[2] + from : nullptr; });
+                __syncthreads();
+                const float4* own = query + row * query_pitch + from / 4;
+                for (int d = 0; d < (width + 3) / 4; d++) {
+                    float4 q = own[d];
 #pragma unroll
-                for (int j = 0; j < per_thread; j++) {
-                    float4 k = block[(part + j * per_row) * key_pitch + d];
-                    score[j] = fmaf(q.x, k.x, fmaf(q.y, k.y, fmaf(q.z, k.z, fmaf(q.w, k.w, score[j]))));
+                    for (int j = 0; j < per_thread; j++) {
+                        float4 k = block[(part + j * per_row) * key_pitch + d];
+                        score[j] = fmaf(q.x, k.x, fmaf(q.y, k.y, fmaf(q.z, k.z, fmaf(q.w, k.w, score[j]))));
+                    }
                 }
             }
             float now = maximum;
@@ -105,25 +111,28 @@ template <class T, int ROWS> MOH_DEVICE void attention(const AttentionParams& p)
                 sum += weight;
                 weights[row * (keys_of_block + 1) + part + j * per_row] = weight;
             }
-            __syncthreads();
-            load<T>(reinterpret_cast<float*>(block), value_pitch, keys_of_block, p.value_dim,
-                    [&](int j) { return first + j < work.w ? value + (first + j) * p.value_strides[2] : nullptr; });
-            __syncthreads();
 #pragma unroll
             for (int c = 0; c < chunks; c++) {
                 out[c].x *= factor, out[c].y *= factor, out[c].z *= factor, out[c].w *= factor;
             }
-            for (int j = 0; j < keys_of_block; j++) {
-                float weight = weights[row * (keys_of_block + 1) + j];
+            for (int from = 0; from < p.value_dim; from += width_of_block) {
+                int width = min(width_of_block, p.value_dim - from);
+                __syncthreads();
+                load<T>(reinterpret_cast<float*>(block), value_pitch, keys_of_block, width,
+                        [&](int j) { return first + j < work.w ? value + (first + j) * p.value_strides[2] + from : nullptr; });
+                __syncthreads();
+                for (int j = 0; j < keys_of_block; j++) {
+                    float weight = weights[row * (keys_of_block + 1) + j];
 #pragma unroll
-                for (int c = 0; c < chunks; c++) {
-                    int column = part + c * per_row;
-                    if (column * 4 >= p.value_dim) break;
-                    float4 v = block[j * value_pitch + column];
-                    out[c].x = fmaf(weight, v.x, out[c].x);
-                    out[c].y = fmaf(weight, v.y, out[c].y);
-                    out[c].z = fmaf(weight, v.z, out[c].z);
-                    out[c].w = fmaf(weight, v.w, out[c].w);
+                    for (int c = 0; c < chunks; c++) {
+                        int column = part + c * per_row - from / 4;
+                        if (column < 0 || column * 4 >= width) continue;
+                        float4 v = block[j * value_pitch + column];
+                        out[c].x = fmaf(weight, v.x, out[c].x);
+                        out[c].y = fmaf(weight, v.y, out[c].y);
+                        out[c].z = fmaf(weight, v.z, out[c].z);
+                        out[c].w = fmaf(weight, v.w, out[c].w);
+                    }
                 }
             }
         }
@@ -153,8 +162,8 @@ template <class T, int ROWS> MOH_DEVICE void attention(const AttentionParams& p)
 
 } // namespace
 
-// Grid: any number of blocks. Shared memory: 32 bytes, ROWS rows of queries, 32 of keys or values, ROWS * 33 floats of
-// weights. Maximum head width: 256, or 1024 in the _wide instances.
+// Grid: any number of blocks. Shared memory: 32 bytes, ROWS rows of queries, 32 of up to 512 elements of keys or values, ROWS *
+// 33 floats of weights. Maximum head width: 256, or 1024 in the _wide instances.
 #define INSTANCE(type, T)                                                                                              \
     MOH_KERNEL(moh_attention_simt_##type, AttentionParams, 256, 1) { attention<T, 32>(p); }                            \
     MOH_KERNEL(moh_attention_simt_##type##_wide, AttentionParams, 256, 1) { attention<T, 8>(p); }

@@ -74,6 +74,7 @@ template <class T, int D, bool BIAS> MOH_DEVICE void attention(const AttentionPa
     Table& table = *reinterpret_cast<Table*>(shared_memory());
     unsigned char* shared_query = shared_memory() + sizeof(Table);
     unsigned char* stages = shared_query + I::rows * I::row_bytes;
+    expect_shared_memory(sizeof(Table) + I::rows * I::row_bytes + 2 * I::stage_bytes);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int first_row = warp * warp_rows;
     unsigned char* warp_query = shared_query + first_row * I::row_bytes;

@@ -473,6 +473,7 @@ template <class C> struct Consumer {
 
 template <class C> MOH_DEVICE void attention(const AttentionSm90Params& p) {
     Shared<C>& shared = *reinterpret_cast<Shared<C>*>(shared_memory());
+    expect_shared_memory(sizeof shared);
     const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0), lane = threadIdx.x % 32;
     if (threadIdx.x == 0) {
         for (int i = 0; i < kTileQueue; i++) {

@@ -34,6 +34,7 @@ template <class Tile, bool aligned> struct Dense {
         int* scratch = steps + all_steps;                                                // 8 integers
         uint32_t* bits = reinterpret_cast<uint32_t*>(scratch + 8);
         int16_t* owner = reinterpret_cast<int16_t*>(bits + (p.heads + 31) / 32 * 32 * words);
+        expect_shared_memory(size_t(reinterpret_cast<unsigned char*>(owner + all_steps * granules) - memory));
         if (is_routed(p, rows, count_on(p.gates + int64_t(first) * p.heads, rows * p.heads, scratch))) return;
         gather_bits(p, first, rows, 0, p.heads, bits, words, Tile::threads / 32);
         __syncthreads();

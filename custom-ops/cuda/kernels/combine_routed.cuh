@@ -46,6 +46,7 @@ template <class T, int layout, int tokens, int stages, bool aligned> struct Rout
         uint32_t* bits = reinterpret_cast<uint32_t*>(sums + tokens * pitch);
         int* counts = reinterpret_cast<int*>(bits + heads * words);
         uint8_t* lists = reinterpret_cast<uint8_t*>(counts + heads);
+        expect_shared_memory(size_t(lists + heads * tokens - memory));
         if (!is_routed(p, count, count_on(p.gates + int64_t(first) * p.heads, count * p.heads, counts))) return;
         if (tokens == 64) {
             // No loop, so that registers suffice for two blocks per multiprocessor.

@@ -154,6 +154,7 @@ template <class P> struct Combination {
     static MOH_DEVICE void run(const LinearSm90Params& params) {
         const LinearParams& p = params.linear;
         Shared<P>& shared = *reinterpret_cast<Shared<P>*>(shared_memory());
+        expect_shared_memory(sizeof shared + (p.heads + 31) / 32 * 32 * words * sizeof(uint32_t) + p.heads * sizeof(int)); // and Heads
         run_roles(
             shared, [&](Producer<P>& producer) { produce(producer, params, shared_memory() + sizeof(Shared<P>)); },
             [&](Consumer<P>& consumer, const Message& tile) { consume(consumer, p, tile); });

@@ -89,18 +89,29 @@ MOH_DEVICE void merge(const AttentionParams& p, const Rows& rows, const float* m
 // ---------------------------------------------------------------------------------------------- tensor cores, 16 bits
 
 template <int D> struct Instance {
-    static constexpr int keys = D <= 96 ? 32 : 16;   // keys per block
-    static constexpr int stages = D <= 128 ? 3 : 2;
+    static constexpr int keys = D <= 96 ? 32 : 16; // keys per block
     static constexpr int row_bytes = HeadLayout<D>::row_bytes;
     static constexpr int stage_bytes = 2 * keys * row_bytes; // keys, then values
 };
+
+// Waits until at most `pending`, up to 2, of this thread's groups are outstanding.
+MOH_DEVICE void wait_until(int pending) {
+    if (pending == 2)
+        cp_async_wait<2>();
+    else if (pending == 1)
+        cp_async_wait<1>();
+    else
+        cp_async_wait<0>();
+}
 
 template <class T, int D, int M_TILES> MOH_DEVICE void decode(const AttentionParams& p) {
     using I = Instance<D>;
     constexpr int row_count = 16 * M_TILES, units = HeadLayout<D>::units;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     unsigned char* shared_query = shared_memory();
-    unsigned char* stages = shared_query + row_count * I::row_bytes + warp * I::stages * I::stage_bytes;
+    unsigned char* stages = shared_query + row_count * I::row_bytes + warp * p.stages * I::stage_bytes;
+    constexpr int pitch = HeadLayout<D>::value_tiles * 8 + 4; // of the results
+    expect_shared_memory(max(row_count * I::row_bytes + warps * p.stages * I::stage_bytes, warps * row_count * (2 + pitch) * 4));
     Rows rows(p, blockIdx.x);
     if (p.splits == 1) write_zeros_of<T>(p, rows);
     int count = rows.count();
@@ -120,15 +131,17 @@ template <class T, int D, int M_TILES> MOH_DEVICE void decode(const AttentionPar
     const uint16_t* value = static_cast<const uint16_t*>(p.value) + rows.batch * p.value_strides[0] + rows.kv_head * p.value_strides[1];
     // First key of this warp's block n.
     auto first_key = [&](int n) { return start + (n * warps + warp) * I::keys; };
+    int filling = 0; // stage of the next load
     auto load = [&](int n) {
         if (first_key(n) < end) {
-            unsigned char* stage = stages + n % I::stages * I::stage_bytes;
+            unsigned char* stage = stages + filling * I::stage_bytes;
             load_rows<D, I::keys, 32>(stage, key, int(p.key_strides[2]), first_key(n), end, p.head_dim, lane);
             load_rows<D, I::keys, 32>(stage + I::stage_bytes / 2, value, int(p.value_strides[2]), first_key(n), end, p.value_dim, lane);
         }
         cp_async_commit(); // even if empty, so that groups can be counted
+        filling = filling + 1 == p.stages ? 0 : filling + 1;
     };
-    for (int n = 0; n < I::stages - 1; n++) load(n);
+    for (int n = 0; n < p.stages - 1; n++) load(n);
 
     WarpAttention<T, D, M_TILES, I::keys> state;
     state.clear();
@@ -150,15 +163,16 @@ template <class T, int D, int M_TILES> MOH_DEVICE void decode(const AttentionPar
         }
     fewest = min(end, rows.sees(p, rows.entry(0)));
 
-    cp_async_wait<I::stages - 1>(); // the query
+    wait_until(p.stages - 1); // the query
     __syncthreads();
     state.load_query(shared_query);
 #pragma unroll 1
     for (int n = 0; first_key(n) < end; n++) {
-        load(n + I::stages - 1);
-        cp_async_wait<I::stages - 1>();
+        load(n + p.stages - 1);
+        wait_until(p.stages - 1);
         __syncwarp();
-        const unsigned char* stage = stages + n % I::stages * I::stage_bytes;
+        // Block n's stage is filled next, after its use.
+        const unsigned char* stage = stages + filling * I::stage_bytes;
         int first = first_key(n);
         bool masked = first + I::keys > fewest;
         if (p.bias != nullptr || p.scale <= 0.0f)
@@ -175,7 +189,6 @@ template <class T, int D, int M_TILES> MOH_DEVICE void decode(const AttentionPar
     float* maximum = reinterpret_cast<float*>(shared_memory());
     float* sum = maximum + warps * row_count;
     float* out = sum + warps * row_count;
-    constexpr int pitch = HeadLayout<D>::value_tiles * 8 + 4;
 #pragma unroll
     for (int m = 0; m < M_TILES; m++)
 #pragma unroll
@@ -211,6 +224,7 @@ template <class T, int COLUMNS, int KEYS> MOH_DEVICE void decode_simt(const Atte
     float* maxima = reinterpret_cast<float*>(shared_memory());
     float* sums = maxima + warps * row_count;
     float* outs = sums + warps * row_count;
+    expect_shared_memory(size_t(warps * row_count * (2 + pitch)) * 4);
     float scale = p.scale * log2_e;
 
     for (int row = 0; row < count; row++) {
@@ -313,7 +327,7 @@ template <class T> MOH_DEVICE void combine(const AttentionParams& p) {
 } // namespace
 
 // Grid: (batch * kv_num_heads, splits). Shared memory: the larger of (16 or 32 query rows with four warps' stages) and
-// (four warps' results). _m16 is for lists of up to 16 entries, _m32 for up to 32.
+// (four warps' results); 1 to 3 stages. _m16 is for lists of up to 16 entries, _m32 for up to 32.
 #define INSTANCE(type, width)                                                                                          \
     MOH_KERNEL(moh_decode_##type##_d##width##_m16, AttentionParams, 128, 1) { decode<type, width, 1>(p); }             \
     MOH_KERNEL(moh_decode_##type##_d##width##_m32, AttentionParams, 128, 1) { decode<type, width, 2>(p); }

@@ -3,7 +3,8 @@
 // Rules for .cu files, so that one source compiles for the GPU and for the emulator (-DMOH_EMULATE, g++):
 // - entry points are declared with MOH_KERNEL; blocks are one-dimensional; warps are whole (no lane exits alone);
 // - everything else is in an anonymous namespace (the emulator links all files into one library);
-// - shared memory is dynamic: shared_memory() is its start, aligned to 1024 bytes; the launch defines its size;
+// - shared memory is dynamic: shared_memory() is its start, aligned to 1024 bytes; the launch defines its size, which
+//   expect_shared_memory(bytes) checks;
 // - may be used directly: threadIdx, blockIdx, blockDim, gridDim (.x/.y/.z), __syncthreads, __syncwarp, __shfl_sync,
 //   __shfl_xor_sync, __shfl_up_sync, __shfl_down_sync, __ballot_sync, __any_sync, __all_sync (full masks only), __popc, __ffs,
 //   __clz, atomicAdd, atomicMax, __ldg, __threadfence, fmaxf, fminf, fmaf, min, max, int2/4, uint2/4, float2/4 and make_*.
@@ -25,6 +26,9 @@ MOH_DEVICE unsigned char* shared_memory() {
     extern __shared__ __align__(1024) unsigned char moh_shared[];
     return moh_shared;
 }
+
+// On the emulator, fails if the launch has not exactly this many bytes of shared memory: launchers repeat the sizes.
+MOH_DEVICE void expect_shared_memory(size_t) {}
 #endif
 
 // 16-bit floats, as bits.

@@ -177,6 +177,7 @@ template <class P, bool is_mlp, bool pairs> struct Projection {
     static MOH_DEVICE void run(const LinearSm90Params& params) {
         const LinearParams& p = params.linear;
         const bool dense = !is_mlp && is_dense(p);
+        expect_shared_memory(sizeof(Shared<P>));
         if (p.only == (dense ? 1 : 2)) return;
         run_roles(
             *reinterpret_cast<Shared<P>*>(shared_memory()), [&](Producer<P>& producer) { produce(producer, params, dense); },

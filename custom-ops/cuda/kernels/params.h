@@ -55,6 +55,7 @@ struct AttentionParams {
     int32_t is_causal;
     int32_t splits;           // decode.cu: number of parts of the keys
     int32_t keys_per_split;
+    int32_t stages;           // decode.cu, on tensor cores: blocks of keys in shared memory, per warp
     float scale;
 };
 

@@ -69,6 +69,7 @@ pub struct AttentionParams {
     pub is_causal: i32,
     pub splits: i32,
     pub keys_per_split: i32,
+    pub stages: i32,
     pub scale: f32,
 }
 // SAFETY: as above.

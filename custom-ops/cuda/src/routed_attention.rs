@@ -103,6 +103,7 @@ fn params(call: &Call<'_, RoutedAttention>) -> Result<AttentionParams, Error> {
         is_causal: i32::from(p.is_causal),
         splits: 1,
         keys_per_split: int(p.kv_len)?,
+        stages: 0,
         scale: p.scale,
     })
 }

@@ -13,6 +13,11 @@ use std::sync::{Mutex, PoisonError};
 
 /// Environment variable with a maximum compute capability, such as `80`: kernels for later ones are not used.
 pub const CAPABILITY_VARIABLE: &str = "MOH_CUDA_CAPABILITY";
+/// Environment variable with a number of multiprocessors, such as `4`: kernels are sized as for a GPU that has so many.
+pub const MULTIPROCESSORS_VARIABLE: &str = "MOH_CUDA_MULTIPROCESSORS";
+/// Environment variable with a maximum of shared memory per block in bytes, such as `101376`: kernels are chosen and
+/// sized as for a GPU that has no more.
+pub const SHARED_VARIABLE: &str = "MOH_CUDA_SHARED_BYTES";
 
 /// GPU properties by which kernels are chosen and sized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,9 +77,17 @@ impl Stream<'_> {
         self.raw
     }
 
-    /// The GPU's properties.
+    /// The GPU's properties, as limited by [`CAPABILITY_VARIABLE`], [`MULTIPROCESSORS_VARIABLE`] and
+    /// [`SHARED_VARIABLE`].
     pub fn properties(&self) -> Properties {
         self.properties
+    }
+
+    /// The stream of a GPU that pretends to have these properties. For tests.
+    #[must_use]
+    pub fn with_properties(mut self, properties: Properties) -> Self {
+        self.properties = properties;
+        self
     }
 
     /// Launches a kernel with one parameter on `grid` blocks of `block` threads, with `shared_bytes` of dynamic shared
@@ -86,8 +99,8 @@ impl Stream<'_> {
     /// The kernel's parameter is a `P`; the memory that it describes is valid until the kernel has run.
     ///
     /// # Errors
-    /// [`Error::Cuda`] naming the kernel if the launch fails. Errors during the kernel's execution are not reported
-    /// here.
+    /// [`Error::Cuda`] naming the kernel if it needs more shared memory than the GPU has, or if the launch fails. Errors
+    /// during the kernel's execution are not reported here.
     pub unsafe fn launch<P: Params>(
         &self,
         kernel: Kernel<'_>,
@@ -98,6 +111,12 @@ impl Stream<'_> {
     ) -> Result<(), Error> {
         if grid.contains(&0) {
             return Ok(());
+        }
+        let available = self.properties.shared_bytes;
+        if shared_bytes > available {
+            let what = format!("kernel {}", kernel.name.to_string_lossy());
+            let error = format!("needs {shared_bytes} bytes of shared memory per block, the GPU has {available}");
+            return Err(Error::Cuda { what, error });
         }
         let mut list = [ptr::from_ref(params).cast_mut().cast::<c_void>()];
         // SAFETY: the context is current; the driver copies the parameter, whose size is part of the kernel.
@@ -166,18 +185,19 @@ unsafe fn properties(context: u64) -> Result<Properties, Error> {
     };
     let capability =
         (get(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?, get(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?);
-    let properties = Properties {
-        capability: allowed(capability),
+    let found = Properties {
+        capability,
         multiprocessors: get(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
         shared_bytes: get(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
         l2_bytes: get(CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?,
     };
+    let number = |variable: &str| std::env::var(variable).ok().and_then(|value| value.parse::<u32>().ok());
+    let properties = Properties {
+        capability: number(CAPABILITY_VARIABLE).map_or(capability, |limit| capability.min((limit / 10, limit % 10))),
+        multiprocessors: number(MULTIPROCESSORS_VARIABLE).unwrap_or(found.multiprocessors).max(1),
+        shared_bytes: number(SHARED_VARIABLE).map_or(found.shared_bytes, |limit| limit.min(found.shared_bytes)),
+        ..found
+    };
     known.insert(context, properties);
     Ok(properties)
-}
-
-/// The capability by which kernels are chosen.
-fn allowed(capability: (u32, u32)) -> (u32, u32) {
-    let limit = std::env::var(CAPABILITY_VARIABLE).ok().and_then(|limit| limit.parse::<u32>().ok());
-    limit.map_or(capability, |limit| capability.min((limit / 10, limit % 10)))
 }

@@ -4,6 +4,7 @@
 
 #![allow(clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
 
+pub(crate) mod device;
 mod info;
 mod memory;
 mod node;

@@ -304,6 +304,7 @@ impl Made {
 
     pub(crate) fn run(&self, call: &mut Call) -> Result<Vec<f64>, (OrtErrorCode, String)> {
         let status = unsafe { self.op.KernelComputeV2.unwrap()(self.kernel, ptr::from_mut(call).cast()) };
+        crate::fake::device::synchronize();
         assert_eq!(call.blocks.load(Ordering::Relaxed), 0, "memory not released");
         outcome(status).map_or_else(|| Ok(call.output.as_ref().unwrap().values()), Err)
     }

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <map>
 #include <mutex>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -73,7 +74,7 @@ struct Machine {
     Barrier barriers[16];
     unsigned threads = 0, current = 0;
     bool running = false;
-    bool reversed = false; // run threads and blocks from last to first, and complete copies at once
+    bool reversed = false; // run threads from last to first, and complete copies at once
     unsigned char* shared_end = nullptr; // followed by an inaccessible page
     unsigned char* shared = nullptr;
     size_t shared_bytes = 0;
@@ -268,7 +269,8 @@ const Kernel* find(const char* name) {
 void fail(const char* format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    fprintf(stderr, "emulator: ");
+    const char* seed = getenv("MOH_SEED");
+    fprintf(stderr, "emulator, MOH_SEED=%s: ", seed ? seed : "1");
     if (machine.kernel)
         fprintf(stderr, "%s, block (%u, %u, %u), thread %u: ", machine.kernel->name, blockIdx.x, blockIdx.y, blockIdx.z,
                 threadIdx.x);
@@ -354,11 +356,21 @@ void copy_wait(unsigned pending) {
     }
 }
 
-void launch(const Kernel& kernel, Index grid, unsigned threads, size_t shared_bytes, const void* params) {
+namespace {
+// The order of `blocks` blocks: reversed, or random.
+std::vector<unsigned> order_of(unsigned blocks, Order order) {
+    std::vector<unsigned> numbers(blocks);
+    for (unsigned i = 0; i < blocks; i++) numbers[i] = order.reversed ? blocks - 1 - i : i;
+    if (!order.reversed) std::shuffle(numbers.begin(), numbers.end(), std::mt19937_64(order.seed));
+    return numbers;
+}
+} // namespace
+
+void launch(const Kernel& kernel, Index grid, unsigned threads, size_t shared_bytes, const void* params, Order order) {
     std::lock_guard<std::mutex> lock(one_launch);
     initialise();
     machine.kernel = &kernel;
-    machine.reversed = kernel.launches++ % 2 == 1;
+    machine.reversed = order.reversed;
     if (threads == 0 || threads > kernel.max_threads) fail("%u threads, at most %u", threads, kernel.max_threads);
     if (shared_bytes > shared_limit) fail("%zu bytes of shared memory", shared_bytes);
     if (const char* log = getenv("MOH_EMULATOR_LOG")) {
@@ -380,13 +392,10 @@ void launch(const Kernel& kernel, Index grid, unsigned threads, size_t shared_by
     blockDim = {threads, 1, 1};
     gridDim = grid;
     FaultHandler handler;
-    for (unsigned z = 0; z < grid.z; z++)
-        for (unsigned y = 0; y < grid.y; y++)
-            for (unsigned x = 0; x < grid.x; x++) {
-                blockIdx = {x, y, z};
-                if (machine.reversed) blockIdx = {grid.x - 1 - x, grid.y - 1 - y, grid.z - 1 - z};
-                run_block();
-            }
+    for (unsigned block : order_of(grid.x * grid.y * grid.z, order)) {
+        blockIdx = {block % grid.x, block / grid.x % grid.y, block / grid.x / grid.y};
+        run_block();
+    }
     machine.kernel = nullptr;
 }
 

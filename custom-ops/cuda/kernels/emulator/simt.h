@@ -2,10 +2,10 @@
 //
 // Collective operations (barriers, shuffles, matrix instructions) are executed by the last thread that arrives.
 // Undefined behaviour is exposed: shared memory starts as NaN, memory outside of allocations is inaccessible, and a
-// deadlock ends the process with a message. Threads and blocks normally run in order, and asynchronous copies complete
-// when they are waited for (the latest moment). In every second launch of a kernel the order is reversed and copies
-// complete at once (the earliest moment). Tests run every call twice, so a missing barrier yields two different
-// results.
+// deadlock ends the process with a message. Normally threads run in order, blocks in a random one, and asynchronous
+// copies complete when they are waited for (the latest moment). In every second launch of a kernel on a stream, the
+// order is reversed and copies complete at once (the earliest moment). Tests run every call twice, so a missing barrier
+// yields two different results.
 #pragma once
 
 #include <math.h>
@@ -56,11 +56,15 @@ struct Kernel {
     unsigned max_threads;
     void (*body)(const void* params);
     Kernel* next;
-    mutable unsigned launches = 0; // every second one runs in reverse order
     Kernel(const char* name, size_t params_size, unsigned max_threads, void (*body)(const void*));
 };
 const Kernel* find(const char* name);
-void launch(const Kernel& kernel, Index grid, unsigned threads, size_t shared_bytes, const void* params);
+// The order in which a launch's threads and blocks run.
+struct Order {
+    bool reversed;
+    uint64_t seed; // of the blocks' order, if not reversed
+};
+void launch(const Kernel& kernel, Index grid, unsigned threads, size_t shared_bytes, const void* params, Order order);
 
 } // namespace simt
 
@@ -83,6 +87,9 @@ extern simt::Index threadIdx, blockIdx, blockDim, gridDim;
     static void name(const Params& p)
 
 inline unsigned char* shared_memory() { return simt::shared_memory(); }
+inline void expect_shared_memory(size_t bytes) {
+    if (bytes != simt::shared_size()) simt::fail("shared memory: the kernel uses %zu bytes, the launch has %zu", bytes, simt::shared_size());
+}
 
 #define MOH_VECTOR(type, name)                                                                                         \
     struct alignas(2 * sizeof(type)) name##2 { type x, y; };                                                           \

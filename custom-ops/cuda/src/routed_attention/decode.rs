@@ -17,6 +17,39 @@ const WARPS: usize = 4;
 /// Shared memory per block that every GPU of compute capability 8.0 and later provides.
 const SHARED_BYTES: usize = 96 << 10;
 
+/// An instance of the kernels for tensor cores; its numbers equal those of `Instance` in decode.cu.
+#[derive(Debug, Clone, Copy)]
+struct Instance {
+    /// Maximum head width.
+    width: usize,
+    /// Maximum entries per list.
+    rows: usize,
+}
+
+impl Instance {
+    fn of(width: usize, rows: usize) -> Instance {
+        Instance { width: mma::instance(width), rows: if rows <= 16 { 16 } else { 32 } }
+    }
+
+    /// Keys per block.
+    fn keys(self) -> usize {
+        if self.width <= 96 { 32 } else { 16 }
+    }
+
+    /// The larger of the queries with all warps' stages, and all warps' results.
+    fn shared_bytes(self, stages: usize) -> usize {
+        let results = WARPS * self.rows * (2 + self.width.next_multiple_of(8) + 4) * 4;
+        let data = (self.rows + WARPS * stages * 2 * self.keys()) * mma::row_bytes(self.width);
+        data.max(results)
+    }
+
+    /// Blocks of keys that each warp loads ahead: as many as fit, but no more than hide the latency of memory.
+    fn stages(self, available: usize) -> usize {
+        let most = if self.width <= 128 { 3 } else { 2 };
+        (1..=most).rev().find(|&stages| self.shared_bytes(stages) <= available).unwrap_or(1)
+    }
+}
+
 impl Attention<'_, '_> {
     /// Whether a KV head has so few rows that the time is dominated by reading keys and values.
     pub(super) fn is_decoding(&self) -> bool {
@@ -51,20 +84,24 @@ pub(super) unsafe fn launch(attention: &Attention<'_, '_>) -> Result<(), Error> 
     let (lists, rows) = (p.batch * p.kv_num_heads, p.q_len * p.group_size());
     let width = p.head_dim.max(p.value_dim);
     let type_name = attention.type_name();
+    let available = call.stream.properties().shared_bytes as usize;
+    let mut stages = 0;
     let (name, unit, shared) = if attention.fits_mma() {
-        // Equals `Instance` in decode.cu.
-        let width = mma::instance(width);
-        let (keys, stages) = (if width <= 96 { 32 } else { 16 }, if width <= 128 { 3 } else { 2 });
-        let row_count = if rows <= 16 { 16 } else { 32 };
-        let results = WARPS * row_count * (2 + width.next_multiple_of(8) + 4) * 4;
-        let shared = (row_count + WARPS * stages * 2 * keys) * mma::row_bytes(width);
-        (format!("moh_decode_{type_name}_d{width}_m{row_count}"), WARPS * keys, shared.max(results))
+        let instance = Instance::of(width, rows);
+        stages = instance.stages(available);
+        let name = format!("moh_decode_{type_name}_d{}_m{}", instance.width, instance.rows);
+        (name, WARPS * instance.keys(), instance.shared_bytes(stages))
     } else {
         let widest = [128, 256, MAX_WIDTH].into_iter().find(|&widest| width <= widest).unwrap_or(MAX_WIDTH);
         (format!("moh_decode_simt_{type_name}_d{widest}"), WARPS * 8, WARPS * rows * (p.value_dim + 2) * 4)
     };
     let (splits, keys_per_split) = attention.splits(unit);
-    let mut params = AttentionParams { splits: int(splits)?, keys_per_split: int(keys_per_split)?, ..attention.params };
+    let mut params = AttentionParams {
+        splits: int(splits)?,
+        keys_per_split: int(keys_per_split)?,
+        stages: int(stages)?,
+        ..attention.params
+    };
     if splits > 1 {
         params.partial = call.workspace.allocate(splits * lists * rows * p.value_dim * 4)?;
         params.partial_lse = call.workspace.allocate(splits * lists * rows * 4)?;
@@ -81,4 +118,22 @@ pub(super) unsafe fn launch(attention: &Attention<'_, '_>) -> Result<(), Error> 
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Instance;
+
+    /// Bytes per block on GPUs of compute capability 8.6, 8.9 and 12.0, the least of all supported ones.
+    const LEAST: usize = 99 << 10;
+
+    #[test]
+    fn all_instances_fit_all_gpus() {
+        for (width, rows) in [(32, 32), (64, 32), (72, 32), (96, 32), (128, 32), (256, 16)] {
+            let instance = Instance::of(width, rows);
+            assert!(instance.shared_bytes(instance.stages(LEAST)) <= LEAST, "{instance:?}");
+        }
+        assert_eq!([64, 96, 256].map(|width| Instance::of(width, 1).stages(LEAST)), [2, 1, 1]);
+        assert_eq!([64, 96, 256].map(|width| Instance::of(width, 1).stages(227 << 10)), [3, 3, 2]);
+    }
 }

@@ -22,6 +22,35 @@ pub(super) fn instance(width: usize) -> usize {
     WIDTHS.into_iter().find(|&d| width <= d).unwrap_or(MAX_WIDTH)
 }
 
+/// An instance of the kernel; its numbers equal those of `Instance` in attention_sm80.cu.
+#[derive(Debug, Clone, Copy)]
+struct Instance {
+    /// Maximum head width.
+    width: usize,
+    biased: bool,
+}
+
+impl Instance {
+    /// Rows per tile.
+    fn rows(self) -> usize {
+        if self.width <= 128 { 128 } else { 64 }
+    }
+
+    /// Keys per block.
+    fn keys(self) -> usize {
+        match self.biased {
+            false if self.width <= 80 => 64,
+            true if self.width > 96 => 16,
+            _ => 32,
+        }
+    }
+
+    /// The tile's rows, queries, and two blocks of keys and values.
+    fn shared_bytes(self) -> usize {
+        32 + 12 * self.rows() + (self.rows() + 2 * 2 * self.keys()) * row_bytes(self.width)
+    }
+}
+
 impl Attention<'_, '_> {
     /// Whether scores are scaled and biased before taking the maximum. Needed for scales <= 0, which reverse the
     /// order.
@@ -59,23 +88,34 @@ impl Attention<'_, '_> {
 pub(super) unsafe fn launch(attention: &Attention<'_, '_>) -> Result<(), Error> {
     let p = &attention.problem;
     let width = instance(p.head_dim.max(p.value_dim));
-    let biased = attention.is_biased();
-    // Equals `Instance` in attention_sm80.cu.
-    let rows = if width <= 128 { 128 } else { 64 };
-    let keys = match biased {
-        false if width <= 80 => 64,
-        true if width > 96 => 16,
-        _ => 32,
-    };
-    let shared = 32 + 12 * rows + (rows + 2 * 2 * keys) * row_bytes(width);
+    let stream = attention.call.stream;
+    // The instances with a bias take smaller blocks of keys, and need none.
+    let biased = attention.is_biased()
+        || Instance { width, biased: false }.shared_bytes() > stream.properties().shared_bytes as usize;
+    let instance = Instance { width, biased };
+    let (rows, shared) = (instance.rows(), instance.shared_bytes());
     // SAFETY: the caller's contract.
     let (plan, params) = unsafe { attention.plan(rows) }?;
     let suffix = if biased { "_bias" } else { "" };
     let name =
         CString::new(format!("moh_attention_sm80_{}_d{width}{suffix}", attention.type_name())).unwrap_or_default();
     let kernel = Kernel { module: modules::ATTENTION_SM80, name: &name };
-    let stream = attention.call.stream;
     let blocks = plan.max_tiles.min(2 * stream.properties().multiprocessors.max(1) as usize);
     // SAFETY: tensors and plan have the sizes that the kernel expects; widths and pointers are multiples of 16 bytes.
     unsafe { stream.launch(kernel, [blocks as u32, 1, 1], THREADS, shared as u32, &params) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Instance, WIDTHS};
+
+    /// Only on GPUs with 99 KB, heads wider than 128 use the instance with a bias.
+    #[test]
+    fn instances_fit_all_gpus() {
+        for width in WIDTHS {
+            for (biased, available) in [(true, 99 << 10), (width > 128, 99 << 10), (false, 163 << 10)] {
+                assert!(Instance { width, biased }.shared_bytes() <= available, "{width} {biased}");
+            }
+        }
+    }
 }

@@ -9,8 +9,9 @@ use std::ffi::CString;
 const THREADS: u32 = 256;
 /// Size of the header before the queries in shared memory.
 const HEADER_BYTES: usize = 32;
-/// Keys per block.
+/// Keys per block, and elements of each that are in shared memory at a time.
 const KEYS: usize = 32;
+const BLOCK_WIDTH: usize = 512;
 /// (maximum head width, rows per tile, name suffix) of the two instances.
 const WIDTHS: [(usize, usize, &str); 2] = [(256, 32, ""), (1024, 8, "_wide")];
 
@@ -31,7 +32,8 @@ pub(super) unsafe fn launch(attention: &Attention<'_, '_>) -> Result<(), Error> 
     let stream = attention.call.stream;
     let blocks = plan.max_tiles.min(4 * stream.properties().multiprocessors.max(1) as usize);
     let row_bytes = |width: usize| (width.div_ceil(4) | 1) * 16;
-    let shared = HEADER_BYTES + rows * row_bytes(p.head_dim) + KEYS * row_bytes(width) + rows * (KEYS + 1) * 4;
+    let shared =
+        HEADER_BYTES + rows * row_bytes(p.head_dim) + KEYS * row_bytes(width.min(BLOCK_WIDTH)) + rows * (KEYS + 1) * 4;
     // SAFETY: tensors and plan have the sizes that the kernel expects.
     unsafe { stream.launch(kernel, [blocks as u32, 1, 1], THREADS, shared as u32, &params) }
 }

@@ -8,9 +8,10 @@ use cudarc::driver::result::{self, stream::StreamKind};
 use cudarc::driver::{DriverError, sys};
 use moh_conformance::{Buffer, Call};
 use moh_cuda::driver::{Checked, DRIVER_VARIABLE};
-use moh_cuda::stream::CAPABILITY_VARIABLE;
+use moh_cuda::stream::{CAPABILITY_VARIABLE, Properties, SHARED_VARIABLE};
 use moh_cuda::{Arena, DeviceTensor, Driver, RawPtr, RawStream, Stream};
 use moh_operators::{Attributes, DType, Data, DataMut, Error, Tensor, tolerance};
+use std::cell::{Cell, OnceCell};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -23,11 +24,16 @@ const POISON: u8 = 0xFF;
 const WORKSPACE: usize = 64 << 20;
 const EMULATED_WORKSPACE: usize = 2 << 20;
 
-/// A device with its own context and stream.
+/// Numbers of multiprocessors of a small and of a large GPU. Heights of tiles, parts of keys and schedules depend on
+/// them.
+const MULTIPROCESSORS: [u32; 2] = [4, 132];
+/// Selects the GPU that the emulator stands for: see `kernels/emulator/driver.cpp`.
+const EMULATED_CAPABILITY_VARIABLE: &str = "MOH_EMULATOR_CAPABILITY";
+
+/// A device with its own context.
 pub(crate) struct Device {
     driver: Driver,
     context: sys::CUcontext,
-    stream: RawStream,
     /// Whether kernels run on the emulator; tests then use smaller calls.
     pub(crate) emulated: bool,
 }
@@ -57,15 +63,14 @@ impl Device {
             let name = result::device::get_name(device)?;
             // SAFETY: the device exists, and the context belongs to it.
             let context = unsafe { result::primary_ctx::retain(device) }?;
-            enter(context)?;
-            Ok((name, context, result::stream::create(StreamKind::NonBlocking)?))
+            Ok((name, context))
         };
-        let (name, context, stream) = opened().map_err(|error: DriverError| error.to_string())?;
+        let (name, context) = opened().map_err(|error: DriverError| error.to_string())?;
         let emulated = name.starts_with("SIMT emulator");
         if emulated && required() {
             return Err("the driver is the emulator".to_owned());
         }
-        Ok(Device { driver, context, stream, emulated })
+        Ok(Device { driver, context, emulated })
     }
 
     /// Makes the context current to this thread permanently.
@@ -73,35 +78,43 @@ impl Device {
         enter(self.context).about("cuCtxPushCurrent").unwrap_or_else(|error| panic!("{error}"));
     }
 
-    /// The stream. Makes its context current to this thread permanently.
-    pub(crate) fn stream(&self) -> Stream<'_> {
+    /// This thread's stream, which like onnxruntime's does not wait for the default stream. Everything that a test
+    /// does must therefore be on this stream. Makes its context current to this thread permanently.
+    fn raw_stream(&self) -> RawStream {
+        thread_local!(static STREAM: OnceCell<RawStream> = const { OnceCell::new() });
         self.enter();
-        // SAFETY: the stream lives as long as the process.
-        unsafe { Stream::borrow(self.driver, self.stream) }.unwrap_or_else(|error| panic!("{error}"))
+        let create = || result::stream::create(StreamKind::NonBlocking).unwrap_or_else(|error| panic!("{error}"));
+        STREAM.with(|stream| *stream.get_or_init(create))
     }
 
-    /// Device memory of `bytes` bytes between guard bytes, all poisoned.
+    /// This thread's stream. Makes its context current to this thread permanently.
+    pub(crate) fn stream(&self) -> Stream<'_> {
+        // SAFETY: the stream lives as long as the process.
+        unsafe { Stream::borrow(self.driver, self.raw_stream()) }.unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Device memory of `bytes` bytes between guard bytes, all poisoned. It is accessed on this thread's stream.
     pub(crate) fn memory(&self, bytes: usize) -> Memory {
         let frame = if self.emulated { 0 } else { FRAME };
-        self.enter();
-        let allocated = || {
-            // SAFETY: a context is current; the memory has this size.
-            unsafe {
-                let base = result::malloc_sync((bytes + 2 * frame).max(1))?;
-                sys::cuMemsetD8_v2(base, POISON, bytes + 2 * frame).result().map(|()| base)
-            }
-        };
-        let base = allocated().about("memory of a test").unwrap_or_else(|error| panic!("{error}"));
-        Memory { base, bytes, frame }
+        let stream = self.raw_stream();
+        // SAFETY: a context is current.
+        let base = unsafe { result::malloc_sync((bytes + 2 * frame).max(1)) };
+        let memory = Memory { base: base.unwrap_or_else(|error| panic!("{error}")), bytes, frame, stream };
+        memory.poison(memory.base, bytes + 2 * frame);
+        memory
     }
 
     /// Runs an operator once. Returns the output as f64; elements that were not written are NaN.
     ///
     /// Panics if a kernel writes out of bounds.
     pub(crate) fn run(&self, call: &Call) -> Result<Vec<f64>, Error> {
-        let (stream, inputs) = (self.stream(), call.tensors());
+        self.run_on(&self.stream(), call)
+    }
+
+    fn run_on(&self, stream: &Stream<'_>, call: &Call) -> Result<Vec<f64>, Error> {
+        let inputs = call.tensors();
         let memories = self.memories(&call.attributes, &inputs)?;
-        memories.launch(&call.attributes, &inputs, &stream)?;
+        memories.launch(&call.attributes, &inputs, stream)?;
         stream.synchronize()?;
         Ok(memories.read())
     }
@@ -115,7 +128,7 @@ impl Device {
         let memories = self.memories(&call.attributes, &inputs)?;
         memories.launch(&call.attributes, &inputs, &stream)?;
         stream.synchronize()?;
-        memories.output.poison();
+        memories.output.poison(memories.output.ptr(), memories.output.bytes);
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is alive and used by this thread only; the memory outlives the launch.
         unsafe {
@@ -152,14 +165,26 @@ impl Device {
         Ok(memories)
     }
 
-    /// Runs an operator twice. Panics if the results differ from each other, or from the f64 reference by more than
-    /// the kernels' tolerance. `exact` selects the elements that must be equal to the reference.
+    /// Runs an operator as on a small and as on a large GPU. Panics if results differ from the f64 reference by more
+    /// than the kernels' tolerance. `exact` selects the elements that must be equal to the reference.
+    ///
+    /// One of the two, in turn, runs twice; both results must be the same.
     pub(crate) fn check(&self, call: &Call, exact: impl Fn(usize) -> bool) {
-        let run = || self.run(call).unwrap_or_else(|error| panic!("{error}"));
-        let (found, again) = (run(), run());
-        compare(call.output_dtype(), &found, &call.expected(), exact);
+        thread_local!(static CALLS: Cell<usize> = const { Cell::new(0) });
+        let number = CALLS.replace(CALLS.get() + 1);
+        let run = |multiprocessors: u32| {
+            println!("{multiprocessors} multiprocessors");
+            let stream = self.stream();
+            let properties = Properties { multiprocessors, ..stream.properties() };
+            self.run_on(&stream.with_properties(properties), call).unwrap_or_else(|error| panic!("{error}"))
+        };
+        let expected = call.expected();
+        let [twice, once] = [number, number + 1].map(|i| MULTIPROCESSORS[i % 2]);
+        let (found, again) = (run(twice), run(twice));
+        compare(call.output_dtype(), &found, &expected, &exact);
         let same = found.iter().zip(&again).position(|(a, b)| a.to_bits() != b.to_bits());
         assert_eq!(same, None, "the same call gave another result at this element");
+        compare(call.output_dtype(), &run(once), &expected, exact);
     }
 }
 
@@ -176,16 +201,31 @@ pub(crate) fn on_device(test: impl Fn(&Device)) {
     }
 }
 
-/// Reruns the tests whose names contain one of `tests` in a process limited to kernels for compute capability 8.0,
-/// which a newer GPU would not use.
-pub(crate) fn rerun_on_older_gpu(tests: &[&str]) {
-    if Device::get().is_none() || std::env::var_os(CAPABILITY_VARIABLE).is_some() {
+/// A GPU before Hopper: compute capability, and bytes of shared memory per block.
+pub(crate) struct OlderGpu(&'static str, &'static str);
+
+/// A data-centre GPU.
+pub(crate) const A100: OlderGpu = OlderGpu("80", "166912");
+/// A consumer's GPU, with the least shared memory of those that are supported; later ones (8.9, 12.0) have no more.
+pub(crate) const RTX_30: OlderGpu = OlderGpu("86", "101376");
+
+/// Reruns the tests whose names contain one of `tests` in a process that uses the kernels for an older GPU. The
+/// emulator becomes this GPU; a real one is limited to what that has.
+pub(crate) fn rerun_on_older_gpu(gpu: &OlderGpu, tests: &[&str]) {
+    let Some(device) = Device::get() else { return };
+    let set = |variable| std::env::var_os(variable).is_some();
+    if set(CAPABILITY_VARIABLE) || set(EMULATED_CAPABILITY_VARIABLE) {
         return;
     }
-    let output = Command::new(std::env::current_exe().unwrap()).args(tests).env(CAPABILITY_VARIABLE, "80").output();
-    let output = output.unwrap();
+    let OlderGpu(capability, shared_bytes) = gpu;
+    let limits = match device.emulated {
+        true => vec![(EMULATED_CAPABILITY_VARIABLE, capability)],
+        false => vec![(CAPABILITY_VARIABLE, capability), (SHARED_VARIABLE, shared_bytes)],
+    };
+    let output = Command::new(std::env::current_exe().unwrap()).args(tests).envs(limits).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{said}");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "compute capability {capability}: {said}{errors}");
     for test in tests {
         assert!(said.contains(&format!("test {test}")), "no test is named {test}: {said}");
     }
@@ -256,11 +296,12 @@ pub(crate) fn compare(dtype: DType, found: &[f64], expected: &[f64], exact: impl
     assert!(error <= allowed * size, "relative error {:e}, expected at most {allowed:e}", error / size);
 }
 
-/// Device memory, freed on drop.
+/// Device memory, accessed on one stream, freed on drop.
 pub(crate) struct Memory {
     base: RawPtr,
     bytes: usize,
     frame: usize,
+    stream: RawStream,
 }
 
 impl Memory {
@@ -270,9 +311,12 @@ impl Memory {
 
     pub(crate) fn write(&self, bytes: &[u8]) {
         assert!(bytes.len() <= self.bytes);
-        // SAFETY: the memory has room for the bytes.
-        let copied = unsafe { result::memcpy_htod_sync(self.ptr(), bytes) };
-        copied.about("cuMemcpyHtoD").unwrap_or_else(|error| panic!("{error}"));
+        // SAFETY: the memory has room for the bytes, which are borrowed until the copy is done.
+        let copied = unsafe {
+            let copied = result::memcpy_htod_async(self.ptr(), bytes, self.stream);
+            copied.and_then(|()| result::stream::synchronize(self.stream))
+        };
+        copied.about("cuMemcpyHtoDAsync").unwrap_or_else(|error| panic!("{error}"));
     }
 
     pub(crate) fn read(&self, bytes: &mut [u8]) {
@@ -280,16 +324,20 @@ impl Memory {
         self.read_at(self.ptr(), bytes);
     }
 
-    fn poison(&self) {
-        // SAFETY: the memory has this size.
-        let set = unsafe { sys::cuMemsetD8_v2(self.ptr(), POISON, self.bytes) };
-        set.about("cuMemsetD8").unwrap_or_else(|error| panic!("{error}"));
+    /// Poisons a part of the memory.
+    fn poison(&self, from: RawPtr, bytes: usize) {
+        // SAFETY: callers stay within the memory and its guard bytes.
+        let set = unsafe { sys::cuMemsetD8Async(from, POISON, bytes, self.stream) };
+        set.about("cuMemsetD8Async").unwrap_or_else(|error| panic!("{error}"));
     }
 
     fn read_at(&self, from: RawPtr, bytes: &mut [u8]) {
-        // SAFETY: callers stay within the memory and its guard bytes.
-        let copied = unsafe { result::memcpy_dtoh_sync(bytes, from) };
-        copied.about("cuMemcpyDtoH").unwrap_or_else(|error| panic!("{error}"));
+        // SAFETY: callers stay within the memory and its guard bytes; `bytes` is borrowed until the copy is done.
+        let copied = unsafe {
+            let copied = result::memcpy_dtoh_async(bytes, from, self.stream);
+            copied.and_then(|()| result::stream::synchronize(self.stream))
+        };
+        copied.about("cuMemcpyDtoHAsync").unwrap_or_else(|error| panic!("{error}"));
     }
 
     fn check_frame(&self) {
@@ -303,7 +351,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: allocated by `Device::memory`, freed once.
+        // SAFETY: allocated by `Device::memory`, freed once, after everything on the GPU.
         let _ = unsafe { sys::cuMemFree_v2(self.base) };
     }
 }

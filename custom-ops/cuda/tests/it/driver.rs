@@ -1,8 +1,11 @@
 //! Tests of the driver, the images, and device memory.
 
-use crate::device::Device;
+use crate::device::{Device, RTX_30, rerun_on_older_gpu};
 use moh_cuda::driver::DRIVER_VARIABLE;
-use moh_cuda::{Driver, modules};
+use moh_cuda::kernel::Kernel;
+use moh_cuda::params::AttentionParams;
+use moh_cuda::stream::Properties;
+use moh_cuda::{Driver, Stream, modules};
 use moh_operators::Error;
 
 #[test]
@@ -46,4 +49,44 @@ fn device_memory_can_be_written_and_read() {
     let mut found = [0; 5];
     memory.read(&mut found);
     assert_eq!(found, [1, 9, 9, 4, 5]);
+}
+
+/// The error of a launch that must fail.
+fn refusal(stream: &Stream<'_>, kernel: Kernel<'_>, shared_bytes: u32) -> String {
+    // SAFETY: the struct has only numbers. The launch fails, so nothing reads it.
+    unsafe {
+        let params: AttentionParams = std::mem::zeroed();
+        stream.launch(kernel, [1, 1, 1], 128, shared_bytes, &params).unwrap_err().to_string()
+    }
+}
+
+#[test]
+fn launches_with_too_much_shared_memory_are_refused() {
+    let Some(device) = Device::get() else { return };
+    let kernel = Kernel { module: modules::DECODE, name: c"moh_decode_f16_d32_m16" };
+    let stream = device.stream();
+    let properties = stream.properties();
+    let available = properties.shared_bytes;
+    let error = refusal(&stream, kernel, available + 1);
+    let expected = format!(
+        "kernel moh_decode_f16_d32_m16: needs {} bytes of shared memory per block, the GPU has {available}",
+        available + 1
+    );
+    assert!(error.contains(&expected), "{error}");
+    // More than any GPU has: the driver refuses it too.
+    let limitless = stream.with_properties(Properties { shared_bytes: u32::MAX, ..properties });
+    let error = refusal(&limitless, kernel, 300 << 10);
+    assert!(error.contains("cuFuncSetAttribute: CUDA_ERROR_INVALID_VALUE"), "{error}");
+}
+
+#[test]
+fn kernels_for_hopper_load_only_there() {
+    let Some(device) = Device::get() else { return };
+    rerun_on_older_gpu(&RTX_30, &["driver::kernels_for_hopper", "driver::launches_with_too_much"]);
+    let stream = device.stream();
+    if device.emulated && stream.properties().capability != (9, 0) {
+        let kernel = Kernel { module: modules::ATTENTION_SM90, name: c"moh_attention_sm90_f16_d64" };
+        let error = refusal(&stream, kernel, 0);
+        assert!(error.contains("CUDA_ERROR_NO_BINARY_FOR_GPU"), "{error}");
+    }
 }

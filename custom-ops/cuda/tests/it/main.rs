@@ -5,6 +5,7 @@
 mod aggregated_attention;
 mod device;
 mod driver;
+mod emulator;
 mod every_operator;
 mod graph;
 mod head_linear;

@@ -24,7 +24,7 @@ fn layouts() -> Vec<Layout> {
         AttentionParams {
             query, key, value, gates, bias, output, counts, entries, tiles, tile_count, next, partial, partial_lse,
             key_strides, value_strides, bias_strides, batch, q_len, kv_len, num_heads, kv_num_heads, head_dim, value_dim,
-            is_causal, splits, keys_per_split, scale,
+            is_causal, splits, keys_per_split, stages, scale,
         }
         AttentionSm90Params {
             key_map, value_map, query, gates, bias, output, entries, tiles, tile_count, next, bias_strides, batch, q_len, kv_len,

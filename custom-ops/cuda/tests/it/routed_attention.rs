@@ -1,6 +1,6 @@
 //! RoutedAttention's CUDA kernels against the f64 reference, on a GPU or on the emulator.
 
-use crate::device::{Device, on_device, rerun_on_older_gpu, seed};
+use crate::device::{A100, Device, RTX_30, on_device, rerun_on_older_gpu, seed};
 use moh_conformance::Random;
 use moh_conformance::routed_attention::{Case, Gates, Mask};
 use moh_operators::{Attributes, DType, RoutedAttention, routed_attention};
@@ -61,6 +61,19 @@ fn all_head_widths() {
             for (head_dim, value_dim) in [(1, 1), (9, 11), (33, 64), (64, 7), (511, 300)] {
                 let case = Case { q_len: 20, kv_len: 40, head_dim, value_dim, dtype, seed: 5, ..Case::default() };
                 check(device, Case { gates: Gates::Random(0.6), ..case });
+            }
+        }
+    });
+}
+
+/// Heads that are not in shared memory as a whole.
+#[test]
+fn wide_heads() {
+    on_device(|device| {
+        for dtype in DType::ALL {
+            for (head_dim, value_dim) in [(300, 400), (1024, 1000), (513, 640), (100, 1023)] {
+                let case = Case { q_len: 40, kv_len: 50, head_dim, value_dim, dtype, seed: 7, ..Case::default() };
+                check(device, Case { gates: Gates::Random(0.6), is_causal: head_dim > 512, ..case });
             }
         }
     });
@@ -200,13 +213,20 @@ fn long_sequences_in_tiles() {
 /// The kernels for GPUs before Hopper.
 #[test]
 fn rerun_with_kernels_for_older_gpus() {
-    rerun_on_older_gpu(&[
-        "routed_attention::all_lengths_and_layouts",
-        "routed_attention::all_head_widths",
-        "routed_attention::groups_of_query_heads",
-        "routed_attention::long_sequences",
-        "routed_attention::no_some_and_all",
-    ]);
+    rerun_on_older_gpu(
+        &A100,
+        &[
+            "routed_attention::all_lengths_and_layouts",
+            "routed_attention::all_head_widths",
+            "routed_attention::groups_of_query_heads",
+            "routed_attention::long_sequences",
+            "routed_attention::no_some_and_all",
+        ],
+    );
+    rerun_on_older_gpu(
+        &RTX_30,
+        &["routed_attention::all_head_widths", "routed_attention::decoding_splits", "routed_attention::wide_heads"],
+    );
 }
 
 /// Random calls, seeded by `MOH_SEED`: few on the emulator, many and larger ones on a GPU.

@@ -1,6 +1,6 @@
 //! RoutedMLP's CUDA kernels against the f64 reference, on a GPU or on the emulator.
 
-use crate::device::{Device, on_device, rerun_on_older_gpu};
+use crate::device::{A100, Device, RTX_30, on_device, rerun_on_older_gpu};
 use moh_conformance::routed_mlp::{CASE, Case, Gates};
 use moh_operators::DType;
 use moh_operators::routed_mlp::Activation;
@@ -52,11 +52,15 @@ fn all_tile_sizes() {
             check(device, &Case { gates: Gates::TopK(2), bias: i % 2 == 0, seed: 4, ..case });
             check(device, &Case { q_len: 270, gates: Gates::First(1), bias: i % 2 == 1, seed: 5, ..case });
         }
-        rerun_on_older_gpu(&[
-            "routed_mlp::all_tile_sizes",
-            "routed_mlp::all_numbers_of_rows",
-            "routed_mlp::few_most_no_and_all_experts",
-        ]);
+        rerun_on_older_gpu(
+            &A100,
+            &[
+                "routed_mlp::all_tile_sizes",
+                "routed_mlp::all_numbers_of_rows",
+                "routed_mlp::few_most_no_and_all_experts",
+            ],
+        );
+        rerun_on_older_gpu(&RTX_30, &["routed_mlp::all_tile_sizes"]);
     });
 }
 

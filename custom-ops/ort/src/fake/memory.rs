@@ -12,9 +12,8 @@ pub(super) unsafe extern "system" fn create_memory_info(
     ok()
 }
 
-/// The provider's memory info and stream, identified by their addresses.
+/// The provider's memory info, identified by its address.
 pub(super) static DEVICE_MEMORY: u64 = 0;
-pub(super) static STREAM: u64 = 0;
 
 pub(super) unsafe extern "system" fn get_device_allocator(
     _: *const OrtKernelInfo,
@@ -37,8 +36,8 @@ pub(super) unsafe extern "system" fn get_stream(
     context: *const OrtKernelContext,
     out: *mut *mut c_void,
 ) -> OrtStatusPtr {
-    let stream = if unsafe { call(context) }.default_stream { std::ptr::null() } else { &raw const STREAM };
-    unsafe { out.write(stream.cast_mut().cast()) };
+    let stream = if unsafe { call(context) }.default_stream { std::ptr::null_mut() } else { device::stream() };
+    unsafe { out.write(stream) };
     ok()
 }
 
@@ -91,6 +90,8 @@ pub(super) unsafe extern "system" fn allocate(
 }
 
 pub(super) unsafe extern "system" fn free(of: *mut OrtAllocator, memory: *mut c_void) -> OrtStatusPtr {
+    // A provider's memory stays allocated until its stream has passed the last use.
+    device::synchronize();
     let mut blocks = BLOCKS.lock().unwrap();
     let index = blocks.iter().position(|block| block.as_ptr().cast() == memory.cast_const()).unwrap();
     blocks.swap_remove(index);
