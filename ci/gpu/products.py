@@ -1,0 +1,150 @@
+"""Rows of RoutedProjection, RoutedCombine and RoutedMLP."""
+
+import dataclasses
+
+import numpy as np
+from attention import TOKENS, WIDTH, some
+from rows import Case, Wrong
+
+
+@dataclasses.dataclass
+class Linear:
+    """A routed product with one matrix of width x width."""
+
+    operator: str
+    dtype: str
+    tokens: int
+    width: int
+    heads: int
+    share: float
+
+    def name(self):
+        return f"{self.operator} {self.dtype} {self.tokens} tokens, {self.width} wide, {self.heads} heads r={self.share}"
+
+    def target(self):
+        return None
+
+    def small(self):
+        return dataclasses.replace(self, tokens=min(self.tokens, 40), width=min(self.width // self.heads, 72) * 4, heads=4)
+
+
+@dataclasses.dataclass
+class Experts:
+    """Mixtures of experts in f16: against dense products of as many columns as a token uses."""
+
+    operator: str
+    number: int
+    used: int
+    tokens: int
+    width: int = 1024
+    dim: int = 128
+    hidden: int = 2048
+    dtype: str = "f16"
+
+    def name(self):
+        return f"{self.operator} {self.used} of {self.number} experts, {self.tokens} tokens"
+
+    def target(self):
+        return None
+
+    def small(self):
+        return dataclasses.replace(self, tokens=min(self.tokens, 40), width=64, dim=64, hidden=64)
+
+
+def linear(quick):
+    for dtype in ["f16"] if quick else ["f16", "bf16"]:
+        for tokens, width, heads in [(TOKENS, WIDTH, 32), (4096, 1152, 16), (32, 4096, 32), (TOKENS, 2 * WIDTH, 32)]:
+            for share in [0.75, 1.0, 0.5] if dtype == "f16" else [0.75]:
+                for operator in ["RoutedProjection", "RoutedCombine"]:
+                    yield Linear(operator, dtype, tokens, width, heads, share)
+
+
+def experts(quick):
+    for tokens in [4096] if quick else [512, 4096, TOKENS]:
+        for number in [8, 32, 64]:
+            for operator in ["RoutedProjection", "RoutedCombine"]:
+                yield Experts(operator, number, 8, tokens)
+    for number, used in [(8, 2)] if quick else [(4, 1), (8, 2), (16, 4)]:
+        for tokens in [8, 2048]:
+            yield Experts("RoutedMLP", number, used, tokens)
+
+
+def build(device, row):
+    return (build_linear if isinstance(row, Linear) else build_experts)(device, row)
+
+
+def build_linear(device, r):
+    x = device.normal((1, r.tokens, r.width), r.dtype)
+    weight = device.normal((r.width, r.width), r.dtype, r.width**-0.5)
+    gates = device.gates(1, r.tokens, r.heads, r.share)
+    output = device.poisoned((1, r.tokens, r.width), r.dtype)
+    ours = device.launcher(r.operator, dict(num_heads=r.heads, weight_layout=0), [x, weight, gates], output)
+    block, combine = r.width // r.heads, r.operator == "RoutedCombine"
+    random = np.random.default_rng(r.tokens)
+
+    def reference():
+        tokens, columns = some(random, r.tokens, 40), some(random, r.width, 200)
+        on = np.repeat(device.float64(gates[0][tokens]) != 0, block, -1)
+        inputs = device.float64(x[0][tokens])
+        expected = (inputs * on if combine else inputs) @ device.float64(weight[columns]).T
+        expected = expected if combine else expected * on[:, columns]
+        return compared(device.float64(output[0][tokens][:, columns]), expected, None if combine else on[:, columns])
+
+    def distance(found):
+        """`found` is the dense product: of the same size for a projection, where it counts for the heads that are on."""
+        if combine:
+            return None
+        return device.distance(output.reshape(r.tokens, r.heads, block), found.reshape(r.tokens, r.heads, block), (gates[0] != 0)[..., None])
+
+    moved = sum(device.bytes(tensor) for tensor in (x, weight, gates, output))
+    return Case(ours, output, moved, reference, {"matmul": device.matmul(x, weight)}, distance)
+
+
+def compared(found, expected, on=None):
+    """Relative error; where `on` is false, only 0 is right."""
+    if on is not None and (found[~on] != 0).any():
+        raise Wrong("a block of a head that is off is not 0")
+    return float(np.linalg.norm(found - expected) / max(np.linalg.norm(expected), 1e-30))
+
+
+def build_experts(device, r):
+    """Weights have rows of inputs; the dense peers' matrices have rows of outputs."""
+    draw = lambda *shape: device.normal(shape, r.dtype, shape[-2] ** -0.5)
+    x = device.normal((1, r.tokens, r.number * r.dim if r.operator == "RoutedCombine" else r.width), r.dtype)
+    gates = device.gates(1, r.tokens, r.number, r.used / r.number)
+    attributes = dict(num_heads=r.number, weight_layout=1)
+    if r.operator == "RoutedMLP":
+        weights, attributes = [draw(r.number, r.width, r.hidden), draw(r.number, r.hidden, r.width)], dict(num_experts=r.number, activation=3)
+        columns, peer = r.width, device.mlp(x, draw(r.width, r.used * r.hidden), draw(r.used * r.hidden, r.width))
+    elif r.operator == "RoutedProjection":
+        weights, columns = [draw(r.number, r.width, r.dim)], r.number * r.dim
+        peer = device.matmul(x, draw(r.used * r.dim, r.width))
+    else:
+        weights, columns = [draw(r.number, r.dim, r.width)], r.width
+        peer = device.matmul(device.normal((1, r.tokens, r.used * r.dim), r.dtype), draw(r.width, r.used * r.dim))
+    output = device.poisoned((1, r.tokens, columns), r.dtype)
+    ours = device.launcher(r.operator, attributes, [x, *weights, gates], output)
+    random = np.random.default_rng(r.tokens)
+
+    def reference():
+        tokens = some(random, r.tokens, 16)
+        inputs, chosen = device.float64(x[0][tokens]), device.float64(gates[0][tokens])
+        expected, on = np.zeros((len(tokens), columns)), None
+        for expert in range(r.number):
+            rows = np.nonzero(chosen[:, expert])[0]
+            block = slice(expert * r.dim, (expert + 1) * r.dim)
+            first = device.float64(weights[0][expert])
+            if r.operator == "RoutedProjection":
+                expected[rows, block] = inputs[rows] @ first
+            elif r.operator == "RoutedCombine":
+                expected[rows] += inputs[rows, block] @ first
+            else:
+                inner = inputs[rows] @ first
+                inner = inner / (1 + np.exp(-inner))
+                expected[rows] += (inner @ device.float64(weights[1][expert])) * chosen[rows, expert][:, None]
+        if r.operator == "RoutedProjection":
+            on = np.repeat(chosen != 0, r.dim, -1)
+        return compared(device.float64(output[0][tokens]), expected, on)
+
+    moved = sum(device.bytes(tensor) for tensor in (x, *weights, gates, output))
+    return Case(ours, output, moved, reference, {"dense": peer}, None)
