@@ -38,14 +38,22 @@ template <class T, int head, int warpgroups, int keys, int slots, int query_slot
     static constexpr int kProducerRegisters = warpgroups == 3 ? 32 : 40;
     static constexpr int kConsumerRegisters = warpgroups == 3 ? 160 : 232;
 
-    // Panels have the widest swizzle that divides the head width.
-    static constexpr int kPanel = head % 64 == 0 ? 64 : head % 32 == 0 ? 32 : 16;
-    static constexpr Swizzle kSwizzle = kPanel == 64 ? Swizzle::B128 : kPanel == 32 ? Swizzle::B64 : Swizzle::B32;
-    static constexpr int kPanels = head / kPanel;
-    static constexpr int kRowBytes = 2 * kPanel;
+    // A matrix is stored as panels of 64 columns, rows of 128 bytes, and a narrower panel with the other columns: the
+    // tail.
+    static constexpr int kMain = head / 64 * 64;
+    static constexpr int kTail = head - kMain;
+    static constexpr Swizzle kTailSwizzle = kTail == 32 ? Swizzle::B64 : Swizzle::B32;
+    static_assert(kTail == 0 || kTail == 16 || kTail == 32, "a tail's row is as wide as a swizzle");
     static constexpr int kSlotBytes = 2 * keys * head;
     static constexpr int kQueryBytes = 2 * kUnitRows * head;
-    static_assert(kSlotBytes % 1024 == 0 && kQueryBytes % 1024 == 0, "swizzle patterns start at multiples of 1024");
+    static_assert(2 * keys * kMain % 1024 == 0 && kSlotBytes % 1024 == 0 && kQueryBytes % 1024 == 0,
+                  "swizzle patterns start at multiples of 1024");
+
+    // The offset in bytes of an element in a matrix of `rows` rows; `column` is a multiple of 8.
+    static MOH_DEVICE uint32_t offset(int rows, int row, int column) {
+        if (column < kMain) return swizzle((column / 64 * rows + row) * 128 + column % 64 * 2, Swizzle::B128);
+        return swizzle(2 * (rows * kMain + row * kTail + column - kMain), kTailSwizzle);
+    }
 };
 
 // A unit's rows: index (b, token, head) into gates, query and output; -1 after the tile's last row.
@@ -80,16 +88,17 @@ MOH_DEVICE int4 fetch_tile(const AttentionSm90Params& p, Shared<C>& shared, Posi
 }
 
 template <class C>
-MOH_DEVICE void load_block(const AttentionSm90Params& p, const TensorMap* map, Shared<C>& shared, Position<C::kSlots>& at, int list,
-                           int block) {
+MOH_DEVICE void load_block(const AttentionSm90Params& p, const TensorMap* map, const TensorMap* tail_map, Shared<C>& shared,
+                           Position<C::kSlots>& at, int list, int block) {
     uint64_t* full = &shared.slot_full[at.slot];
     int token = block * C::kKeys, batch = list / p.kv_num_heads, head = list % p.kv_num_heads;
+    int inner = p.cache_layout ? token : head, outer = p.cache_layout ? head : token;
     mbarrier_wait(&shared.slot_empty[at.slot], at.parity ^ 1);
     mbarrier_arrive_expect(full, C::kSlotBytes);
 #pragma unroll
-    for (int panel = 0; panel < C::kPanels; panel++)
-        tma_load(shared.ring[at.slot] + panel * C::kKeys * C::kRowBytes, map, full, panel * C::kPanel,
-                 p.cache_layout ? token : head, p.cache_layout ? head : token, batch);
+    for (int column = 0; column < C::kMain; column += 64)
+        tma_load(shared.ring[at.slot] + 2 * C::kKeys * column, map, full, column, inner, outer, batch);
+    if (C::kTail > 0) tma_load(shared.ring[at.slot] + 2 * C::kKeys * C::kMain, tail_map, full, C::kMain, inner, outer, batch);
     at.advance();
 }
 
@@ -97,6 +106,10 @@ MOH_DEVICE void load_block(const AttentionSm90Params& p, const TensorMap* map, S
 template <class C> MOH_DEVICE void produce(const AttentionSm90Params& p, Shared<C>& shared) {
     tma_prefetch(&p.key_map);
     tma_prefetch(&p.value_map);
+    if (C::kTail > 0) {
+        tma_prefetch(&p.key_tail_map);
+        tma_prefetch(&p.value_tail_map);
+    }
     Position<kTileQueue> tile_at;
     Position<C::kSlots> slot_at;
     int4 tile = fetch_tile(p, shared, tile_at, blockIdx.x);
@@ -104,10 +117,10 @@ template <class C> MOH_DEVICE void produce(const AttentionSm90Params& p, Shared<
         int blocks = divide_up(tile.w, C::kKeys);
         int4 next = tile;
         for (int i = 0; i <= blocks; i++) {
-            if (i < blocks) load_block(p, &p.key_map, shared, slot_at, tile.x, blocks - 1 - i);
+            if (i < blocks) load_block(p, &p.key_map, &p.key_tail_map, shared, slot_at, tile.x, blocks - 1 - i);
             // Early enough for the gather warps to work ahead, late enough not to delay this tile.
             if (i == 0) next = fetch_tile(p, shared, tile_at, gridDim.x + atomicAdd(p.next, 1));
-            if (i > 0) load_block(p, &p.value_map, shared, slot_at, tile.x, blocks - i);
+            if (i > 0) load_block(p, &p.value_map, &p.value_tail_map, shared, slot_at, tile.x, blocks - i);
         }
         tile = next;
     }
@@ -180,9 +193,7 @@ template <class C> MOH_DEVICE void gather(const AttentionSm90Params& p, Shared<C
 #pragma unroll 4
             for (int i = lane; i < kUnitRows * kChunks; i += 32) {
                 int r = i / kChunks, element = i % kChunks * 8, row = rows.row[r];
-                uint32_t panel = element / C::kPanel * (kUnitRows * C::kRowBytes);
-                uint32_t offset = panel + r * C::kRowBytes + element % C::kPanel * 2;
-                cp_async_16(query + swizzle(offset, C::kSwizzle),
+                cp_async_16(query + C::offset(kUnitRows, r, element),
                             static_cast<const T*>(p.query) + int64_t(row) * p.head_dim + element,
                             row >= 0 && element < p.head_dim);
             }
@@ -248,21 +259,35 @@ template <class C> struct Consumer {
 
     // S = Q K^T
     MOH_DEVICE void issue_scores(float (&scores)[C::kKeys / 2], int slot) const {
-        using KMajor = Operand<C::kSwizzle, 16, 8 * C::kRowBytes>;
-        KMajor query(shared_address(shared.query[w][query_at.slot])), key(shared_address(shared.ring[slot]));
+        using Main = Operand<Swizzle::B128, 16, 8 * 128>;
+        using Tail = Operand<C::kTailSwizzle, 16, 8 * 2 * C::kTail>;
+        const uint32_t query = shared_address(shared.query[w][query_at.slot]), key = shared_address(shared.ring[slot]);
 #pragma unroll
-        for (int k = 0; k < C::kHead; k += 16) {
-            uint32_t panel = k / C::kPanel * C::kRowBytes, inside = k % C::kPanel * 2;
-            wgmma_ss<T, C::kKeys>(scores, query.at(kUnitRows * panel + inside), key.at(C::kKeys * panel + inside), k > 0);
+        for (int k = 0; k < C::kMain; k += 16) {
+            uint32_t panel = k / 64 * 128, inside = k % 64 * 2;
+            wgmma_ss<T, C::kKeys>(scores, Main(query).at(kUnitRows * panel + inside), Main(key).at(C::kKeys * panel + inside), k > 0);
         }
+#pragma unroll
+        for (int k = 0; k < C::kTail; k += 16)
+            wgmma_ss<T, C::kKeys>(scores, Tail(query).at(2 * (kUnitRows * C::kMain + k)), Tail(key).at(2 * (C::kKeys * C::kMain + k)), 1);
         wgmma_commit();
     }
 
     // O += P V
     MOH_DEVICE void issue_values(const uint32_t (&weights)[C::kKeys / 4], int slot) {
-        Operand<C::kSwizzle, C::kKeys * C::kRowBytes, 8 * C::kRowBytes> value(shared_address(shared.ring[slot]));
+        const uint32_t address = shared_address(shared.ring[slot]);
+        Operand<Swizzle::B128, C::kKeys * 128, 8 * 128> value(address);
+        auto& main = reinterpret_cast<float(&)[C::kMain / 2]>(output);
 #pragma unroll
-        for (int k = 0; k < C::kKeys; k += 16) wgmma_rs<T, C::kHead>(output, weights + k / 4, value.at(k * C::kRowBytes), 1);
+        for (int k = 0; k < C::kKeys; k += 16) {
+            wgmma_rs<T, C::kMain>(main, weights + k / 4, value.at(k * 128), 1);
+            if constexpr (C::kTail > 0) {
+                // One panel wide, so the leading offset is not used.
+                Operand<C::kTailSwizzle, 16, 8 * 2 * C::kTail> tail(address);
+                auto& rest = reinterpret_cast<float(&)[C::kTail / 2]>(output[C::kMain / 2]);
+                wgmma_rs<T, C::kTail>(rest, weights + k / 4, tail.at(2 * (C::kKeys * C::kMain + k * C::kTail)), 1);
+            }
+        }
         wgmma_commit();
     }
 
@@ -422,10 +447,7 @@ template <class C> struct Consumer {
     MOH_DEVICE void store(const Rows& rows) const {
         constexpr int kChunks = C::kHead / 8;
         unsigned char* staged = shared.query[w][query_at.slot];
-        auto chunk = [&](int row, int column) {
-            uint32_t panel = column / C::kPanel * (kUnitRows * C::kRowBytes);
-            return staged + swizzle(panel + row * C::kRowBytes + column % C::kPanel * 2, C::kSwizzle);
-        };
+        auto chunk = [&](int row, int column) { return staged + C::offset(kUnitRows, row, column); };
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             int row = warp * 16 + lane / 4 + 8 * r;

@@ -25,6 +25,8 @@ struct Instance {
 }
 
 const UNIT_ROWS: usize = 64;
+/// Columns of a panel in shared memory, except for the tail.
+const PANEL: usize = 64;
 const INSTANCES: [Instance; 5] = [
     Instance { width: 64, warpgroups: 3, keys: 128, slots: 10, query_slots: 2 },
     Instance { width: 80, warpgroups: 2, keys: 128, slots: 9, query_slots: 2 },
@@ -45,9 +47,9 @@ impl Instance {
         }
     }
 
-    /// Elements per row of a panel in shared memory: the widest swizzle that divides the width.
-    fn panel(&self) -> usize {
-        [64, 32, 16].into_iter().find(|panel| self.width.is_multiple_of(*panel)).unwrap_or(16)
+    /// Columns after the last full panel of 64; they have a narrower panel.
+    fn tail(&self) -> usize {
+        self.width % PANEL
     }
 
     fn threads(&self) -> u32 {
@@ -91,10 +93,20 @@ impl Attention<'_, '_> {
                 .is_some_and(|instance| instance.shared_bytes() <= self.call.stream.properties().shared_bytes as usize)
     }
 
-    /// The TMA descriptor of keys or values of head width `dim`: a box is one panel of one block.
+    /// The TMA descriptors of keys or values of head width `dim`: a box is 64 columns, or the tail, of one block.
+    /// Without a tail, its descriptor is empty.
+    fn tensor_maps(&self, tensor: RawPtr, dim: usize, instance: &Instance) -> Result<[TensorMap; 2], Error> {
+        let tail = match instance.tail() {
+            0 => TensorMap([0; 16]),
+            columns => self.tensor_map(tensor, dim, instance, columns)?,
+        };
+        Ok([self.tensor_map(tensor, dim, instance, PANEL)?, tail])
+    }
+
+    /// The TMA descriptor for boxes of `columns` columns of one block.
     ///
     /// Dimensions from the innermost: element, then head and token in the order of their strides, then batch.
-    fn tensor_map(&self, tensor: RawPtr, dim: usize, instance: &Instance) -> Result<TensorMap, Error> {
+    fn tensor_map(&self, tensor: RawPtr, dim: usize, instance: &Instance, columns: usize) -> Result<TensorMap, Error> {
         let p = &self.problem;
         let (inner, outer, box_inner, box_outer) = match p.cache_layout {
             true => (p.kv_len, p.kv_num_heads, instance.keys, 1),
@@ -105,7 +117,7 @@ impl Attention<'_, '_> {
             dtype: self.call.dtype,
             sizes: [dim, inner, outer, p.batch],
             strides: [dim, dim * inner, dim * inner * outer],
-            boxes: [instance.panel(), box_inner, box_outer, 1],
+            boxes: [columns, box_inner, box_outer, 1],
         };
         boxed.encode("keys and values of RoutedAttention")
     }
@@ -122,9 +134,13 @@ pub(super) unsafe fn launch(attention: &Attention<'_, '_>) -> Result<(), Error> 
         instance.tiling(p.batch * p.kv_num_heads, p.q_len * p.group_size(), p.kv_len, multiprocessors);
     // SAFETY: the caller's contract.
     let (plan, common) = unsafe { attention.plan(rows) }?;
+    let [key_map, key_tail_map] = attention.tensor_maps(common.key, p.head_dim, &instance)?;
+    let [value_map, value_tail_map] = attention.tensor_maps(common.value, p.value_dim, &instance)?;
     let params = AttentionSm90Params {
-        key_map: attention.tensor_map(common.key, p.head_dim, &instance)?,
-        value_map: attention.tensor_map(common.value, p.value_dim, &instance)?,
+        key_map,
+        value_map,
+        key_tail_map,
+        value_tail_map,
         query: common.query,
         gates: common.gates,
         bias: common.bias,

@@ -66,6 +66,34 @@ fn all_head_widths() {
     });
 }
 
+/// Widths on both sides of a panel of 64 columns, and of the narrower panel after it.
+#[test]
+fn widths_around_a_panel() {
+    on_device(|device| {
+        for dtype in HALVES {
+            for (head_dim, value_dim) in [
+                (56, 64),
+                (64, 72),
+                (72, 64),
+                (72, 72),
+                (72, 80),
+                (80, 72),
+                (80, 80),
+                (8, 80),
+                (88, 96),
+                (96, 88),
+                (104, 120),
+            ] {
+                // More than two blocks of keys, the last one of which is not full.
+                let case = Case { batch: 2, q_len: 67, kv_len: 301, head_dim, value_dim, dtype, ..Case::default() };
+                let case = Case { kv_num_heads: 2, gates: Gates::Random(0.6), seed: 7, ..case };
+                check(device, case);
+                check(device, Case { is_causal: true, cache_layout: true, ..case });
+            }
+        }
+    });
+}
+
 #[test]
 fn biases_broadcast_and_mask() {
     on_device(|device| {
