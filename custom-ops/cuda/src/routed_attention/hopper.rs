@@ -22,29 +22,29 @@ struct Instance {
     slots: usize,
     /// Units of query rows in shared memory, per warpgroup.
     query_slots: usize,
+    /// Whether it adds a bias.
+    biased: bool,
 }
 
 const UNIT_ROWS: usize = 64;
 /// Columns of a panel in shared memory, except for the tail.
 const PANEL: usize = 64;
-const INSTANCES: [Instance; 5] = [
-    Instance { width: 64, warpgroups: 3, keys: 128, slots: 10, query_slots: 2 },
-    Instance { width: 80, warpgroups: 2, keys: 128, slots: 9, query_slots: 2 },
-    Instance { width: 96, warpgroups: 2, keys: 128, slots: 7, query_slots: 2 },
-    Instance { width: 128, warpgroups: 2, keys: 128, slots: 5, query_slots: 2 },
-    Instance { width: 256, warpgroups: 2, keys: 64, slots: 5, query_slots: 1 },
+#[rustfmt::skip]
+const INSTANCES: [Instance; 9] = [
+    Instance { width: 64, warpgroups: 3, keys: 128, slots: 10, query_slots: 2, biased: false },
+    Instance { width: 80, warpgroups: 2, keys: 128, slots: 9, query_slots: 2, biased: false },
+    Instance { width: 96, warpgroups: 2, keys: 128, slots: 7, query_slots: 2, biased: false },
+    Instance { width: 128, warpgroups: 2, keys: 128, slots: 5, query_slots: 2, biased: false },
+    Instance { width: 256, warpgroups: 2, keys: 64, slots: 5, query_slots: 1, biased: false },
+    Instance { width: 64, warpgroups: 2, keys: 128, slots: 9, query_slots: 2, biased: true },
+    Instance { width: 80, warpgroups: 2, keys: 128, slots: 7, query_slots: 2, biased: true },
+    Instance { width: 96, warpgroups: 2, keys: 128, slots: 5, query_slots: 2, biased: true },
+    Instance { width: 128, warpgroups: 2, keys: 96, slots: 5, query_slots: 2, biased: true },
 ];
-/// Maximum head width of the instances with a bias.
-const MAX_BIASED_WIDTH: usize = 128;
 
 impl Instance {
     fn of(width: usize, biased: bool) -> Option<Instance> {
-        let found = INSTANCES.into_iter().find(|instance| width <= instance.width)?;
-        match biased {
-            true if found.width > MAX_BIASED_WIDTH => None,
-            true => Some(Instance { warpgroups: 2, ..found }),
-            false => Some(found),
-        }
+        INSTANCES.into_iter().find(|instance| width <= instance.width && instance.biased == biased)
     }
 
     /// Columns after the last full panel of 64; they have a narrower panel.
@@ -56,12 +56,14 @@ impl Instance {
         128 * (self.warpgroups as u32 + 1)
     }
 
-    /// `sizeof(Shared)`: ring, queries, rows, tiles, barriers.
+    /// `sizeof(Shared)`: ring, queries, rows, tiles, barriers; the bias of a block per warpgroup, and its barriers.
     fn shared_bytes(&self) -> usize {
         const QUEUE: usize = 4;
         let units = self.warpgroups * self.query_slots;
         let data = 2 * self.width * (self.slots * self.keys + units * UNIT_ROWS);
-        (data + units * UNIT_ROWS * 8 + QUEUE * 16 + 8 * 2 * (QUEUE + self.slots + units)).next_multiple_of(16)
+        let plain = data + units * UNIT_ROWS * 8 + QUEUE * 16 + 8 * 2 * (QUEUE + self.slots + units);
+        let bias = if self.biased { self.warpgroups * (UNIT_ROWS * (2 * self.keys + 16) + 8 * 2) } else { 0 };
+        plain.next_multiple_of(16) + bias
     }
 
     /// Rows per tile, and whether a tile's keys and values stay in shared memory while a warpgroup processes several
@@ -88,6 +90,7 @@ impl Attention<'_, '_> {
         let rows = p.batch.checked_mul(p.q_len).and_then(|n| n.checked_mul(p.num_heads));
         self.call.stream.properties().capability.0 == 9
             && p.kv_len > 0
+            && self.params.bias.is_multiple_of(16)
             && rows.is_some_and(|rows| i32::try_from(rows).is_ok())
             && Instance::of(p.head_dim.max(p.value_dim), self.is_biased())
                 .is_some_and(|instance| instance.shared_bytes() <= self.call.stream.properties().shared_bytes as usize)
