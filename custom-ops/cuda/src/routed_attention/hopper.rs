@@ -177,6 +177,57 @@ pub(super) unsafe fn launch(attention: &Attention<'_, '_>) -> Result<(), Error> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Write;
+    use std::process::{Command, Stdio};
+
+    /// The instances of attention_sm90.cu, from its macros.
+    fn instances_of_the_kernel() -> Vec<[usize; 6]> {
+        let source = include_str!("../../kernels/attention_sm90.cu");
+        let numbers = |line: &str, macro_name: &str| -> Option<Vec<usize>> {
+            let (inside, _) = line.strip_prefix(macro_name)?.strip_prefix('(')?.split_once(')')?;
+            inside.split(", ").map(|number| number.parse().ok()).collect()
+        };
+        let of = |line: &str| {
+            let plain = numbers(line, "MOH_ATTENTION_PLAIN").map(|numbers| (numbers, 0));
+            let (numbers, biased) = plain.or_else(|| Some((numbers(line, "MOH_ATTENTION_BIAS")?, 1)))?;
+            <[usize; 6]>::try_from([numbers, vec![biased]].concat()).ok()
+        };
+        source.lines().filter_map(of).collect()
+    }
+
+    #[test]
+    fn instances_are_those_of_the_kernel() {
+        let fields = |i: Instance| [i.width, i.warpgroups, i.keys, i.slots, i.query_slots, usize::from(i.biased)];
+        let (mut here, mut there) = (INSTANCES.map(fields).to_vec(), instances_of_the_kernel());
+        here.sort_unstable();
+        there.sort_unstable();
+        assert_eq!(here, there);
+    }
+
+    /// A C++ compiler compares the sizes.
+    #[test]
+    fn shared_bytes_is_the_size_of_shared() {
+        let mut source = String::from("#include \"attention_sm90.cu\"\n");
+        for instance in INSTANCES {
+            let Instance { width, warpgroups, keys, slots, query_slots, biased } = instance;
+            let config = format!("Config<f16, {width}, {warpgroups}, {keys}, {slots}, {query_slots}, {biased}>");
+            source += &format!("static_assert(sizeof(Shared<{config}>) == {});\n", instance.shared_bytes());
+        }
+        let arguments = ["-std=c++17", "-fsyntax-only", "-w", "-DMOH_EMULATE", "-x", "c++", "-"];
+        let started = Command::new("g++")
+            .args(arguments)
+            .arg(concat!("-I", env!("CARGO_MANIFEST_DIR"), "/kernels"))
+            .stdin(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn();
+        let Ok(mut compiler) = started else {
+            println!("SKIPPED: no g++");
+            return;
+        };
+        compiler.stdin.take().unwrap().write_all(source.as_bytes()).unwrap();
+        let output = compiler.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
 
     #[test]
     fn instances_fit_shared_memory() {
