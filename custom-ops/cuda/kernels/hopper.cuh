@@ -77,6 +77,10 @@ MOH_DEVICE void mbarrier_arrive_expect(uint64_t* barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                  : "memory");
 }
+// Arrives once all earlier cp_async copies of this thread are complete.
+MOH_DEVICE void mbarrier_arrive_after_copies(uint64_t* barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
 // Waits until the phase with this parity is complete. A new barrier counts as having completed parity 1.
 MOH_DEVICE void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
     asm volatile("{\n\t"
@@ -86,6 +90,12 @@ MOH_DEVICE void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
                  "@!done bra again;\n\t"
                  "}" ::"r"(shared_address(barrier)),
                  "r"(parity)
+                 : "memory");
+}
+
+// As cp_async_16, but reads only the first `bytes` bytes (0 to 16); the others are zeros.
+MOH_DEVICE void cp_async_first(void* shared, const void* global, int bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(bytes)
                  : "memory");
 }
 
@@ -152,11 +162,13 @@ template <class T, int n> MOH_DEVICE void wgmma_ss_mn(float (&d)[n / 2], uint64_
 template <class T, int n> MOH_DEVICE void wgmma_rs(float (&d)[n / 2], const uint32_t* a, uint64_t b, int accumulate);
 
 #define MOH_DIGITS(i) "%" #i "0, %" #i "1, %" #i "2, %" #i "3, %" #i "4, %" #i "5, %" #i "6, %" #i "7, %" #i "8, %" #i "9"
+#define MOH_NAMES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define MOH_TEN_0 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9"
 #define MOH_TEN(i) ", " MOH_DIGITS(i)
 #define MOH_D(i) "+f"(d[i])
 #define MOH_D8(i) MOH_D(i), MOH_D(i + 1), MOH_D(i + 2), MOH_D(i + 3), MOH_D(i + 4), MOH_D(i + 5), MOH_D(i + 6), MOH_D(i + 7)
 #define MOH_D32(i) MOH_D8(i), MOH_D8(i + 8), MOH_D8(i + 16), MOH_D8(i + 24)
+#define MOH_NAMES_16 MOH_TEN_0 ", %10, %11, %12, %13, %14, %15"
 #define MOH_NAMES_32 MOH_TEN_0 MOH_TEN(1) MOH_TEN(2) ", %30, %31"
 #define MOH_NAMES_36 MOH_TEN_0 MOH_TEN(1) MOH_TEN(2) ", %30, %31, %32, %33, %34, %35"
 #define MOH_NAMES_40 MOH_TEN_0 MOH_TEN(1) MOH_TEN(2) MOH_TEN(3)
@@ -186,14 +198,15 @@ template <class T, int n> MOH_DEVICE void wgmma_rs(float (&d)[n / 2], const uint
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));                           \
     }
 #define MOH_D36 MOH_D32(0), MOH_D(32), MOH_D(33), MOH_D(34), MOH_D(35)
-#define MOH_D40 MOH_D32(0), MOH_D8(32)
-#define MOH_D48 MOH_D40, MOH_D8(40)
+#define MOH_D16(i) MOH_D8(i), MOH_D8(i + 8)
+#define MOH_D48 MOH_D32(0), MOH_D16(32)
 #define MOH_D64 MOH_D32(0), MOH_D32(32)
 #define MOH_D128 MOH_D64, MOH_D32(64), MOH_D32(96)
 #define MOH_WGMMA_BOTH(...) MOH_WGMMA(f16, __VA_ARGS__) MOH_WGMMA(bf16, __VA_ARGS__)
+MOH_WGMMA_BOTH(16, MOH_NAMES_8, 8, 9, 10, 11, 12, 13, MOH_D8(0))
+MOH_WGMMA_BOTH(32, MOH_NAMES_16, 16, 17, 18, 19, 20, 21, MOH_D16(0))
 MOH_WGMMA_BOTH(64, MOH_NAMES_32, 32, 33, 34, 35, 36, 37, MOH_D32(0))
 MOH_WGMMA_BOTH(72, MOH_NAMES_36, 36, 37, 38, 39, 40, 41, MOH_D36)
-MOH_WGMMA_BOTH(80, MOH_NAMES_40, 40, 41, 42, 43, 44, 45, MOH_D40)
 MOH_WGMMA_BOTH(96, MOH_NAMES_48, 48, 49, 50, 51, 52, 53, MOH_D48)
 MOH_WGMMA_BOTH(128, MOH_NAMES_64, 64, 65, 66, 67, 68, 69, MOH_D64)
 MOH_WGMMA_BOTH(256, MOH_NAMES_128, 128, 129, 130, 131, 132, 133, MOH_D128)

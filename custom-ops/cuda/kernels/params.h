@@ -70,8 +70,10 @@ TensorMap {
 
 // attention_sm90.cu. Strides are in elements of T.
 struct AttentionSm90Params {
-    TensorMap key_map;        // (batch, kv_len, kv_num_heads, head_dim) or (batch, kv_num_heads, kv_len, head_dim), boxes of one panel
+    TensorMap key_map;        // (batch, kv_len, kv_num_heads, head_dim) or (batch, kv_num_heads, kv_len, head_dim), boxes of 64 elements
     TensorMap value_map;
+    TensorMap key_tail_map;   // the same with boxes of the instance's tail, 16 or 32 elements; unused if it has none
+    TensorMap value_tail_map;
     const void* query;        // (batch, q_len, num_heads * head_dim)
     const float* gates;       // (batch, q_len, num_heads)
     const void* bias;         // or null; element b * bias_strides[0] + h * [1] + i * [2] + j * [3]

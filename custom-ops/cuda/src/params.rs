@@ -160,6 +160,8 @@ unsafe impl Params for AggregatedParams {}
 pub struct AttentionSm90Params {
     pub key_map: TensorMap,
     pub value_map: TensorMap,
+    pub key_tail_map: TensorMap,
+    pub value_tail_map: TensorMap,
     pub query: RawPtr,
     pub gates: RawPtr,
     pub bias: RawPtr,

@@ -27,8 +27,19 @@ inline void mbarrier_init(uint64_t* barrier, uint32_t arrivals) { simt::mbarrier
 inline void mbarrier_init_fence() {}
 inline void mbarrier_arrive(uint64_t* barrier) { simt::mbarrier_arrive(barrier, 0); }
 inline void mbarrier_arrive_expect(uint64_t* barrier, uint32_t bytes) { simt::mbarrier_arrive(barrier, bytes); }
+inline void mbarrier_arrive_after_copies(uint64_t* barrier) {
+    simt::copy_commit();
+    simt::copy_wait(0);
+    simt::mbarrier_arrive(barrier, 0);
+}
 inline void mbarrier_wait(uint64_t* barrier, uint32_t parity) { simt::mbarrier_wait(barrier, parity); }
 
+inline void cp_async_first(void* shared, const void* global, int bytes) {
+    if (bytes < 0 || bytes > 16) simt::fail("cp_async_first: %d bytes", bytes);
+    if ((uintptr_t(shared) | (bytes > 0 ? uintptr_t(global) : 0)) & 15) simt::fail("cp_async_first: address not aligned to 16");
+    simt::copy_async(shared, global, unsigned(bytes), true);
+    simt::copy_async(static_cast<unsigned char*>(shared) + bytes, nullptr, unsigned(16 - bytes), false);
+}
 inline void tma_prefetch(const TensorMap*) {}
 inline void tma_load(void* shared, const TensorMap* map, uint64_t* barrier, int c0, int c1, int c2, int c3) {
     simt::tma_load(shared, map, barrier, {c0, c1, c2, c3});

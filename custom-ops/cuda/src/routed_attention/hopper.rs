@@ -22,44 +22,48 @@ struct Instance {
     slots: usize,
     /// Units of query rows in shared memory, per warpgroup.
     query_slots: usize,
+    /// Whether it adds a bias.
+    biased: bool,
 }
 
 const UNIT_ROWS: usize = 64;
-const INSTANCES: [Instance; 5] = [
-    Instance { width: 64, warpgroups: 3, keys: 128, slots: 10, query_slots: 2 },
-    Instance { width: 80, warpgroups: 2, keys: 128, slots: 9, query_slots: 2 },
-    Instance { width: 96, warpgroups: 2, keys: 128, slots: 7, query_slots: 2 },
-    Instance { width: 128, warpgroups: 2, keys: 128, slots: 5, query_slots: 2 },
-    Instance { width: 256, warpgroups: 2, keys: 64, slots: 5, query_slots: 1 },
+/// Columns of a panel in shared memory, except for the tail.
+const PANEL: usize = 64;
+#[rustfmt::skip]
+const INSTANCES: [Instance; 9] = [
+    Instance { width: 64, warpgroups: 3, keys: 128, slots: 10, query_slots: 2, biased: false },
+    Instance { width: 80, warpgroups: 2, keys: 128, slots: 9, query_slots: 2, biased: false },
+    Instance { width: 96, warpgroups: 2, keys: 128, slots: 7, query_slots: 2, biased: false },
+    Instance { width: 128, warpgroups: 2, keys: 128, slots: 5, query_slots: 2, biased: false },
+    Instance { width: 256, warpgroups: 2, keys: 64, slots: 5, query_slots: 1, biased: false },
+    Instance { width: 64, warpgroups: 2, keys: 128, slots: 9, query_slots: 2, biased: true },
+    Instance { width: 80, warpgroups: 2, keys: 128, slots: 7, query_slots: 2, biased: true },
+    Instance { width: 96, warpgroups: 2, keys: 128, slots: 5, query_slots: 2, biased: true },
+    Instance { width: 128, warpgroups: 2, keys: 96, slots: 5, query_slots: 2, biased: true },
 ];
-/// Maximum head width of the instances with a bias.
-const MAX_BIASED_WIDTH: usize = 128;
 
 impl Instance {
     fn of(width: usize, biased: bool) -> Option<Instance> {
-        let found = INSTANCES.into_iter().find(|instance| width <= instance.width)?;
-        match biased {
-            true if found.width > MAX_BIASED_WIDTH => None,
-            true => Some(Instance { warpgroups: 2, ..found }),
-            false => Some(found),
-        }
+        INSTANCES.into_iter().find(|instance| width <= instance.width && instance.biased == biased)
     }
 
-    /// Elements per row of a panel in shared memory: the widest swizzle that divides the width.
-    fn panel(&self) -> usize {
-        [64, 32, 16].into_iter().find(|panel| self.width.is_multiple_of(*panel)).unwrap_or(16)
+    /// Columns after the last full panel of 64; they have a narrower panel.
+    fn tail(&self) -> usize {
+        self.width % PANEL
     }
 
     fn threads(&self) -> u32 {
         128 * (self.warpgroups as u32 + 1)
     }
 
-    /// `sizeof(Shared)`: ring, queries, rows, tiles, barriers.
+    /// `sizeof(Shared)`: ring, queries, rows, tiles, barriers; the bias of a block per warpgroup, and its barriers.
     fn shared_bytes(&self) -> usize {
         const QUEUE: usize = 4;
         let units = self.warpgroups * self.query_slots;
         let data = 2 * self.width * (self.slots * self.keys + units * UNIT_ROWS);
-        (data + units * UNIT_ROWS * 8 + QUEUE * 16 + 8 * 2 * (QUEUE + self.slots + units)).next_multiple_of(16)
+        let plain = data + units * UNIT_ROWS * 8 + QUEUE * 16 + 8 * 2 * (QUEUE + self.slots + units);
+        let bias = if self.biased { self.warpgroups * (UNIT_ROWS * (2 * self.keys + 16) + 8 * 2) } else { 0 };
+        plain.next_multiple_of(16) + bias
     }
 
     /// Rows per tile, and whether a tile's keys and values stay in shared memory while a warpgroup processes several
@@ -86,15 +90,26 @@ impl Attention<'_, '_> {
         let rows = p.batch.checked_mul(p.q_len).and_then(|n| n.checked_mul(p.num_heads));
         self.call.stream.properties().capability.0 == 9
             && p.kv_len > 0
+            && self.params.bias.is_multiple_of(16)
             && rows.is_some_and(|rows| i32::try_from(rows).is_ok())
             && Instance::of(p.head_dim.max(p.value_dim), self.is_biased())
                 .is_some_and(|instance| instance.shared_bytes() <= self.call.stream.properties().shared_bytes as usize)
     }
 
-    /// The TMA descriptor of keys or values of head width `dim`: a box is one panel of one block.
+    /// The TMA descriptors of keys or values of head width `dim`: a box is 64 columns, or the tail, of one block.
+    /// Without a tail, its descriptor is empty.
+    fn tensor_maps(&self, tensor: RawPtr, dim: usize, instance: &Instance) -> Result<[TensorMap; 2], Error> {
+        let tail = match instance.tail() {
+            0 => TensorMap([0; 16]),
+            columns => self.tensor_map(tensor, dim, instance, columns)?,
+        };
+        Ok([self.tensor_map(tensor, dim, instance, PANEL)?, tail])
+    }
+
+    /// The TMA descriptor for boxes of `columns` columns of one block.
     ///
     /// Dimensions from the innermost: element, then head and token in the order of their strides, then batch.
-    fn tensor_map(&self, tensor: RawPtr, dim: usize, instance: &Instance) -> Result<TensorMap, Error> {
+    fn tensor_map(&self, tensor: RawPtr, dim: usize, instance: &Instance, columns: usize) -> Result<TensorMap, Error> {
         let p = &self.problem;
         let (inner, outer, box_inner, box_outer) = match p.cache_layout {
             true => (p.kv_len, p.kv_num_heads, instance.keys, 1),
@@ -105,7 +120,7 @@ impl Attention<'_, '_> {
             dtype: self.call.dtype,
             sizes: [dim, inner, outer, p.batch],
             strides: [dim, dim * inner, dim * inner * outer],
-            boxes: [instance.panel(), box_inner, box_outer, 1],
+            boxes: [columns, box_inner, box_outer, 1],
         };
         boxed.encode("keys and values of RoutedAttention")
     }
@@ -122,9 +137,13 @@ pub(super) unsafe fn launch(attention: &Attention<'_, '_>) -> Result<(), Error> 
         instance.tiling(p.batch * p.kv_num_heads, p.q_len * p.group_size(), p.kv_len, multiprocessors);
     // SAFETY: the caller's contract.
     let (plan, common) = unsafe { attention.plan(rows) }?;
+    let [key_map, key_tail_map] = attention.tensor_maps(common.key, p.head_dim, &instance)?;
+    let [value_map, value_tail_map] = attention.tensor_maps(common.value, p.value_dim, &instance)?;
     let params = AttentionSm90Params {
-        key_map: attention.tensor_map(common.key, p.head_dim, &instance)?,
-        value_map: attention.tensor_map(common.value, p.value_dim, &instance)?,
+        key_map,
+        value_map,
+        key_tail_map,
+        value_tail_map,
         query: common.query,
         gates: common.gates,
         bias: common.bias,
@@ -158,6 +177,57 @@ pub(super) unsafe fn launch(attention: &Attention<'_, '_>) -> Result<(), Error> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Write;
+    use std::process::{Command, Stdio};
+
+    /// The instances of attention_sm90.cu, from its macros.
+    fn instances_of_the_kernel() -> Vec<[usize; 6]> {
+        let source = include_str!("../../kernels/attention_sm90.cu");
+        let numbers = |line: &str, macro_name: &str| -> Option<Vec<usize>> {
+            let (inside, _) = line.strip_prefix(macro_name)?.strip_prefix('(')?.split_once(')')?;
+            inside.split(", ").map(|number| number.parse().ok()).collect()
+        };
+        let of = |line: &str| {
+            let plain = numbers(line, "MOH_ATTENTION_PLAIN").map(|numbers| (numbers, 0));
+            let (numbers, biased) = plain.or_else(|| Some((numbers(line, "MOH_ATTENTION_BIAS")?, 1)))?;
+            <[usize; 6]>::try_from([numbers, vec![biased]].concat()).ok()
+        };
+        source.lines().filter_map(of).collect()
+    }
+
+    #[test]
+    fn instances_are_those_of_the_kernel() {
+        let fields = |i: Instance| [i.width, i.warpgroups, i.keys, i.slots, i.query_slots, usize::from(i.biased)];
+        let (mut here, mut there) = (INSTANCES.map(fields).to_vec(), instances_of_the_kernel());
+        here.sort_unstable();
+        there.sort_unstable();
+        assert_eq!(here, there);
+    }
+
+    /// A C++ compiler compares the sizes.
+    #[test]
+    fn shared_bytes_is_the_size_of_shared() {
+        let mut source = String::from("#include \"attention_sm90.cu\"\n");
+        for instance in INSTANCES {
+            let Instance { width, warpgroups, keys, slots, query_slots, biased } = instance;
+            let config = format!("Config<f16, {width}, {warpgroups}, {keys}, {slots}, {query_slots}, {biased}>");
+            source += &format!("static_assert(sizeof(Shared<{config}>) == {});\n", instance.shared_bytes());
+        }
+        let arguments = ["-std=c++17", "-fsyntax-only", "-w", "-DMOH_EMULATE", "-x", "c++", "-"];
+        let started = Command::new("g++")
+            .args(arguments)
+            .arg(concat!("-I", env!("CARGO_MANIFEST_DIR"), "/kernels"))
+            .stdin(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn();
+        let Ok(mut compiler) = started else {
+            println!("SKIPPED: no g++");
+            return;
+        };
+        compiler.stdin.take().unwrap().write_all(source.as_bytes()).unwrap();
+        let output = compiler.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
 
     #[test]
     fn instances_fit_shared_memory() {

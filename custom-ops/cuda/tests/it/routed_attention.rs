@@ -79,6 +79,34 @@ fn wide_heads() {
     });
 }
 
+/// Widths on both sides of a panel of 64 columns, and of the narrower panel after it.
+#[test]
+fn widths_around_a_panel() {
+    on_device(|device| {
+        for dtype in HALVES {
+            for (head_dim, value_dim) in [
+                (56, 64),
+                (64, 72),
+                (72, 64),
+                (72, 72),
+                (72, 80),
+                (80, 72),
+                (80, 80),
+                (8, 80),
+                (88, 96),
+                (96, 88),
+                (104, 120),
+            ] {
+                // More than two blocks of keys, the last one of which is not full.
+                let case = Case { batch: 2, q_len: 67, kv_len: 301, head_dim, value_dim, dtype, ..Case::default() };
+                let case = Case { kv_num_heads: 2, gates: Gates::Random(0.6), seed: 7, ..case };
+                check(device, case);
+                check(device, Case { is_causal: true, cache_layout: true, ..case });
+            }
+        }
+    });
+}
+
 #[test]
 fn biases_broadcast_and_mask() {
     on_device(|device| {
@@ -91,6 +119,32 @@ fn biases_broadcast_and_mask() {
                         Case { batch: 2, q_len: 21, kv_len: 35, kv_num_heads: 2, dtype, bias, ..Case::default() };
                     let is_causal = axes[3];
                     check(device, Case { gates: Gates::Random(0.7), head_dim: 16, value_dim: 24, is_causal, ..case });
+                }
+            }
+        }
+    });
+}
+
+/// Biases of all shapes; their rows start at multiples of 16, of 4 and of 2 bytes.
+#[test]
+fn biases_of_all_shapes_and_alignments() {
+    on_device(|device| {
+        let masks = [Mask::Finite, Mask::Some, Mask::WholeRows];
+        for dtype in HALVES {
+            for shape in 0..16 {
+                let axes = [shape & 8 != 0, shape & 4 != 0, shape & 2 != 0, shape & 1 != 0];
+                for (i, kv_len) in [264, 130, 203].into_iter().enumerate() {
+                    let bias = Some((axes, masks[(shape + i) % 3]));
+                    let case = Case { batch: 2, q_len: 71, kv_len, group_size: 2, dtype, bias, ..Case::default() };
+                    let case = Case { head_dim: 72, value_dim: 72, gates: Gates::Random(0.6), seed: 9, ..case };
+                    check(device, Case { is_causal: (shape + i) % 2 == 0, cache_layout: i == 1, ..case });
+                }
+            }
+            for (dim, kv_len) in [(64, 400), (64, 399), (96, 272), (96, 271), (128, 304), (128, 301)] {
+                for axes in [[true, true, true, true], [true, false, false, true]] {
+                    let bias = Some((axes, Mask::Some));
+                    let case = Case { batch: 2, q_len: 80, kv_len, kv_num_heads: 2, dtype, bias, ..Case::default() };
+                    check(device, Case { head_dim: dim, value_dim: dim, gates: Gates::Random(0.7), seed: 10, ..case });
                 }
             }
         }
