@@ -21,7 +21,7 @@ const FRAME: usize = 1 << 10;
 const POISON: u8 = 0xFF;
 /// Workspace size, sufficient for all tested calls. Calls on the emulator have fewer tokens.
 const WORKSPACE: usize = 64 << 20;
-const EMULATED_WORKSPACE: usize = 6 << 20;
+const EMULATED_WORKSPACE: usize = 4 << 20;
 
 /// A device with its own context and stream.
 pub(crate) struct Device {
