@@ -212,12 +212,13 @@ pub(crate) unsafe fn combination(
     };
     let variant = if aligned { rows.to_string() } else { "any".to_owned() };
     let tiles = column_tiles * tokens.div_ceil(rows);
-    let (part_depth, parts) = match p.only {
-        1 => parts(p.depth as usize, tiles, properties.multiprocessors as usize),
+    let multiprocessors = properties.multiprocessors as usize;
+    let (mut part_depth, mut parts) = match p.only {
+        1 => parts(p.depth as usize, tiles, multiprocessors),
         _ => (p.depth as usize, 1),
     };
-    let (mut part_depth, mut parts, mut capacity) = (part_depth, parts, 0);
-    if aligned && hopper::fits(product, stream) && hopper::experts::fits(product, tiles * parts, parts) {
+    let mut capacity = 0;
+    if aligned && hopper::fits(product, stream) && hopper::experts::fits(product, rows, parts, multiprocessors) {
         // SAFETY: the caller's contract.
         capacity = unsafe { hopper::experts::multiply(product, stream, workspace)? };
         if capacity == tokens * p.heads as usize {
@@ -245,7 +246,7 @@ pub(crate) unsafe fn combination(
     // Every block reads its tokens' gates before it knows whether this kernel is the chosen one, so two blocks per
     // multiprocessor suffice.
     let few = match (p.only != 1 || capacity > 0) && rows > 64 {
-        true => (2 * properties.multiprocessors as usize).div_ceil(row_tiles),
+        true => (2 * multiprocessors).div_ceil(row_tiles),
         false => usize::MAX,
     };
     launch("combine_routed", column_tiles.min(few.max(1)), 256, routed_bytes(rows))?;

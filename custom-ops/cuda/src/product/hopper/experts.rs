@@ -1,6 +1,6 @@
 //! Launcher of `expert_products_sm90.cu`: the second half of RoutedMLP on Hopper, in f16 and bf16.
 
-use super::{DEPTH, THREADS, WIDE, describe, shared_bytes};
+use super::{DEPTH, HEIGHTS, THREADS, WIDE, describe, shared_bytes};
 use crate::kernel::Kernel;
 use crate::modules;
 use crate::params::LinearParams;
@@ -18,21 +18,25 @@ const SUM_COLUMNS: usize = 512;
 const SUM_THREADS: usize = 256;
 
 /// Whether these kernels should compute the second half of RoutedMLP; assumes [`super::fits`] and 16-byte alignment.
-/// Otherwise `combine_routed` does, in `blocks` blocks, of which `parts` share a tile.
+/// Otherwise `combine_routed` does, in tiles of `tile_rows` tokens, whose inner length is divided into `parts`.
 ///
-/// Every product is written and read once in f32, which pays off from the same inner length on as partial sums. These
-/// kernels do not split the inner length. Where `combine_routed` would, because it has few tiles, it is replaced only
-/// if there are as many tiles here, assuming that every token uses one expert and every expert as many tokens.
-pub(in crate::product) fn fits(product: &Product, blocks: usize, parts: usize) -> bool {
+/// Every product is written and read once in f32, which pays off from the same inner length on as partial sums.
+///
+/// If few tiles share the multiprocessors, `combine_routed` divides the inner length; these kernels do not. Then the one
+/// whose blocks copy fewer rows of inputs and weights is used. The gates are on the GPU: it is assumed that every token
+/// uses one expert, and every expert as many tokens.
+pub(in crate::product) fn fits(product: &Product, tile_rows: usize, parts: usize, multiprocessors: usize) -> bool {
     let p = &product.params;
     let (tokens, experts) = (p.tokens as usize, p.heads as usize);
-    let tiles = experts * tokens.div_ceil(experts * DEPTH) * (p.columns as usize).div_ceil(WIDE);
+    let list = tokens.div_ceil(experts.max(1));
+    let tiles = experts * list.div_ceil(HEIGHTS[0]) * (p.columns as usize).div_ceil(WIDE);
+    let copied = tiles.div_ceil(multiprocessors.max(1)) * (list.min(HEIGHTS[0]) + WIDE);
     p.counts != 0
         && product.per_head
         && p.bias.is_multiple_of(16)
         && tokens >= FEWEST_TOKENS
         && p.depth as usize >= PART_DEPTH
-        && (parts == 1 || tiles >= blocks)
+        && (parts == 1 || copied * parts <= experts * WIDE + tile_rows)
 }
 
 /// Number of (token, expert) pairs for whose products there is room: for two experts a token, or for as many bytes as
@@ -90,15 +94,17 @@ mod tests {
 
     #[test]
     fn chosen_by_size() {
-        let chosen = |[tokens, heads, depth, columns]: [i32; 4], blocks: usize, parts: usize| {
+        let chosen = |[tokens, heads, depth, columns]: [i32; 4], tile_rows: usize, parts: usize| {
             let params = LinearParams { counts: 256, tokens, heads, depth, columns, ..LinearParams::NONE };
-            fits(&Product { params, dtype: DType::F16, per_head: true }, blocks, parts)
+            fits(&Product { params, dtype: DType::F16, per_head: true }, tile_rows, parts, 132)
         };
-        assert!(chosen([4096, 8, 4096, 1024], 128, 1));
-        assert!(!chosen([63, 8, 4096, 1024], 128, 1), "few tokens");
-        assert!(!chosen([4096, 8, 248, 1024], 128, 1), "a short inner length");
-        assert!(!chosen([64, 8, 4096, 1024], 128, 16), "parts fill the GPU, experts do not");
-        assert!(chosen([64, 64, 4096, 1024], 128, 16));
+        assert!(chosen([4096, 8, 4096, 1024], 256, 1));
+        assert!(!chosen([63, 8, 4096, 1024], 64, 1), "few tokens");
+        assert!(!chosen([4096, 8, 248, 1024], 256, 1), "a short inner length");
+        assert!(!chosen([64, 8, 4096, 1024], 64, 16), "16 parts copy less than 64 tiles of whole inner lengths");
+        assert!(chosen([64, 64, 4096, 1024], 64, 16));
+        assert!(chosen([512, 8, 4096, 1024], 128, 4));
+        assert!(!chosen([512, 2, 4096, 512], 128, 8));
     }
 
     #[test]
