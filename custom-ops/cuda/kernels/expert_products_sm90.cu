@@ -79,15 +79,22 @@ template <class P> struct ExpertProducts {
         const int steps = (p.depth + P::depth - 1) / P::depth;
         Tiles<P::columns> tiles(p);
         Message tile(0, 0, 0, 0);
-        while (tiles.next(tile)) {
+        int token[Producer<P>::own];
+        auto next_tile = [&] {
+            if (!tiles.next(tile)) return false;
             const int32_t* list = p.entries + int64_t(tile.head) * p.tokens + tiles.row;
-            int token[Producer<P>::own];
 #pragma unroll
             for (int i = 0; i < Producer<P>::own; i++) {
                 const int row = 16 * i + producer.row;
                 token[i] = row < tile.rows ? list[row] : -1;
-                if (tile.column == 0 && producer.chunk == 0 && token[i] >= 0)
-                    p.positions[int64_t(token[i]) * p.heads + tile.head] = tile.row + row;
+            }
+            return true;
+        };
+        for (bool more = next_tile(); more;) {
+            if (tile.column == 0 && producer.chunk == 0) {
+#pragma unroll
+                for (int i = 0; i < Producer<P>::own; i++)
+                    if (token[i] >= 0) p.positions[int64_t(token[i]) * p.heads + tile.head] = tile.row + 16 * i + producer.row;
             }
             const unsigned char* x = static_cast<const unsigned char*>(p.x) + 2 * (tile.head * p.x_head);
             for (int step = 0; step < steps; step++) {
@@ -103,6 +110,7 @@ template <class P> struct ExpertProducts {
                 producer.copy_rows(a, x + 2 * k, uint32_t(2 * p.x_row), tile.rows, [&](int i) { return k < p.depth ? token[i] : -1; });
                 producer.end(true);
             }
+            more = next_tile(); // its list arrives while this tile's last copies do
             producer.flush();
         }
     }
