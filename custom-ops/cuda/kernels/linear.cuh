@@ -1,4 +1,4 @@
-// Shared by all projections: activations, and the choice between dense and gathered tiles.
+// Shared by projections and RoutedMLP: activations, and choices that depend on the number of heads that are on.
 #pragma once
 
 #include "device.cuh"
@@ -31,9 +31,8 @@ MOH_DEVICE float activate_fast(float x, int activation) {
     return __fdividef(x, 1.0f + __expf(-slope * x));
 }
 
-// Whether so many heads are on that all are computed. The result is the same in every thread block.
-MOH_DEVICE bool is_dense(const LinearParams& p) {
-    if (p.dense_percent > 100) return false;
+// The number of (token, head) pairs that are on, from the plan. Called by whole warps.
+MOH_DEVICE int64_t pairs_on(const LinearParams& p) {
     int64_t on = 0;
     for (int head = int(threadIdx.x & 31); head < p.heads; head += 32) on += p.counts[head];
     for (int lanes = 16; lanes > 0; lanes /= 2) {
@@ -41,7 +40,12 @@ MOH_DEVICE bool is_dense(const LinearParams& p) {
         uint32_t high = __shfl_xor_sync(0xffffffffu, uint32_t(on >> 32), lanes);
         on += int64_t(uint64_t(high) << 32 | low);
     }
-    return on * 100 >= int64_t(p.tokens) * p.heads * p.dense_percent;
+    return on;
+}
+
+// Whether so many heads are on that all are computed. The result is the same in every thread block.
+MOH_DEVICE bool is_dense(const LinearParams& p) {
+    return p.dense_percent <= 100 && pairs_on(p) * 100 >= int64_t(p.tokens) * p.heads * p.dense_percent;
 }
 
 } // namespace

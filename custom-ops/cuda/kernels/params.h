@@ -99,9 +99,10 @@ struct LinearParams {
     const void* bias;       // or null; element n of head h: h * bias_head + n
     const float* gates;     // (tokens, heads)
     void* output;           // element n of the block of head h of token t: t * output_row + h * output_head + n
-    const int32_t* counts;  // projection: the plan, with all tokens as one batch entry
+    const int32_t* counts;  // projection, RoutedMLP: the plan, with all tokens as one batch entry
     const int32_t* entries;
-    float* partial;         // combine, only = 1: [parts][tokens][columns] partial sums, or null
+    float* partial;         // combine, only = 1: [parts][tokens][columns] partial sums, or null; expert_products_sm90.cu: [capacity][columns]
+    int32_t* positions;     // expert_products_sm90.cu: [tokens][heads] row of `partial`; set where a head is on
     int64_t x_row, weight_row, output_row;
     int64_t x_head, weight_head, output_head, bias_head;
     int32_t tokens, heads;
@@ -115,9 +116,10 @@ struct LinearParams {
     int32_t routed_cost;    // combine: cost of a product in the routed kernel, in percent of one in the dense kernel
     int32_t part_depth;     // combine, only = 1: input elements per part of a head; depth, or a multiple of 64
     int32_t parts;
+    int32_t capacity;       // combine, only = 1: up to so many (token, head) pairs are computed by expert_products_sm90.cu; 0: never
 };
 
-// linear_sm90.cu and combine_sm90.cu.
+// linear_sm90.cu, combine_sm90.cu and expert_products_sm90.cu.
 struct LinearSm90Params {
     TensorMap x_map;      // (tokens, row of x), boxes of tile_rows x 64
     TensorMap weight_map; // layout 0: (all outputs, row), boxes of a tile's columns x 64; 1: (heads, inputs, outputs), boxes of 64 x 64

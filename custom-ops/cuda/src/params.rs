@@ -75,7 +75,7 @@ pub struct AttentionParams {
 // SAFETY: as above.
 unsafe impl Params for AttentionParams {}
 
-/// `LinearParams`, for `linear.cu` and `combine.cu`.
+/// `LinearParams`, for `linear.cu`, `combine.cu` and `expert_products_sm90.cu`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)]
@@ -88,6 +88,7 @@ pub struct LinearParams {
     pub counts: RawPtr,
     pub entries: RawPtr,
     pub partial: RawPtr,
+    pub positions: RawPtr,
     pub x_row: i64,
     pub weight_row: i64,
     pub output_row: i64,
@@ -107,11 +108,12 @@ pub struct LinearParams {
     pub routed_cost: i32,
     pub part_depth: i32,
     pub parts: i32,
+    pub capacity: i32,
 }
 // SAFETY: as above.
 unsafe impl Params for LinearParams {}
 
-/// `LinearSm90Params`, for `linear_sm90.cu` and `combine_sm90.cu`.
+/// `LinearSm90Params`, for `linear_sm90.cu`, `combine_sm90.cu` and `expert_products_sm90.cu`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)]

@@ -6,7 +6,7 @@ mod hopper;
 use crate::kernel::Kernel;
 use crate::modules;
 use crate::params::LinearParams;
-use crate::plan::{self, int};
+use crate::plan::{self, Lists, int};
 use crate::stream::Stream;
 use crate::workspace::Workspace;
 use moh_operators::routed_mlp::Activation;
@@ -76,7 +76,7 @@ impl Tile {
     }
 }
 
-/// Launches a projection on the stream.
+/// Launches a projection on the stream. Returns the lists of the heads' tokens, which stay valid for the call.
 ///
 /// # Safety
 /// The parameters describe device memory that stays valid and unchanged until the kernels have run.
@@ -84,12 +84,24 @@ pub(crate) unsafe fn projection(
     product: &Product,
     stream: &Stream<'_>,
     workspace: &dyn Workspace,
-) -> Result<(), Error> {
+) -> Result<Lists, Error> {
     let p = &product.params;
-    let (tokens, heads, columns) = (p.tokens as usize, p.heads as usize, p.columns as usize);
+    let (tokens, heads) = (p.tokens as usize, p.heads as usize);
     // SAFETY: (tokens, heads) gates, by the caller's contract.
     let lists = unsafe { plan::lists(p.gates, tokens, heads, stream, workspace)? };
     let params = LinearParams { counts: lists.counts, entries: lists.entries, dense_percent: NEVER, ..*p };
+    // SAFETY: as above.
+    unsafe { project(product, &params, stream)? };
+    Ok(lists)
+}
+
+/// Launches a projection on the stream; the lists of `params` have been made.
+///
+/// # Safety
+/// As [`projection`].
+unsafe fn project(product: &Product, params: &LinearParams, stream: &Stream<'_>) -> Result<(), Error> {
+    let p = &product.params;
+    let (tokens, heads, columns) = (p.tokens as usize, p.heads as usize, p.columns as usize);
     let shared = stream.properties().shared_bytes as usize;
     let aligned = product.is_aligned();
     if !aligned || product.dtype == DType::F32 || tokens <= FEW {
@@ -99,12 +111,12 @@ pub(crate) unsafe fn projection(
             _ => (Tile { rows: 128, columns: 64 }, "128x64"),
         };
         // SAFETY: as above; dense tiles need aligned tensors.
-        return unsafe { launch_projection(product, tile, variant, &params, stream) };
+        return unsafe { launch_projection(product, tile, variant, params, stream) };
     }
 
     if hopper::fits(product, stream) {
         // SAFETY: as above.
-        return unsafe { hopper::project(product, &params, stream) };
+        return unsafe { hopper::project(product, params, stream) };
     }
     let pairs = if p.activation == PAIRS { 2 } else { 1 };
     // Percentage of a tile's columns that are used. Narrow tiles reread x more often and take a third more time, hence
@@ -120,7 +132,7 @@ pub(crate) unsafe fn projection(
     let dense = Tile { rows: if tall(128, dense_tiles) { 256 } else { 128 }, columns: 128 };
     // Percentage of heads from which on computing all heads is faster.
     let dense_percent = if p.write_zeros != 0 { wide.max(narrow).min(95) as i32 } else { NEVER };
-    let params = LinearParams { dense_percent, ..params };
+    let params = LinearParams { dense_percent, ..*params };
     let named = |tile: Tile| format!("{}x{}", tile.rows, tile.columns);
     // SAFETY: as above.
     unsafe {
@@ -200,12 +212,29 @@ pub(crate) unsafe fn combination(
     };
     let variant = if aligned { rows.to_string() } else { "any".to_owned() };
     let tiles = column_tiles * tokens.div_ceil(rows);
-    let (part_depth, parts) = match p.only {
-        1 => parts(p.depth as usize, tiles, properties.multiprocessors as usize),
+    let multiprocessors = properties.multiprocessors as usize;
+    let (mut part_depth, mut parts) = match p.only {
+        1 => parts(p.depth as usize, tiles, multiprocessors),
         _ => (p.depth as usize, 1),
     };
+    let mut capacity = 0;
+    if aligned && hopper::fits(product, stream) && hopper::experts::fits(product, rows, parts, multiprocessors) {
+        // SAFETY: the caller's contract.
+        capacity = unsafe { hopper::experts::multiply(product, stream, workspace)? };
+        if capacity == tokens * p.heads as usize {
+            return Ok(());
+        }
+        // Computes the output if more pairs are on.
+        (part_depth, parts) = (p.depth as usize, 1);
+    }
     let partial = if parts > 1 { workspace.allocate(parts * tokens * columns * 4)? } else { 0 };
-    let params = LinearParams { partial, part_depth: part_depth as i32, parts: parts as i32, ..params };
+    let params = LinearParams {
+        partial,
+        part_depth: part_depth as i32,
+        parts: parts as i32,
+        capacity: int(capacity)?,
+        ..params
+    };
     let row_tiles = tokens.div_ceil(rows);
     let launch = |operation: &str, blocks: usize, threads: usize, shared: usize| {
         let name = product.name(operation, &variant);
@@ -216,8 +245,8 @@ pub(crate) unsafe fn combination(
     };
     // Every block reads its tokens' gates before it knows whether this kernel is the chosen one, so two blocks per
     // multiprocessor suffice.
-    let few = match p.only != 1 && rows > 64 {
-        true => (2 * properties.multiprocessors as usize).div_ceil(row_tiles),
+    let few = match (p.only != 1 || capacity > 0) && rows > 64 {
+        true => (2 * multiprocessors).div_ceil(row_tiles),
         false => usize::MAX,
     };
     launch("combine_routed", column_tiles.min(few.max(1)), 256, routed_bytes(rows))?;
@@ -241,7 +270,7 @@ pub(crate) unsafe fn combination(
 
 const ROUTED_COLUMNS: usize = 128;
 const SUM_THREADS: usize = 256;
-/// Minimum inner length of a part: adding up the parts costs about as much as 64 inner elements.
+/// Minimum inner length of a partial sum: writing and reading it costs about as much as 64 inner elements.
 const PART_DEPTH: usize = 256;
 /// Cost of a product in the routed kernel, in percent of one in the dense kernel.
 const ROUTED_COST: i32 = 125;
@@ -285,6 +314,7 @@ impl LinearParams {
         counts: 0,
         entries: 0,
         partial: 0,
+        positions: 0,
         x_row: 0,
         weight_row: 0,
         output_row: 0,
@@ -304,6 +334,7 @@ impl LinearParams {
         routed_cost: ROUTED_COST,
         part_depth: 0,
         parts: 1,
+        capacity: 0,
     };
 }
 

@@ -5,6 +5,7 @@ use crate::driver::RawPtr;
 use crate::params::LinearParams;
 use crate::plan::int;
 use crate::product::{Product, combination, projection};
+use crate::workspace::Reused;
 use moh_operators::routed_mlp::Inputs;
 use moh_operators::{DType, Error, RoutedMlp};
 
@@ -25,7 +26,9 @@ impl CudaOperator for RoutedMlp {
         let hidden = call.workspace.allocate(chunk * row * size)?;
         let columns = p.hidden * p.activation.columns();
         int(row)?;
+        let workspace = Reused::new(call.workspace);
         for first in (0..p.tokens).step_by(chunk) {
+            workspace.start_round();
             let at = |tensor: RawPtr, width: usize, size: usize| tensor + (first * width * size) as u64;
             let common = LinearParams {
                 gates: at(expert_gates, p.num_experts, 4),
@@ -68,10 +71,11 @@ impl CudaOperator for RoutedMlp {
             };
             let product = |params| Product { params, dtype: call.dtype, per_head: true };
             // SAFETY: the validated tensors of the call, from token `first` on. The hidden activations are in the
-            // workspace and can be reused once the second half has run.
+            // workspace; they, the lists and the products can be reused once the second half has run.
             unsafe {
-                projection(&product(first_half), call.stream, call.workspace)?;
-                combination(&product(second_half), call.stream, call.workspace)?;
+                let lists = projection(&product(first_half), call.stream, &workspace)?;
+                let second_half = LinearParams { counts: lists.counts, entries: lists.entries, ..second_half };
+                combination(&product(second_half), call.stream, &workspace)?;
             }
         }
         Ok(())

@@ -34,7 +34,8 @@ impl CudaOperator for RoutedProjection {
         };
         // SAFETY: the call's tensors.
         unsafe {
-            projection(&Product { params, dtype: call.dtype, per_head: p.per_head() }, call.stream, call.workspace)
+            projection(&Product { params, dtype: call.dtype, per_head: p.per_head() }, call.stream, call.workspace)?;
         }
+        Ok(())
     }
 }

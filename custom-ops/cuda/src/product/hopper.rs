@@ -1,5 +1,7 @@
 //! Launchers of `linear_sm90.cu` and `combine_sm90.cu`: f16 and bf16 on Hopper's tensor cores.
 
+pub(super) mod experts;
+
 use super::{NEVER, PAIRS, Product};
 use crate::kernel::Kernel;
 use crate::modules;

@@ -22,7 +22,7 @@ const FRAME: usize = 1 << 10;
 const POISON: u8 = 0xFF;
 /// Workspace size, sufficient for all tested calls. Calls on the emulator have fewer tokens.
 const WORKSPACE: usize = 64 << 20;
-const EMULATED_WORKSPACE: usize = 2 << 20;
+const EMULATED_WORKSPACE: usize = 4 << 20;
 
 /// Numbers of multiprocessors of a small and of a large GPU. Heights of tiles, parts of keys and schedules depend on
 /// them.

@@ -55,10 +55,14 @@ fn projections_and_combinations() {
 #[test]
 fn mixtures_of_experts() {
     for dtype in DType::ALL {
-        for q_len in [3, 80] {
-            let case = mlp::Case { q_len, hidden: 136, out_width: 24, dtype, ..mlp::CASE };
+        for (q_len, hidden, out_width) in [(3, 136, 24), (80, 136, 24), (80, 264, 24), (64, 256, 520)] {
+            let case = mlp::Case { q_len, hidden, out_width, dtype, ..mlp::CASE };
             let first = mlp::Case { gates: mlp::Gates::TopK(1), seed: 1, ..case };
-            check(&first.call(), &mlp::Case { gates: mlp::Gates::TopK(2), seed: 2, ..case }.call());
+            for second in [mlp::Gates::TopK(2), mlp::Gates::On] {
+                let second = mlp::Case { gates: second, seed: 2, ..case };
+                check(&first.call(), &second.call());
+                check(&second.call(), &first.call());
+            }
         }
     }
 }

@@ -31,9 +31,9 @@ fn layouts() -> Vec<Layout> {
             num_heads, kv_num_heads, head_dim, value_dim, is_causal, cache_layout, resident, scale_log2,
         }
         LinearParams {
-            x, weight, bias, gates, output, counts, entries, partial, x_row, weight_row, output_row, x_head, weight_head, output_head,
-            bias_head, tokens, heads, depth, columns, activation, dense_percent, only, write_zeros, scale_by_gates,
-            routed_cost, part_depth, parts,
+            x, weight, bias, gates, output, counts, entries, partial, positions, x_row, weight_row, output_row, x_head, weight_head,
+            output_head, bias_head, tokens, heads, depth, columns, activation, dense_percent, only, write_zeros, scale_by_gates,
+            routed_cost, part_depth, parts, capacity,
         }
         LinearSm90Params { x_map, weight_map, linear, tile_rows }
         AggregatedParams {
