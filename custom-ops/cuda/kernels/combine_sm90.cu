@@ -97,11 +97,17 @@ template <class P> struct Combination {
         }
     }
 
+    // The bias is loaded before the products, so that storing the results waits for nothing.
     static MOH_DEVICE void consume(Consumer<P>& consumer, const LinearParams& p, const Message& tile) {
         const int own = consumer.units(tile), pair = consumer.lane % 4;
+        // Of columns 8 j + 2 pair and one more.
+        uint32_t bias[P::columns / 8];
+#pragma unroll
+        for (int j = 0; j < P::columns / 8; j++) {
+            const int column = tile.column + 8 * j + 2 * pair;
+            bias[j] = p.bias && column < p.columns ? load_two(p.bias, column) : 0;
+        }
         consumer.multiply(tile);
-        const T* bias = static_cast<const T*>(p.bias) + (p.bias ? tile.column : 0);
-        T* output = static_cast<T*>(p.output) + tile.column;
         bool finite = true;
 #pragma unroll
         for (int u = 0; u < 2; u++)
@@ -110,16 +116,14 @@ template <class P> struct Combination {
                 if (u >= own) continue;
                 const int row = consumer.row(u, s);
                 const bool valid = row < tile.rows;
-                auto element = [&](int j, int e) {
+                T* output = static_cast<T*>(p.output) + (tile.row + row) * p.output_row + tile.column;
+                auto result = [&](int j, int e) {
                     float x = consumer.sums[u][4 * j + 2 * s + e];
                     finite &= !valid || fabsf(x) <= 3.4028235e38f;
-                    const int column = 8 * j + 2 * pair + e;
-                    return p.bias && tile.column + column < p.columns ? x + to_float(bias[column]) : x;
+                    return x + element<T>(bias[j], e);
                 };
-                auto word = [&](int j) { return pack<T>(element(j, 0), element(j, 1)); };
-                auto at = [&](int j) -> T* {
-                    return valid && tile.column + 8 * j < p.columns ? output + (tile.row + row) * p.output_row + 8 * j : nullptr;
-                };
+                auto word = [&](int j) { return pack<T>(result(j, 0), result(j, 1)); };
+                auto at = [&](int j) -> T* { return valid && tile.column + 8 * j < p.columns ? output + 8 * j : nullptr; };
                 store_row<P::columns / 8>(word, at, [](int) { return true; });
             }
         if (__any_sync(0xffffffffu, !finite)) sum_again(consumer, p, tile);

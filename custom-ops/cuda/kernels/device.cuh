@@ -1,7 +1,7 @@
 // Wrappers of all PTX instructions and built-ins, which the emulator implements too.
 //
 // Rules for .cu files, so that one source compiles for the GPU and for the emulator (-DMOH_EMULATE, g++):
-// - entry points are declared with MOH_KERNEL; blocks are one-dimensional; warps are whole (no lane exits alone);
+// - entry points are declared with MOH_KERNEL or MOH_CLUSTER_KERNEL; blocks are one-dimensional; warps are whole (no lane exits alone);
 // - everything else is in an anonymous namespace (the emulator links all files into one library);
 // - shared memory is dynamic: shared_memory() is its start, aligned to 1024 bytes; the launch defines its size, which
 //   expect_shared_memory(bytes) checks;
@@ -21,6 +21,10 @@
 // An entry point: MOH_KERNEL(name, Params, threads, min_blocks) { ... p ... }
 #define MOH_KERNEL(name, Params, threads, min_blocks)                                                                 \
     extern "C" __global__ void __launch_bounds__(threads, min_blocks) name(const __grid_constant__ Params p)
+// The same in clusters of `blocks` blocks, of which the grid is a multiple; one block per multiprocessor.
+#define MOH_CLUSTER_KERNEL(name, Params, threads, blocks)                                                              \
+    extern "C" __global__ void __cluster_dims__(blocks, 1, 1) __launch_bounds__(threads, 1)                            \
+        name(const __grid_constant__ Params p)
 
 MOH_DEVICE unsigned char* shared_memory() {
     extern __shared__ __align__(1024) unsigned char moh_shared[];

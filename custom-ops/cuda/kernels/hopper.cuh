@@ -65,7 +65,7 @@ MOH_DEVICE void mbarrier_init(uint64_t* barrier, uint32_t arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
 // Makes initialised barriers visible to the asynchronous proxy; __syncthreads must follow to make them visible to the
-// block.
+// block, or cluster_sync to make them visible to the cluster.
 MOH_DEVICE void mbarrier_init_fence() {
     asm volatile("fence.mbarrier_init.release.cluster;\n\tfence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -92,6 +92,32 @@ MOH_DEVICE void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
                  "r"(parity)
                  : "memory");
 }
+// Arrives at the same barrier of the cluster's block `rank`, which may be this one. Only says that this thread's waits are
+// over, such as that wgmma has read an operand: normal reads and writes are not ordered between blocks, which would take
+// a fence of the whole GPU.
+MOH_DEVICE void mbarrier_arrive_at(uint64_t* barrier, uint32_t rank) {
+    asm volatile("{\n\t"
+                 ".reg .b32 there;\n\t"
+                 "mapa.shared::cluster.u32 there, %0, %1;\n\t"
+                 "mbarrier.arrive.shared::cluster.b64 _, [there];\n\t"
+                 "}" ::"r"(shared_address(barrier)),
+                 "r"(rank)
+                 : "memory");
+}
+
+// --------------------------------------------------------------------------------------------------------- clusters
+
+// This block's rank in its cluster.
+MOH_DEVICE uint32_t cluster_rank() {
+    uint32_t rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+// Barrier of all threads of the cluster. A block must not return before its neighbours' last access to its shared
+// memory, so such a barrier ends every kernel with clusters. Does not order normal reads and writes.
+MOH_DEVICE void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.relaxed;\n\tbarrier.cluster.wait;" ::: "memory");
+}
 
 // As cp_async_16, but reads only the first `bytes` bytes (0 to 16); the others are zeros.
 MOH_DEVICE void cp_async_first(void* shared, const void* global, int bytes) {
@@ -110,6 +136,15 @@ MOH_DEVICE void tma_load(void* shared, const TensorMap* map, uint64_t* barrier, 
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(shared_address(shared)),
                  "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(shared_address(barrier))
+                 : "memory");
+}
+// The same to the same addresses in each block of the cluster whose bit in `mask` is set; each block's own barrier counts
+// the bytes. A barrier may count bytes before this block's mbarrier_arrive_expect announces them, but not before its
+// phase has begun.
+MOH_DEVICE void tma_load_multicast(void* shared, const TensorMap* map, uint64_t* barrier, uint16_t mask, int c0, int c1, int c2, int c3) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+                 "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(shared_address(shared)),
+                 "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(shared_address(barrier)), "h"(mask)
                  : "memory");
 }
 // Makes this thread's normal writes to shared memory visible to wgmma and TMA; a barrier must follow.

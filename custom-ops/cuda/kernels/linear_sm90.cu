@@ -7,16 +7,20 @@
 
 namespace {
 
-// Iterates over this block's tiles, ordered by row, head, column, so that concurrent tiles read nearby rows.
-struct Tiles {
+// Iterates over this block's tiles, ordered by row, head, column, so that concurrent tiles read nearby rows. In clusters,
+// it iterates over pairs of tiles: those of the same columns one below the other, which share the weight, or those of
+// the same rows side by side, which share x.
+template <class P> struct Tiles {
     const LinearParams& p;
-    const bool dense;
-    const int tile_rows, tile_columns, spans;
+    const bool dense, shares_x;
+    const int rank, tile_columns, rows, columns, spans; // rows and columns per tile or pair, pairs per row of them
     int row = 0;
-    int64_t left = blockIdx.x; // number of tiles from that row on before this block's next tile
+    int64_t left = blockIdx.x / P::cluster; // number of tiles or pairs from that row on before this block's next one
 
-    MOH_DEVICE Tiles(const LinearSm90Params& params, bool dense, int columns)
-        : p(params.linear), dense(dense), tile_rows(params.tile_rows), tile_columns(columns),
+    MOH_DEVICE Tiles(const LinearSm90Params& params, bool dense, int tile_columns)
+        : p(params.linear), dense(dense), shares_x(P::cluster > 1 && dense && params.shares_x),
+          rank(P::cluster > 1 ? int(cluster_rank()) : 0), tile_columns(tile_columns),
+          rows(shares_x ? params.tile_rows : P::cluster * params.tile_rows), columns(shares_x ? 2 * tile_columns : tile_columns),
           spans(((dense ? p.heads * p.columns : p.columns) + columns - 1) / columns) {}
 
     MOH_DEVICE int heads() const { return dense ? 1 : p.heads; }
@@ -28,7 +32,7 @@ struct Tiles {
     }
 
     MOH_DEVICE bool next(Message& tile) {
-        for (;; row += tile_rows) {
+        for (;; row += rows) {
             int active = 0;
             for (int head = 0; head < heads(); head += 32) active += __popc(ballot(head));
             if (active == 0) return false;
@@ -47,9 +51,22 @@ struct Tiles {
             head += __ffs(int(__ballot_sync(0xffffffffu, wanted))) - 1;
             break;
         }
-        tile = Message(head, row, int(left % spans) * tile_columns, min(tile_rows, rows_of(head) - row));
-        left += gridDim.x;
+        tile = Message(head, row, int(left % spans) * columns, min(rows, rows_of(head) - row));
+        if (P::cluster > 1) take_own(tile);
+        left += gridDim.x / P::cluster;
         return true;
+    }
+
+    // Replaces a pair by this block's tile. Of two tiles one below the other, the first has half of the units, rounded
+    // up, so the second may be empty.
+    MOH_DEVICE void take_own(Message& tile) const {
+        if (shares_x) {
+            tile.column += rank * tile_columns;
+        } else {
+            const int first = (tile.rows + 2 * kUnitRows - 1) / (2 * kUnitRows) * kUnitRows;
+            tile.row += rank * first;
+            tile.rows = rank == 0 ? min(tile.rows, first) : max(tile.rows - first, 0);
+        }
     }
 };
 
@@ -75,30 +92,41 @@ template <class P, bool is_mlp, bool pairs> struct Projection {
     using T = typename P::T;
     static constexpr int tile_columns = pairs ? P::columns / 2 : P::columns;
 
-    // Runs on one thread: loads the weights of a step.
-    static MOH_DEVICE void load_weight(const LinearSm90Params& params, const Message& tile, bool dense, int k, unsigned char* b,
+    // Runs on one thread: loads the weights of a step. If the blocks of the cluster share them, each loads one box.
+    static MOH_DEVICE void load_weight(const LinearSm90Params& params, const Message& tile, const Tiles<P>& tiles, int k, unsigned char* b,
                                        uint64_t* barrier) {
         const LinearParams& p = params.linear;
-        if constexpr (P::layout == 0) {
-            tma_load(b, &params.weight_map, barrier, k, tile.head * p.columns + tile.column, 0, 0);
-        } else {
+        const bool shared = P::cluster > 1 && !tiles.shares_x;
 #pragma unroll
-            for (int panel = 0; panel < P::panels; panel++) {
-                int head = tile.head, column = tile.column + panel * (pairs ? p.columns : 64);
-                if (dense) {
+        for (int box = 0; box < P::boxes; box++) {
+            if (shared && box != tiles.rank) continue;
+            unsigned char* to = b + box * P::box_bytes;
+            if constexpr (P::layout == 0) {
+                const int column = tile.head * p.columns + tile.column + box * (P::columns / P::boxes);
+                load_box<P>(shared, to, &params.weight_map, barrier, k, column, 0);
+            } else {
+                int head = tile.head, column = tile.column + box * (pairs ? p.columns : 64);
+                if (tiles.dense) {
                     // The width of a head is a multiple of the panel width.
                     head = column / p.columns;
                     column -= head * p.columns;
                 }
-                tma_load(b + panel * P::panel_bytes, &params.weight_map, barrier, column, k, head, 0);
+                load_box<P>(shared, to, &params.weight_map, barrier, column, k, head);
             }
         }
+    }
+
+    // Runs on one thread: loads the rows of a step of a dense tile. If the blocks of the cluster share them, each loads half.
+    static MOH_DEVICE void load_rows(const LinearSm90Params& params, const Message& tile, const Tiles<P>& tiles, int k, unsigned char* a,
+                                     uint64_t* barrier) {
+        const int first = tiles.shares_x ? tiles.rank * (params.tile_rows / 2) : 0;
+        load_box<P>(tiles.shares_x, a + first * P::row_bytes, &params.x_map, barrier, k, tile.row + first, 0);
     }
 
     static MOH_DEVICE void produce(Producer<P>& producer, const LinearSm90Params& params, bool dense) {
         const LinearParams& p = params.linear;
         const int steps = (p.depth + P::depth - 1) / P::depth;
-        Tiles tiles(params, dense, tile_columns);
+        Tiles<P> tiles(params, dense, tile_columns);
         Zeros zeros(p);
         const bool write_zeros = p.write_zeros && !dense;
         Message tile(0, 0, 0, 0);
@@ -114,8 +142,8 @@ template <class P, bool is_mlp, bool pairs> struct Projection {
                 tile.flags = Message::product | (step + 1 == steps ? Message::last : 0);
                 unsigned char* a = producer.begin(tile, P::b_bytes + (dense ? params.tile_rows * P::row_bytes : 0));
                 if (producer.thread == 0) {
-                    load_weight(params, tile, dense, first, a + P::a_bytes, producer.barrier());
-                    if (dense) tma_load(a, &params.x_map, producer.barrier(), first, tile.row, 0, 0);
+                    load_weight(params, tile, tiles, first, a + P::a_bytes, producer.barrier());
+                    if (dense) load_rows(params, tile, tiles, first, a, producer.barrier());
                 }
                 if (!dense)
                     producer.copy_rows(a, static_cast<const unsigned char*>(p.x) + 2 * k, uint32_t(2 * p.x_row), tile.rows,
@@ -128,48 +156,54 @@ template <class P, bool is_mlp, bool pairs> struct Projection {
         if (write_zeros) zeros.write<T>(p, zeros.end);
     }
 
+    // All that the results need from memory is loaded before the products, so that storing them waits for nothing.
     static MOH_DEVICE void consume(Consumer<P>& consumer, const LinearParams& p, const Message& tile, bool dense) {
-        const int own = consumer.units(tile), pair = consumer.lane % 4;
-        int token[2][2];
+        const int own = consumer.units(tile), pair = consumer.lane % 4, columns = dense ? p.heads * p.columns : p.columns;
+        // The output's rows, null where the tile has none.
+        T* output[2][2];
+        // Dense: whether the head of the thread's columns 32 i + 8 pair to + 7 is on for row s of unit u, as bit 8 u + 4 s + i.
+        uint32_t heads_on = dense ? 0 : ~0u;
 #pragma unroll
         for (int u = 0; u < 2; u++)
 #pragma unroll
             for (int s = 0; s < 2; s++) {
                 const int row = consumer.row(u, s);
-                token[u][s] = row >= tile.rows ? -1
-                              : dense          ? tile.row + row
-                                               : p.entries[int64_t(tile.head) * p.tokens + tile.row + row];
+                const bool exists = row < tile.rows;
+                int64_t token = tile.row + row;
+                if (exists && !dense) token = p.entries[int64_t(tile.head) * p.tokens + token];
+                output[u][s] = exists ? static_cast<T*>(p.output) + token * p.output_row + tile.head * p.output_head + tile.column : nullptr;
+#pragma unroll
+                for (int i = 0; i < tile_columns / 32; i++) {
+                    const int column = tile.column + 32 * i + 8 * pair;
+                    if (dense && exists && column < columns && p.gates[token * p.heads + column / p.columns] != 0.0f)
+                        heads_on |= 1u << (8 * u + 4 * s + i);
+                }
             }
+        // The bias of columns 8 j + 2 pair and one more.
+        uint32_t bias[P::columns / 8];
+#pragma unroll
+        for (int j = 0; j < P::columns / 8; j++) {
+            const int column = tile.column + 8 * j % tile_columns + 2 * pair, part = 8 * j / tile_columns * p.columns;
+            bias[j] = p.bias && column < columns ? load_two(p.bias, tile.head * p.bias_head + part + column) : 0;
+        }
         consumer.multiply(tile);
 
-        const int columns = dense ? p.heads * p.columns : p.columns;
-        const T* bias = static_cast<const T*>(p.bias) + (p.bias ? tile.head * p.bias_head + tile.column : 0);
-        T* output = static_cast<T*>(p.output) + tile.head * p.output_head + tile.column;
-        // Dense: the heads of the thread's blocks of 8 columns.
-        int head[tile_columns / 32];
-#pragma unroll
-        for (int i = 0; i < tile_columns / 32; i++) head[i] = dense ? (tile.column + 32 * i + 8 * pair) / p.columns : 0;
 #pragma unroll
         for (int u = 0; u < 2; u++)
 #pragma unroll
             for (int s = 0; s < 2; s++) {
                 if (u >= own) continue;
-                auto value = [&](int j, int e, int offset) {
-                    float x = consumer.sums[u][4 * (j + offset / 8) + 2 * s + e];
-                    const int column = 8 * j + 2 * pair + e;
-                    if (p.bias && tile.column + column < columns) x += to_float(bias[(offset > 0 ? p.columns : 0) + column]);
-                    return x;
-                };
-                auto element = [&](int j, int e) {
-                    float x = value(j, e, 0);
+                auto value = [&](int j, int e) { return consumer.sums[u][4 * j + 2 * s + e] + element<T>(bias[j], e); };
+                auto result = [&](int j, int e) {
+                    float x = value(j, e);
                     if (is_mlp) x = activate_fast(x, p.activation);
-                    return pairs ? x * value(j, e, tile_columns) : x;
+                    return pairs ? x * value(j + tile_columns / 8, e) : x;
                 };
-                auto word = [&](int j) { return pack<T>(element(j, 0), element(j, 1)); };
+                auto word = [&](int j) { return pack<T>(result(j, 0), result(j, 1)); };
                 auto at = [&](int j) -> T* {
-                    return token[u][s] >= 0 && tile.column + 8 * j < columns ? output + token[u][s] * p.output_row + 8 * j : nullptr;
+                    return output[u][s] && tile.column + 8 * j < columns ? output[u][s] + 8 * j : nullptr;
                 };
-                auto is_on = [&](int i) { return !dense || p.gates[int64_t(token[u][s]) * p.heads + head[i]] != 0.0f; };
+                auto is_on = [&](int i) { return (heads_on >> (8 * u + 4 * s + i) & 1) != 0; };
                 store_row<tile_columns / 8>(word, at, is_on);
             }
     }
@@ -188,17 +222,21 @@ template <class P, bool is_mlp, bool pairs> struct Projection {
 } // namespace
 
 // moh_projection_sm90_<type>_<layout>_<columns>, in layout 1 also _mlp and _pairs (64 columns). src/product/hopper.rs
-// repeats these numbers.
-#define MOH_PROJECTION(name, type, layout, columns, stages, is_mlp, pairs)                                             \
-    MOH_KERNEL(moh_projection_sm90_##type##_##layout##_##name, LinearSm90Params, kThreads, 1) {                        \
-        using P = Product<type, layout, columns, stages>;                                                              \
+// repeats these numbers. Only the tiles of 128 columns, gathered and dense, run in clusters.
+#define MOH_PROJECTION_BODY(type, layout, columns, stages, cluster, is_mlp, pairs)                                     \
+    {                                                                                                                  \
+        using P = Product<type, layout, columns, stages, cluster>;                                                     \
         static_assert(sizeof(Shared<P>) <= 232448, "shared memory of a block");                                        \
         Projection<P, is_mlp, pairs>::run(p);                                                                          \
     }
+#define MOH_PROJECTION(name, type, layout, columns, stages, is_mlp, pairs)                                             \
+    MOH_KERNEL(moh_projection_sm90_##type##_##layout##_##name, LinearSm90Params, kThreads, 1)                          \
+    MOH_PROJECTION_BODY(type, layout, columns, stages, 1, is_mlp, pairs)
 #define MOH_PROJECTIONS(type, layout)                                                                                  \
     MOH_PROJECTION(64, type, layout, 64, 5, false, false)                                                              \
     MOH_PROJECTION(72, type, layout, 72, 4, false, false)                                                              \
-    MOH_PROJECTION(128, type, layout, 128, 4, false, false)
+    MOH_CLUSTER_KERNEL(moh_projection_sm90_##type##_##layout##_128, LinearSm90Params, kThreads, 2)                     \
+    MOH_PROJECTION_BODY(type, layout, 128, 4, 2, false, false)
 #define MOH_PROJECTIONS_MLP(type)                                                                                      \
     MOH_PROJECTION(mlp, type, 1, 128, 4, true, false)                                                                  \
     MOH_PROJECTION(pairs, type, 1, 128, 4, true, true)

@@ -121,10 +121,11 @@ struct LinearParams {
 
 // linear_sm90.cu, combine_sm90.cu and expert_products_sm90.cu.
 struct LinearSm90Params {
-    TensorMap x_map;      // (tokens, row of x), boxes of tile_rows x 64
-    TensorMap weight_map; // layout 0: (all outputs, row), boxes of a tile's columns x 64; 1: (heads, inputs, outputs), boxes of 64 x 64
+    TensorMap x_map;      // (tokens, row of x), boxes of tile_rows x 64, with shares_x of half of the rows
+    TensorMap weight_map; // layout 0: (all outputs, row), boxes of a tile's columns (of 128: 64) x 64; 1: (heads, inputs, outputs), boxes of 64 x 64
     struct LinearParams linear;
     int32_t tile_rows;    // 64, 128, 192 or 256
+    int32_t shares_x;     // in clusters: dense tiles share the rows of x, otherwise the weight
 };
 
 // aggregated.cu. Unless noted: T (batch, tokens or pooled, heads * dim).

@@ -4,6 +4,21 @@
 // masked, by TMA if they are contiguous; B, the weight, by TMA. Warpgroups 1 and 2 multiply: units of 64 rows are
 // assigned round-robin, at most two each. A message beside each stage says which tile it belongs to, so that only the
 // producer needs to know the schedule.
+//
+// In a cluster of two blocks, a producer may load a part of a stage for both blocks by TMA multicast. The blocks fill
+// and free their stages in the same order, but have rings, messages and barriers of their own. For each stage:
+//
+//     block 0 ----------------------------------------------------- block 1 (the same, mirrored)
+//     producers: wait for empty[s] <------------------------------- (releases of block 1's consumers)
+//       thread 0: message[s]; announces all bytes at full[s]
+//                 own part of B (or A) ---- TMA multicast --------> stage[s], counted by block 1's full[s]
+//       cp.async or TMA of the rest; arrive at full[s]
+//     consumers: wait for full[s]; wgmma of stage[s]
+//       each warp, when its wgmma have read the stage:
+//                 arrive at empty[s] ------ remote arrival -------> empty[s]
+//
+// full[s] completes a phase with the producers' 5 arrivals and all bytes, whichever block's TMA writes them. empty[s]
+// completes with the arrivals of the 8 consumer warps of each block, because either block's TMA overwrites both stages.
 #pragma once
 
 #include "hopper.cuh"
@@ -18,13 +33,17 @@ constexpr int kThreads = 384;
 constexpr int kProducerRegisters = 88, kConsumerRegisters = 208;
 
 // Tiles of up to 256 rows and `columns` columns. Layout 0: B is [column][k]; 1: [k][column], in panels of 64 columns.
-template <class T_, int layout_, int columns_, int stages_> struct Product {
+// cluster: blocks per cluster, 1 or 2.
+template <class T_, int layout_, int columns_, int stages_, int cluster_ = 1> struct Product {
     using T = T_;
-    static constexpr int layout = layout_, columns = columns_, stages = stages_;
+    static constexpr int layout = layout_, columns = columns_, stages = stages_, cluster = cluster_;
     static constexpr int rows = 256, depth = 64, row_bytes = 2 * depth;
     static constexpr int panels = (columns + 63) / 64, panel_bytes = 64 * row_bytes;
     static constexpr int a_bytes = rows * row_bytes, b_bytes = layout == 0 ? columns * row_bytes : panels * panel_bytes;
     static constexpr int stage_bytes = a_bytes + b_bytes;
+    // Boxes by which B is loaded: one, one per block that may load a part of it, or one per panel.
+    static constexpr int boxes = layout == 0 ? cluster : panels, box_bytes = b_bytes / boxes;
+    static_assert(cluster == 1 || boxes == cluster, "each block of a cluster loads one box of a shared B");
     // Stages with copies in flight. Consumers hold one stage and wait for the next, so the ring has two more.
     static constexpr int ahead = stages - 2;
     static_assert(b_bytes % 1024 == 0, "swizzle patterns start at multiples of 1024");
@@ -57,7 +76,8 @@ template <class P> struct Producer {
 
     MOH_DEVICE explicit Producer(Shared<P>& shared) : shared(shared) {}
 
-    // Waits for a free stage. One thread publishes the message and the number of bytes that TMA will copy.
+    // Waits for a free stage, in all blocks of the cluster. One thread publishes the message and the number of bytes that
+    // TMA will copy to this block.
     MOH_DEVICE unsigned char* begin(const Message& message, int bytes) {
         mbarrier_wait(&shared.empty[filling.slot], filling.parity ^ 1);
         if (thread == 0) {
@@ -184,11 +204,22 @@ template <class P> struct Consumer {
         wgmma_commit();
     }
 
-    // Releases the stage for this warp. Its lanes are converged, as after a wait for wgmma.
+    // Releases the stage for this warp, to all blocks of the cluster. Its lanes are converged, as after a wait for wgmma.
     MOH_DEVICE void release(int slot) const {
-        if (slot >= 0 && lane == 0) mbarrier_arrive(&shared.empty[slot]);
+        if (slot < 0 || lane >= P::cluster) return;
+        if constexpr (P::cluster == 1)
+            mbarrier_arrive(&shared.empty[slot]);
+        else
+            mbarrier_arrive_at(&shared.empty[slot], uint32_t(lane));
     }
 };
+
+// Elements `index` and one more of an array of 16-bit elements, and one of the two (e = 0 or 1).
+MOH_DEVICE uint32_t load_two(const void* elements, int64_t index) {
+    const uint16_t* from = static_cast<const uint16_t*>(elements) + index;
+    return from[0] | uint32_t(from[1]) << 16;
+}
+template <class T> MOH_DEVICE float element(uint32_t two, int e) { return to_float(T{uint16_t(two >> (16 * e))}); }
 
 // Transposes within each 4 lanes: lane q has one word of blocks 0 to 3, and gets the 4 words of block q.
 MOH_DEVICE void transpose(uint32_t (&v)[4]) {
@@ -228,17 +259,28 @@ template <int blocks, class Word, class At, class IsOn> MOH_DEVICE void store_ro
     }
 }
 
+// Loads a box of a step by TMA; to all blocks of the cluster if `multicast`.
+template <class P> MOH_DEVICE void load_box(bool multicast, void* to, const TensorMap* map, uint64_t* barrier, int c0, int c1, int c2) {
+    if (P::cluster > 1 && multicast)
+        tma_load_multicast(to, map, barrier, (1 << P::cluster) - 1, c0, c1, c2, 0);
+    else
+        tma_load(to, map, barrier, c0, c1, c2, 0);
+}
+
 // Runs produce(Producer) in the first warpgroup, consume(Consumer) in the others.
 template <class P, class Produce, class Consume> MOH_DEVICE void run_roles(Shared<P>& shared, Produce produce, Consume consume) {
     const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
     if (threadIdx.x == 0) {
         for (int i = 0; i < P::stages; i++) {
             mbarrier_init(&shared.full[i], 1 + kProducers / 32); // TMA, and the copies of each producer warp
-            mbarrier_init(&shared.empty[i], 8);                  // each consumer warp
+            mbarrier_init(&shared.empty[i], 8 * P::cluster);     // each consumer warp of the cluster
         }
         mbarrier_init_fence();
     }
-    __syncthreads();
+    if constexpr (P::cluster == 1)
+        __syncthreads();
+    else
+        cluster_sync();
     if (warp < 4) {
         registers_decrease<kProducerRegisters>();
         Producer<P> producer(shared);
@@ -251,6 +293,7 @@ template <class P, class Produce, class Consume> MOH_DEVICE void run_roles(Share
             consume(consumer, tile);
         }
     }
+    if constexpr (P::cluster > 1) cluster_sync(); // the neighbour may still release stages to this block
 }
 
 } // namespace

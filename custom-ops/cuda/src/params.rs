@@ -122,6 +122,7 @@ pub struct LinearSm90Params {
     pub weight_map: TensorMap,
     pub linear: LinearParams,
     pub tile_rows: i32,
+    pub shares_x: i32,
 }
 // SAFETY: as above.
 unsafe impl Params for LinearSm90Params {}

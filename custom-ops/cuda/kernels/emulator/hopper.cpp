@@ -21,12 +21,14 @@ struct Barrier {
 };
 constexpr uint8_t poisoned = 0xff;
 
-Barrier& barrier_at(uint64_t* word, const char* what) {
-    auto barrier = static_cast<Barrier*>(shared_pointer(shared_address(word), 8));
+// The barrier at this address in the shared memory of the cluster's block `rank`.
+Barrier& barrier_of(uint64_t* word, unsigned rank, const char* what) {
+    auto barrier = static_cast<Barrier*>(cluster_pointer(shared_address(word), 8, rank));
     if (uintptr_t(word) % 8 != 0) fail("%s: barrier not aligned to 8", what);
     if (barrier->arrivals == poisoned || barrier->arrivals == 0) fail("%s: barrier not initialised", what);
     return *barrier;
 }
+Barrier& barrier_at(uint64_t* word, const char* what) { return barrier_of(word, cluster_rank(), what); }
 
 void complete_if_done(Barrier& barrier) {
     if (barrier.pending != 0 || barrier.units != 0) return;
@@ -50,7 +52,7 @@ struct Queue {
     std::deque<Pending> products;
     unsigned open = 0; // index of the group that is not yet committed
 };
-Queue queues[32]; // by warp
+Queue queues[32]; // by warp of the cluster
 
 struct Matrix {
     uint32_t start, leading, stride, row_bytes, mask;
@@ -147,6 +149,13 @@ void mbarrier_arrive(uint64_t* word, uint32_t bytes) {
     complete_if_done(barrier);
 }
 
+void mbarrier_arrive_at(uint64_t* word, unsigned rank) {
+    Barrier& barrier = barrier_of(word, rank, "mbarrier_arrive_at");
+    if (barrier.pending == 0) fail("mbarrier_arrive_at: more than %u arrivals in a phase", barrier.arrivals);
+    barrier.pending--;
+    complete_if_done(barrier);
+}
+
 void mbarrier_wait(uint64_t* word, uint32_t parity) {
     Barrier& barrier = barrier_at(word, "mbarrier_wait");
     for (uint32_t phase = barrier.phase; (phase & 1) == (parity & 1); phase = barrier.phase)
@@ -157,13 +166,13 @@ void wgmma(Wgmma argument) {
     const char* what = argument.product == Product::RegisterA ? "wgmma_rs" : "wgmma_ss";
     struct Thread {
         Wgmma wgmma;
-        unsigned index;
-    } thread{argument, threadIdx.x};
+        unsigned warp;
+    } thread{argument, warp_of_cluster()};
     collective(what, 128, &thread, [](void** threads) {
         const Wgmma& first = static_cast<Thread*>(threads[0])->wgmma;
         const auto b = std::make_shared<const Bits>(read_b(first));
         for (int warp = 0; warp < 4; warp++) {
-            Queue& queue = queues[static_cast<Thread*>(threads[32 * warp])->index / 32];
+            Queue& queue = queues[static_cast<Thread*>(threads[32 * warp])->warp];
             Pending p;
             p.group = queue.open;
             p.first_row = 16 * warp;
@@ -186,14 +195,14 @@ void wgmma(Wgmma argument) {
 }
 
 void wgmma_commit() {
-    collective("wgmma_commit", 32, &queues[threadIdx.x / 32], [](void** lanes) { static_cast<Queue*>(lanes[0])->open++; });
+    collective("wgmma_commit", 32, &queues[warp_of_cluster()], [](void** lanes) { static_cast<Queue*>(lanes[0])->open++; });
 }
 
 void wgmma_wait(unsigned pending) {
     struct Wait {
         Queue* queue;
         unsigned pending;
-    } argument{&queues[threadIdx.x / 32], pending};
+    } argument{&queues[warp_of_cluster()], pending};
     collective("wgmma_wait", 32, &argument, [](void** lanes) {
         auto [queue, pending] = *static_cast<Wait*>(lanes[0]);
         while (!queue->products.empty() && queue->products.front().group + pending < queue->open) {
@@ -217,15 +226,9 @@ struct Map {
 static_assert(sizeof(Map) <= sizeof(TensorMap), "a descriptor's 128 bytes");
 } // namespace
 
-void tma_load(void* shared, const TensorMap* opaque, uint64_t* word, const int (&start)[4]) {
-    Map map;
-    memcpy(&map, opaque, sizeof map);
-    if (uintptr_t(opaque) % 64 != 0 || map.magic != magic) fail("tma_load: no tensor map");
-    uint32_t inner = map.boxes[0] * map.element, rows = map.boxes[1] * map.boxes[2] * map.boxes[3];
-    uint32_t address = shared_address(shared), mask = (1u << map.swizzle) - 1;
-    if (address % 1024 != 0) fail("tma_load: shared memory not aligned to 1024");
-    shared_pointer(address, size_t(inner) * rows);
-    Barrier& barrier = barrier_at(word, "tma_load");
+namespace {
+void copy_box(const Map& map, uint32_t address, const int (&start)[4], unsigned rank) {
+    uint32_t inner = map.boxes[0] * map.element, rows = map.boxes[1] * map.boxes[2] * map.boxes[3], mask = (1u << map.swizzle) - 1;
     for (uint32_t row = 0; row < rows; row++) {
         int64_t at[4] = {start[0], start[1] + int64_t(row % map.boxes[1]), start[2] + int64_t(row / map.boxes[1] % map.boxes[2]),
                          start[3] + int64_t(row / map.boxes[1] / map.boxes[2])};
@@ -238,15 +241,31 @@ void tma_load(void* shared, const TensorMap* opaque, uint64_t* word, const int (
         for (uint32_t byte = 0; byte < inner; byte += map.element) {
             int64_t column = at[0] + byte / map.element;
             uint32_t to = address + row * inner + byte;
-            void* target = shared_pointer(to ^ ((to >> 7 & mask) << 4), map.element);
+            void* target = cluster_pointer(to ^ ((to >> 7 & mask) << 4), map.element, rank);
             if (inside && column >= 0 && column < int64_t(map.sizes[0]))
                 memcpy(target, from + column * map.element, map.element);
             else
                 memset(target, 0, map.element);
         }
     }
-    barrier.units = int16_t(barrier.units - inner * rows / 16);
-    complete_if_done(barrier);
+}
+} // namespace
+
+void tma_load(void* shared, const TensorMap* opaque, uint64_t* word, const int (&start)[4], unsigned mask) {
+    Map map;
+    memcpy(&map, opaque, sizeof map);
+    if (uintptr_t(opaque) % 64 != 0 || map.magic != magic) fail("tma_load: no tensor map");
+    if (mask == 0) fail("tma_load: no block to copy to");
+    uint32_t bytes = map.boxes[0] * map.element * map.boxes[1] * map.boxes[2] * map.boxes[3], address = shared_address(shared);
+    if (address % 1024 != 0) fail("tma_load: shared memory not aligned to 1024");
+    for (unsigned rank = 0; mask >> rank != 0; rank++) {
+        if (!(mask >> rank & 1)) continue;
+        cluster_pointer(address, bytes, rank);
+        Barrier& barrier = barrier_of(word, rank, "tma_load");
+        copy_box(map, address, start, rank);
+        barrier.units = int16_t(barrier.units - bytes / 16);
+        complete_if_done(barrier);
+    }
 }
 
 } // namespace simt

@@ -20,7 +20,9 @@ void wgmma_wait(unsigned pending);
 void mbarrier_init(uint64_t* barrier, uint32_t arrivals);
 void mbarrier_arrive(uint64_t* barrier, uint32_t bytes);
 void mbarrier_wait(uint64_t* barrier, uint32_t parity);
-void tma_load(void* shared, const TensorMap* map, uint64_t* barrier, const int (&start)[4]);
+void mbarrier_arrive_at(uint64_t* barrier, unsigned rank);
+// Copies to all blocks of the cluster in the mask.
+void tma_load(void* shared, const TensorMap* map, uint64_t* barrier, const int (&start)[4], unsigned mask);
 } // namespace simt
 
 inline void mbarrier_init(uint64_t* barrier, uint32_t arrivals) { simt::mbarrier_init(barrier, arrivals); }
@@ -33,6 +35,10 @@ inline void mbarrier_arrive_after_copies(uint64_t* barrier) {
     simt::mbarrier_arrive(barrier, 0);
 }
 inline void mbarrier_wait(uint64_t* barrier, uint32_t parity) { simt::mbarrier_wait(barrier, parity); }
+inline void mbarrier_arrive_at(uint64_t* barrier, uint32_t rank) { simt::mbarrier_arrive_at(barrier, rank); }
+
+inline uint32_t cluster_rank() { return simt::cluster_rank(); }
+inline void cluster_sync() { simt::cluster_sync(); }
 
 inline void cp_async_first(void* shared, const void* global, int bytes) {
     if (bytes < 0 || bytes > 16) simt::fail("cp_async_first: %d bytes", bytes);
@@ -42,7 +48,10 @@ inline void cp_async_first(void* shared, const void* global, int bytes) {
 }
 inline void tma_prefetch(const TensorMap*) {}
 inline void tma_load(void* shared, const TensorMap* map, uint64_t* barrier, int c0, int c1, int c2, int c3) {
-    simt::tma_load(shared, map, barrier, {c0, c1, c2, c3});
+    simt::tma_load(shared, map, barrier, {c0, c1, c2, c3}, 1u << simt::cluster_rank());
+}
+inline void tma_load_multicast(void* shared, const TensorMap* map, uint64_t* barrier, uint16_t mask, int c0, int c1, int c2, int c3) {
+    simt::tma_load(shared, map, barrier, {c0, c1, c2, c3}, mask);
 }
 inline void fence_async_proxy() {}
 

@@ -24,6 +24,7 @@ namespace {
 
 constexpr size_t page = 4096, stack_bytes = 128 * 1024, max_threads = 1024;
 constexpr size_t shared_alignment = 1024, shared_limit = 256 * 1024;
+constexpr unsigned max_cluster = 2;
 constexpr unsigned char poison = 0xff; // NaN in every float, -1 in every integer
 
 struct Copy {
@@ -66,17 +67,27 @@ struct Barrier {
     uint32_t generation = 0;
 };
 
+// A block of the cluster that is running.
+struct Block {
+    simt::Index index;
+    unsigned char* shared_end = nullptr; // followed by an inaccessible page
+    unsigned char* shared = nullptr;
+    Barrier barriers[16];
+    unsigned live = 0;     // threads that have not returned
+    bool accessed = false; // a neighbour accessed its shared memory after the last barrier of the cluster
+};
+
 struct Machine {
     const simt::Kernel* kernel = nullptr;
     const void* params = nullptr;
-    std::vector<Fiber> fibers = std::vector<Fiber>(max_threads);
-    std::map<unsigned, Group> groups; // by width * 1024 + first thread
-    Barrier barriers[16];
-    unsigned threads = 0, current = 0;
+    std::vector<Fiber> fibers = std::vector<Fiber>(max_threads); // of all blocks of the cluster, one block after the other
+    std::map<unsigned, Group> groups; // by width * 1024 + first fiber
+    Block blocks[max_cluster];
+    Block* block = nullptr; // the current fiber's
+    Barrier cluster_barrier;
+    unsigned threads = 0, cluster = 1, current = 0; // per block; blocks per cluster; fiber
     bool running = false;
     bool reversed = false; // run threads from last to first, and complete copies at once
-    unsigned char* shared_end = nullptr; // followed by an inaccessible page
-    unsigned char* shared = nullptr;
     size_t shared_bytes = 0;
 #if defined(__x86_64__)
     void* scheduler = nullptr;
@@ -149,8 +160,9 @@ void fault(int signal, siginfo_t* info, void*) {
     if (machine.running) {
         machine.running = false;
         auto address = static_cast<unsigned char*>(info->si_addr);
-        if (address >= machine.shared_end && address < machine.shared_end + page)
-            simt::fail("shared memory: access %td bytes beyond size %zu", address - machine.shared, machine.shared_bytes);
+        const Block& block = *machine.block;
+        if (address >= block.shared_end && address < block.shared_end + page)
+            simt::fail("shared memory: access %td bytes beyond size %zu", address - block.shared, machine.shared_bytes);
         simt::fail("invalid memory access at %p", info->si_addr);
     }
     std::signal(signal, SIG_DFL);
@@ -170,10 +182,12 @@ void initialise() {
         mprotect(stacks + i * (stack_bytes + page), page, PROT_NONE);
         machine.fibers[i].stack = stacks + i * (stack_bytes + page) + page;
     }
-    unsigned char* shared = map(shared_limit + 2 * page);
-    mprotect(shared, page, PROT_NONE);
-    machine.shared_end = shared + page + shared_limit;
-    mprotect(machine.shared_end, page, PROT_NONE);
+    for (Block& block : machine.blocks) {
+        unsigned char* shared = map(shared_limit + 2 * page);
+        mprotect(shared, page, PROT_NONE);
+        block.shared_end = shared + page + shared_limit;
+        mprotect(block.shared_end, page, PROT_NONE);
+    }
 }
 
 // Installs the fault handler during a launch; the host process has its own.
@@ -203,20 +217,48 @@ struct FaultHandler {
 
 [[noreturn]] void deadlock() {
     std::string waits;
-    const char* last = nullptr;
-    for (unsigned i = 0, first = 0; i <= machine.threads; i++) {
-        const char* what = i == machine.threads ? "" : machine.fibers[i].done ? "(returned)" : machine.fibers[i].waits_for;
-        if (last && what != last) {
-            waits += "\n  threads " + std::to_string(first) + " to " + std::to_string(i - 1) + ": " + last;
-            first = i;
+    for (unsigned rank = 0; rank < machine.cluster; rank++) {
+        if (machine.cluster > 1) waits += "\n  block " + std::to_string(rank) + " of the cluster:";
+        const Fiber* fibers = &machine.fibers[rank * machine.threads];
+        const char* last = nullptr;
+        for (unsigned i = 0, first = 0; i <= machine.threads; i++) {
+            const char* what = i == machine.threads ? "" : fibers[i].done ? "(returned)" : fibers[i].waits_for;
+            if (last && what != last) {
+                waits += "\n  threads " + std::to_string(first) + " to " + std::to_string(i - 1) + ": " + last;
+                first = i;
+            }
+            last = what;
         }
-        last = what;
     }
     simt::fail("deadlock, all threads are waiting:%s", waits.c_str());
 }
 
-void run_block() {
-    for (unsigned i = 0; i < machine.threads; i++) {
+// Runs each thread of a block that does not wait, once; returns whether there was one.
+bool run_threads(unsigned rank) {
+    Block& block = machine.blocks[rank];
+    machine.block = &block;
+    blockIdx = block.index;
+    bool progress = false;
+    for (unsigned n = 0; n < machine.threads; n++) {
+        unsigned i = machine.reversed ? machine.threads - 1 - n : n;
+        Fiber& fiber = machine.fibers[rank * machine.threads + i];
+        if (fiber.done || (fiber.word && *fiber.word == fiber.old)) continue;
+        machine.current = rank * machine.threads + i;
+        threadIdx = {i, 0, 0};
+        fiber.word = nullptr;
+        resume(fiber);
+        progress = true;
+        block.live -= fiber.done;
+        if (block.live == 0 && block.accessed)
+            simt::fail("the block returned before a barrier of the cluster, after its neighbour's last access to its shared memory");
+    }
+    return progress;
+}
+
+// Runs the blocks of a cluster, of which `first` has the lowest index. A block runs until all of its threads wait, then
+// the next one does.
+void run_cluster(simt::Index first) {
+    for (unsigned i = 0; i < machine.threads * machine.cluster; i++) {
         Fiber& fiber = machine.fibers[i];
         fiber.done = false;
         fiber.word = nullptr;
@@ -224,26 +266,33 @@ void run_block() {
         prepare(fiber);
     }
     machine.groups.clear();
-    for (Barrier& barrier : machine.barriers) barrier = Barrier{};
-    unsigned char* start = machine.shared;
-    memset(start, poison, size_t(machine.shared_end - start));
-    for (unsigned live = machine.threads; live > 0;) {
+    machine.cluster_barrier = Barrier{};
+    size_t used = (machine.shared_bytes + shared_alignment - 1) / shared_alignment * shared_alignment;
+    for (unsigned rank = 0; rank < machine.cluster; rank++) {
+        Block& block = machine.blocks[rank];
+        block.index = {first.x + rank, first.y, first.z};
+        block.shared = block.shared_end - used;
+        block.live = machine.threads;
+        block.accessed = false;
+        for (Barrier& barrier : block.barriers) barrier = Barrier{};
+        memset(block.shared, poison, used);
+    }
+    auto running = [] {
+        unsigned live = 0;
+        for (unsigned rank = 0; rank < machine.cluster; rank++) live += machine.blocks[rank].live;
+        return live > 0;
+    };
+    while (running()) {
         bool progress = false;
-        for (unsigned n = 0; n < machine.threads; n++) {
-            unsigned i = machine.reversed ? machine.threads - 1 - n : n;
-            Fiber& fiber = machine.fibers[i];
-            if (fiber.done || (fiber.word && *fiber.word == fiber.old)) continue;
-            machine.current = i;
-            threadIdx = {i, 0, 0};
-            fiber.word = nullptr;
-            resume(fiber);
-            progress = true;
-            live -= fiber.done;
-        }
+        for (unsigned n = 0; n < machine.cluster; n++)
+            while (run_threads(machine.reversed ? machine.cluster - 1 - n : n)) progress = true;
         if (!progress) deadlock();
     }
-    for (unsigned char* p = start + machine.shared_bytes; p < machine.shared_end; p++)
-        if (*p != poison) simt::fail("shared memory: byte %td written beyond size %zu", p - start, machine.shared_bytes);
+    for (unsigned rank = 0; rank < machine.cluster; rank++) {
+        const Block& block = machine.blocks[rank];
+        for (unsigned char* p = block.shared + machine.shared_bytes; p < block.shared_end; p++)
+            if (*p != poison) simt::fail("shared memory: byte %td written beyond size %zu", p - block.shared, machine.shared_bytes);
+    }
 }
 
 simt::Kernel*& kernels() {
@@ -255,8 +304,8 @@ simt::Kernel*& kernels() {
 
 namespace simt {
 
-Kernel::Kernel(const char* name, size_t params_size, unsigned max_threads, void (*body)(const void*))
-    : name(name), params_size(params_size), max_threads(max_threads), body(body), next(kernels()) {
+Kernel::Kernel(const char* name, size_t params_size, unsigned max_threads, unsigned cluster, void (*body)(const void*))
+    : name(name), params_size(params_size), max_threads(max_threads), cluster(cluster), body(body), next(kernels()) {
     kernels() = this;
 }
 
@@ -310,7 +359,7 @@ void barrier(const char* what, unsigned id, unsigned threads, bool sync) {
     if (id > 15 || threads % 32 != 0) {
         if (id != 0 || threads != machine.threads) fail("%s(%u, %u): no such barrier", what, id, threads);
     }
-    Barrier& barrier = machine.barriers[id];
+    Barrier& barrier = machine.block->barriers[id];
     if (barrier.arrived > 0 && barrier.expected != threads)
         fail("%s: barrier %u of %u and of %u threads", what, id, barrier.expected, threads);
     barrier.expected = threads;
@@ -323,20 +372,43 @@ void barrier(const char* what, unsigned id, unsigned threads, bool sync) {
     }
 }
 
-unsigned char* shared_memory() { return machine.shared; }
+unsigned char* shared_memory() { return machine.block->shared; }
 size_t shared_size() { return machine.shared_bytes; }
 
 uint32_t shared_address(const void* p) {
-    ptrdiff_t offset = static_cast<const unsigned char*>(p) - machine.shared;
+    ptrdiff_t offset = static_cast<const unsigned char*>(p) - machine.block->shared;
     if (offset < 0 || size_t(offset) > machine.shared_bytes) fail("%p is not in shared memory", p);
     return uint32_t(offset) + 1024;
 }
 
-void* shared_pointer(uint32_t address, size_t bytes) {
+void* shared_pointer(uint32_t address, size_t bytes) { return cluster_pointer(address, bytes, cluster_rank()); }
+
+unsigned cluster_rank() { return unsigned(machine.block - machine.blocks); }
+unsigned warp_of_cluster() { return machine.current / 32; }
+
+void* cluster_pointer(uint32_t address, size_t bytes, unsigned rank) {
     size_t offset = size_t(address) - 1024;
     if (address < 1024 || offset + bytes > machine.shared_bytes)
         fail("shared memory: %zu bytes at offset %td of %zu", bytes, ptrdiff_t(address) - 1024, machine.shared_bytes);
-    return machine.shared + offset;
+    if (rank >= machine.cluster) fail("block %u of a cluster of %u", rank, machine.cluster);
+    Block& block = machine.blocks[rank];
+    if (&block != machine.block) {
+        if (block.live == 0) fail("access to the shared memory of block %u of the cluster, which has returned", rank);
+        block.accessed = true;
+    }
+    return block.shared + offset;
+}
+
+void cluster_sync() {
+    Barrier& barrier = machine.cluster_barrier;
+    uint32_t generation = barrier.generation;
+    if (++barrier.arrived == machine.threads * machine.cluster) {
+        barrier.arrived = 0;
+        barrier.generation++;
+        for (Block& block : machine.blocks) block.accessed = false;
+    } else {
+        wait("cluster_sync", &barrier.generation, generation);
+    }
 }
 
 void copy_async(void* shared, const void* global, unsigned bytes, bool valid) {
@@ -373,6 +445,9 @@ void launch(const Kernel& kernel, Index grid, unsigned threads, size_t shared_by
     machine.reversed = order.reversed;
     if (threads == 0 || threads > kernel.max_threads) fail("%u threads, at most %u", threads, kernel.max_threads);
     if (shared_bytes > shared_limit) fail("%zu bytes of shared memory", shared_bytes);
+    const unsigned cluster = kernel.cluster;
+    if (grid.x % cluster != 0 || (cluster > 1 && threads % 128 != 0) || cluster > max_cluster || threads * cluster > max_threads)
+        fail("clusters of %u blocks of %u threads in a grid of %u", cluster, threads, grid.x);
     if (const char* log = getenv("MOH_EMULATOR_LOG")) {
         FILE* file = fopen(log, "a");
         if (!file) fail("MOH_EMULATOR_LOG: cannot write %s", log);
@@ -387,15 +462,13 @@ void launch(const Kernel& kernel, Index grid, unsigned threads, size_t shared_by
     memcpy(start, copy.data(), copy.size());
     machine.params = start;
     machine.threads = threads;
+    machine.cluster = cluster;
     machine.shared_bytes = shared_bytes;
-    machine.shared = machine.shared_end - (shared_bytes + shared_alignment - 1) / shared_alignment * shared_alignment;
     blockDim = {threads, 1, 1};
     gridDim = grid;
     FaultHandler handler;
-    for (unsigned block : order_of(grid.x * grid.y * grid.z, order)) {
-        blockIdx = {block % grid.x, block / grid.x % grid.y, block / grid.x / grid.y};
-        run_block();
-    }
+    const unsigned row = grid.x / cluster; // clusters in a row of the grid
+    for (unsigned i : order_of(row * grid.y * grid.z, order)) run_cluster({i % row * cluster, i / row % grid.y, i / row / grid.y});
     machine.kernel = nullptr;
 }
 

@@ -1,4 +1,5 @@
-// Runs a thread block on a CPU: every thread is a fiber, all on one OS thread; blocks run one after the other.
+// Runs a thread block on a CPU: every thread is a fiber, all on one OS thread; blocks run one after the other. The blocks
+// of a cluster run together.
 //
 // Collective operations (barriers, shuffles, matrix instructions) are executed by the last thread that arrives.
 // Undefined behaviour is exposed: shared memory starts as NaN, memory outside of allocations is inaccessible, and a
@@ -40,6 +41,15 @@ uint32_t shared_address(const void* p);
 // Host pointer to `bytes` bytes at a shared-memory address; ends the process if they are out of bounds.
 void* shared_pointer(uint32_t address, size_t bytes);
 
+// This block's rank in its cluster, and this warp's index among all warps of the cluster.
+unsigned cluster_rank();
+unsigned warp_of_cluster();
+// As shared_pointer(), in the shared memory of the cluster's block `rank`, which must not have returned. It must not
+// return either before a barrier of the cluster that follows.
+void* cluster_pointer(uint32_t address, size_t bytes, unsigned rank);
+// Barrier of all threads of the cluster.
+void cluster_sync();
+
 // Records an asynchronous copy of this thread; if !valid, zeros are written.
 void copy_async(void* shared, const void* global, unsigned bytes, bool valid);
 void copy_commit();
@@ -53,10 +63,10 @@ void copy_wait(unsigned pending);
 struct Kernel {
     const char* name;
     size_t params_size;
-    unsigned max_threads;
+    unsigned max_threads, cluster;
     void (*body)(const void* params);
     Kernel* next;
-    Kernel(const char* name, size_t params_size, unsigned max_threads, void (*body)(const void*));
+    Kernel(const char* name, size_t params_size, unsigned max_threads, unsigned cluster, void (*body)(const void*));
 };
 const Kernel* find(const char* name);
 // The order in which a launch's threads and blocks run.
@@ -80,9 +90,10 @@ extern simt::Index threadIdx, blockIdx, blockDim, gridDim;
 #define __restrict__
 #define __align__(n) alignas(n)
 
-#define MOH_KERNEL(name, Params, threads, min_blocks)                                                                 \
+#define MOH_KERNEL(name, Params, threads, min_blocks) MOH_CLUSTER_KERNEL(name, Params, threads, 1)
+#define MOH_CLUSTER_KERNEL(name, Params, threads, cluster)                                                             \
     static void name(const Params& p);                                                                                 \
-    static simt::Kernel register_##name(#name, sizeof(Params), threads,                                                \
+    static simt::Kernel register_##name(#name, sizeof(Params), threads, cluster,                                       \
                                         [](const void* p) { name(*static_cast<const Params*>(p)); });                  \
     static void name(const Params& p)
 

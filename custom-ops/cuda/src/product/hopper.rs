@@ -15,8 +15,11 @@ const THREADS: u32 = 384;
 const DEPTH: usize = 64;
 /// Tile heights. Units of 64 rows are assigned to two warpgroups round-robin.
 const HEIGHTS: [usize; 4] = [256, 192, 128, 64];
-/// Tile columns of dense projections, of combinations and of RoutedMLP.
+/// Tile columns of dense projections, of combinations and of RoutedMLP. Projections with them run in clusters of
+/// [`CLUSTER`] blocks.
 pub(super) const WIDE: usize = 128;
+/// Blocks that multiply a pair of tiles, and load once what both need.
+const CLUSTER: usize = 2;
 /// Tile columns of gathered projections.
 const WIDTHS: [usize; 3] = [WIDE, 72, 64];
 /// Up to this percentage of heads, gathered tiles as wide as dense ones are used, because their copies are smaller.
@@ -59,8 +62,41 @@ fn gathered_rate(width: usize, columns: usize) -> usize {
 /// multiprocessors, times the copies per tile (its rows, plus a quarter for its weights).
 pub(super) fn height(heights: &[usize], rows: usize, tiles_a_row: usize, width: usize, stream: &Stream<'_>) -> usize {
     let multiprocessors = stream.properties().multiprocessors.max(1) as usize;
-    let rounds = |height: usize| (rows.div_ceil(height) * tiles_a_row).div_ceil(multiprocessors);
+    fastest(heights, |height| (rows.div_ceil(height) * tiles_a_row).div_ceil(multiprocessors), width)
+}
+
+/// The same for [`WIDE`] tiles in clusters, whose number is `pairs(height)`.
+fn height_in_clusters(pairs: impl Fn(usize) -> usize, stream: &Stream<'_>) -> usize {
+    fastest(&HEIGHTS, |height| pairs(height).div_ceil(clusters(stream)), WIDE)
+}
+
+fn fastest(heights: &[usize], rounds: impl Fn(usize) -> usize, width: usize) -> usize {
     heights.iter().copied().min_by_key(|&height| rounds(height) * (height + width / 4)).unwrap_or(DEPTH)
+}
+
+/// The number of clusters that run at a time.
+fn clusters(stream: &Stream<'_>) -> usize {
+    (stream.properties().multiprocessors as usize / CLUSTER).max(1)
+}
+
+/// The number of pairs of [`WIDE`] tiles with rows of one head's list, one below the other.
+fn gathered_pairs(rows: usize, tile_rows: usize, params: &LinearParams) -> usize {
+    rows.div_ceil(CLUSTER * tile_rows) * params.heads as usize * (params.columns as usize).div_ceil(WIDE)
+}
+
+/// The number of pairs of dense tiles: side by side, or one below the other.
+fn dense_pairs(tile_rows: usize, params: &LinearParams) -> usize {
+    let (tokens, columns) = (params.tokens as usize, params.heads as usize * params.columns as usize);
+    match shares_x(params) {
+        true => tokens.div_ceil(tile_rows) * columns.div_ceil(CLUSTER * WIDE),
+        false => tokens.div_ceil(CLUSTER * tile_rows) * columns.div_ceil(WIDE),
+    }
+}
+
+/// Whether pairs of dense tiles are side by side and share the rows of x, of which a step copies twice the bytes of
+/// its weight. An odd number of tiles would leave one without a neighbour.
+fn shares_x(params: &LinearParams) -> bool {
+    (params.heads as usize * params.columns as usize).div_ceil(WIDE).is_multiple_of(CLUSTER)
 }
 
 /// Launches a projection on the stream; the lists of `params` have been made.
@@ -83,7 +119,10 @@ pub(super) unsafe fn project(product: &Product, params: &LinearParams, stream: &
         let can_be_dense = params.write_zeros != 0 && (!product.per_head || columns.is_multiple_of(DEPTH));
         let dense_percent = if can_be_dense { gathered_rate(width, columns).min(ALMOST_ALL) as i32 } else { NEVER };
         let params = LinearParams { dense_percent, ..*params };
-        let rows = height(&HEIGHTS, gathered_rows, heads * columns.div_ceil(width), width, stream);
+        let rows = match width {
+            WIDE => height_in_clusters(|height| gathered_pairs(gathered_rows, height, &params), stream),
+            _ => height(&HEIGHTS, gathered_rows, heads * columns.div_ceil(width), width, stream),
+        };
         let launch = |width: usize, rows: usize, only: i32| {
             let params = LinearParams { only, ..params };
             launch_projection(product, &width.to_string(), width, width, rows, &params, stream)
@@ -92,11 +131,12 @@ pub(super) unsafe fn project(product: &Product, params: &LinearParams, stream: &
             return launch(width, rows, 0);
         }
         launch(width, rows, 1)?;
-        launch(WIDE, height(&HEIGHTS, tokens, (heads * columns).div_ceil(WIDE), WIDE, stream), 2)
+        launch(WIDE, height_in_clusters(|height| dense_pairs(height, &params), stream), 2)
     }
 }
 
-/// `width` is a tile's columns of the weight, `used` its columns of the output.
+/// `width` is a tile's columns of the weight, `used` its columns of the output. Only projections without an activation
+/// run in clusters.
 unsafe fn launch_projection(
     product: &Product,
     variant: &str,
@@ -110,18 +150,25 @@ unsafe fn launch_projection(
     let (depth, columns) = (params.depth as usize, params.columns as usize);
     let pairs = if params.activation == PAIRS { 2 } else { 1 };
     let (row, head) = (params.weight_row as usize, params.weight_head as usize);
+    let in_clusters = params.activation < 0 && width == WIDE;
+    let box_columns = if in_clusters { width / CLUSTER } else { width };
     let weight = match product.per_head {
         true => ([pairs * columns, depth, heads, 1], [row, head, heads * head], [DEPTH, DEPTH, 1, 1]),
-        false => ([depth, heads * columns, 1, 1], [row, heads * head, heads * head], [DEPTH, width, 1, 1]),
+        false => ([depth, heads * columns, 1, 1], [row, heads * head, heads * head], [DEPTH, box_columns, 1, 1]),
     };
-    let params = describe(product, params, depth, weight, tile_rows)?;
+    let described = describe(product, params, depth, weight, tile_rows, in_clusters && shares_x(params))?;
     let name = product.name("projection_sm90", variant);
     let kernel = Kernel { module: modules::LINEAR_SM90, name: &name };
-    let tiles = tokens.div_ceil(tile_rows) * heads * columns.div_ceil(used);
-    let blocks = tiles.clamp(1, stream.properties().multiprocessors as usize);
+    let blocks = if in_clusters {
+        let pairs = gathered_pairs(tokens, tile_rows, params).max(dense_pairs(tile_rows, params));
+        CLUSTER * pairs.clamp(1, clusters(stream))
+    } else {
+        let tiles = tokens.div_ceil(tile_rows) * heads * columns.div_ceil(used);
+        tiles.clamp(1, stream.properties().multiprocessors as usize)
+    };
     let shared = shared_bytes(product, width);
     // SAFETY: the caller's contract.
-    unsafe { stream.launch(kernel, [blocks as u32, 1, 1], THREADS, shared as u32, &params) }
+    unsafe { stream.launch(kernel, [blocks as u32, 1, 1], THREADS, shared as u32, &described) }
 }
 
 /// Launches the dense kernel of a combination on the stream, with tiles as high as the routed kernel's.
@@ -140,7 +187,7 @@ pub(super) unsafe fn combine(
         true => ([columns, inner, 1, 1], [row, row * inner, row * inner], [DEPTH, DEPTH, 1, 1]),
         false => ([inner, columns, 1, 1], [row, row * columns, row * columns], [DEPTH, WIDE, 1, 1]),
     };
-    let described = describe(product, params, inner, weight, tile_rows)?;
+    let described = describe(product, params, inner, weight, tile_rows, false)?;
     let name = product.name("combine_sm90", "dense");
     let kernel = Kernel { module: modules::COMBINE_SM90, name: &name };
     let tiles = (params.tokens as usize).div_ceil(tile_rows) * columns.div_ceil(WIDE);
@@ -150,13 +197,15 @@ pub(super) unsafe fn combine(
     unsafe { stream.launch(kernel, [blocks as u32, 1, 1], THREADS, shared as u32, &described) }
 }
 
-/// Adds the TMA descriptors of x, whose rows have `inner` elements, and of the weight.
+/// Adds the TMA descriptors of x, whose rows have `inner` elements, and of the weight. If blocks share x, a box has each
+/// one's part of a tile's rows.
 fn describe(
     product: &Product,
     params: &LinearParams,
     inner: usize,
     weight: ([usize; 4], [usize; 3], [usize; 4]),
     tile_rows: usize,
+    shares_x: bool,
 ) -> Result<LinearSm90Params, Error> {
     let (tokens, row) = (params.tokens as usize, params.x_row as usize);
     let dtype = product.dtype;
@@ -167,19 +216,21 @@ fn describe(
         dtype,
         sizes: [inner, tokens, 1, 1],
         strides: [row, row * tokens, row * tokens],
-        boxes: [DEPTH, tile_rows, 1, 1],
+        boxes: [DEPTH, if shares_x { tile_rows / CLUSTER } else { tile_rows }, 1, 1],
     };
     Ok(LinearSm90Params {
         x_map: x.encode("the input of a routed product")?,
         weight_map: weight.encode("the weight of a routed product")?,
         linear: *params,
         tile_rows: tile_rows as i32,
+        shares_x: shares_x.into(),
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::gathered_rate;
+    use super::{dense_pairs, gathered_pairs, gathered_rate, shares_x};
+    use crate::params::LinearParams;
 
     #[test]
     fn narrow_gathered_tiles_have_a_lower_rate() {
@@ -187,5 +238,15 @@ mod tests {
         assert_eq!(gathered_rate(64, 64), 60);
         assert_eq!(gathered_rate(72, 72), 65);
         assert_eq!(gathered_rate(128, 64), 50);
+    }
+
+    #[test]
+    fn dense_tiles_share_x_if_each_has_a_neighbour() {
+        let params = |heads, columns| LinearParams { tokens: 600, heads, columns, ..LinearParams::NONE };
+        for (heads, columns, shares, pairs) in [(16, 64, true, 3 * 4), (16, 72, false, 2 * 9), (1, 128, false, 2)] {
+            let params = params(heads, columns);
+            assert_eq!((shares_x(&params), dense_pairs(256, &params)), (shares, pairs), "{heads} heads of {columns}");
+        }
+        assert_eq!(gathered_pairs(513, 256, &params(3, 200)), 2 * 3 * 2);
     }
 }

@@ -172,6 +172,39 @@ fn widths_around_hopper_tile_sizes() {
     });
 }
 
+/// Pairs of tiles of 128 columns, which the Hopper kernels multiply in clusters: one tile without a neighbour, odd numbers
+/// of tiles, heads without rows, several pairs per block. With an even number of dense tiles side by side, blocks share
+/// the rows of x, otherwise the weight.
+#[test]
+fn pairs_of_tiles() {
+    on_device(|device| {
+        for (i, (q_len, heads, block, gates)) in [
+            (33, 1, 128, Gates::On),
+            (40, 1, 128, Gates::Off),
+            (65, 2, 128, Gates::On),
+            (130, 2, 128, Gates::Random(0.5)),
+            (200, 3, 128, Gates::On),
+            (193, 3, 120, Gates::On),
+            (330, 4, 128, Gates::First(3)),
+            (140, 3, 256, Gates::Random(0.7)),
+            (400, 5, 128, Gates::Shared(1, 0.3)),
+            (1100, 1, 128, Gates::On),
+            (1100, 1, 128, Gates::Random(0.6)),
+            (900, 2, 128, Gates::On),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            for per_head in [false, true] {
+                let (dtype, bias) = (HALVES[(i + usize::from(per_head)) % 2], i % 3 > 0);
+                let case =
+                    Case { q_len, heads, block, width: 136, per_head, gates, dtype, bias, seed: 6, ..PROJECTION };
+                check(device, &case);
+            }
+        }
+    });
+}
+
 /// Random calls, seeded by `MOH_SEED`: few on the emulator, many on a GPU.
 #[test]
 fn random_calls() {

@@ -35,7 +35,7 @@ fn layouts() -> Vec<Layout> {
             output_head, bias_head, tokens, heads, depth, columns, activation, dense_percent, only, write_zeros, scale_by_gates,
             routed_cost, part_depth, parts, capacity,
         }
-        LinearSm90Params { x_map, weight_map, linear, tile_rows }
+        LinearSm90Params { x_map, weight_map, linear, tile_rows, shares_x }
         AggregatedParams {
             query, key, value, pooled_key, pooled_value, gates, query_embedding, query_scale, local_bias, pooled_bias,
             learnable_tokens, learnable_bias, output, batch, height, width, window, pooled, heads, dim,
