@@ -126,13 +126,51 @@ EXPORT int cuModuleGetFunction(const void** function, void*, const char* name) {
 }
 EXPORT int cuFuncSetAttribute(const void*, int, int) { return SUCCESS; }
 EXPORT int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void*, int, size_t) { return *blocks = 2, SUCCESS; }
-EXPORT int cuLaunchKernel(const void* function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned threads_y,
-                          unsigned threads_z, unsigned shared_bytes, void*, void** params, void**) {
-    if (!function || !x || !y || !z || y > 65535 || z > 65535 || threads_y != 1 || threads_z != 1) return INVALID_VALUE;
+
+namespace {
+// Makes all allocations inaccessible, or accessible again. Between the two, other threads wait with allocating,
+// releasing and copying.
+void hide(bool hidden) {
+    if (hidden) lock.lock();
+    for (const auto& [start, allocation] : allocations)
+        mprotect(static_cast<char*>(allocation.base) + page, allocation.bytes - 2 * page, hidden ? PROT_NONE : PROT_READ | PROT_WRITE);
+    if (!hidden) lock.unlock();
+}
+
+int launch(const void* function, simt::Index grid, simt::Index block, unsigned shared_bytes, void** params, void (*hide)(bool)) {
+    if (!function || !grid.x || !grid.y || !grid.z || grid.y > 65535 || grid.z > 65535 || block.y != 1 || block.z != 1)
+        return INVALID_VALUE;
     const auto& kernel = *static_cast<const simt::Kernel*>(function);
     const auto bytes = static_cast<const unsigned char*>(params[0]);
     std::vector<unsigned char> copy(bytes, bytes + kernel.params_size);
-    return enqueue([=, &kernel] { simt::launch(kernel, {x, y, z}, threads, shared_bytes, copy.data()); });
+    return enqueue([=, &kernel] { simt::launch(kernel, grid, block.x, shared_bytes, copy.data(), hide); });
+}
+
+// CUlaunchConfig, with attributes whose value is an integer.
+struct LaunchAttribute {
+    int id, padding, value, unused[15];
+};
+struct LaunchConfig {
+    simt::Index grid, block;
+    unsigned shared_bytes;
+    void* stream;
+    const LaunchAttribute* attributes;
+    unsigned count;
+};
+constexpr int PROGRAMMATIC_STREAM_SERIALIZATION = 6;
+} // namespace
+
+EXPORT int cuLaunchKernel(const void* function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned threads_y,
+                          unsigned threads_z, unsigned shared_bytes, void*, void** params, void**) {
+    return launch(function, {x, y, z}, {threads, threads_y, threads_z}, shared_bytes, params, nullptr);
+}
+EXPORT int cuLaunchKernelEx(const LaunchConfig* config, const void* function, void** params, void**) {
+    bool early = false;
+    for (unsigned i = 0; i < config->count; i++) {
+        if (config->attributes[i].id != PROGRAMMATIC_STREAM_SERIALIZATION) return NOT_SUPPORTED;
+        early = config->attributes[i].value != 0;
+    }
+    return launch(function, config->grid, config->block, config->shared_bytes, params, early ? hide : nullptr);
 }
 
 EXPORT int cuMemAlloc_v2(Pointer* pointer, size_t bytes) {
@@ -165,6 +203,7 @@ EXPORT int cuMemFreeAsync(Pointer pointer, void*) { return cuMemFree_v2(pointer)
 namespace {
 int copy(void* to, const void* from, size_t bytes) {
     WAITS;
+    std::lock_guard<std::mutex> guard(lock); // see hide
     return memmove(to, from, bytes), SUCCESS;
 }
 } // namespace
@@ -176,17 +215,25 @@ EXPORT int cuMemcpyDtoHAsync_v2(void* to, const void* from, size_t bytes, void*)
 EXPORT int cuMemcpyDtoDAsync_v2(void* to, const void* from, size_t bytes, void*) { return copy(to, from, bytes); }
 EXPORT int cuMemsetD8_v2(void* to, unsigned char x, size_t n) {
     WAITS;
+    std::lock_guard<std::mutex> guard(lock);
     return memset(to, x, n), SUCCESS;
 }
 EXPORT int cuMemsetD8Async(void* to, unsigned char x, size_t n, void*) {
-    return enqueue([=] { memset(to, x, n); });
+    return enqueue([=] {
+        std::lock_guard<std::mutex> guard(lock);
+        memset(to, x, n);
+    });
 }
 EXPORT int cuMemsetD32_v2(uint32_t* to, uint32_t x, size_t n) {
     WAITS;
+    std::lock_guard<std::mutex> guard(lock);
     return std::fill(to, to + n, x), SUCCESS;
 }
 EXPORT int cuMemsetD32Async(uint32_t* to, uint32_t x, size_t n, void*) {
-    return enqueue([=] { std::fill(to, to + n, x); });
+    return enqueue([=] {
+        std::lock_guard<std::mutex> guard(lock);
+        std::fill(to, to + n, x);
+    });
 }
 
 EXPORT int cuEventCreate(void** event, unsigned) { return *event = new std::chrono::steady_clock::time_point, SUCCESS; }

@@ -73,6 +73,9 @@ struct Machine {
     Barrier barriers[16];
     unsigned threads = 0, current = 0;
     bool running = false;
+    void (*hide)(bool) = nullptr; // see simt::launch
+    bool waited = false;          // a thread of the block waits for the previous kernel
+    uint32_t previous_ended = 1;  // 0 while global memory is hidden
     bool reversed = false; // run threads and blocks from last to first, and complete copies at once
     unsigned char* shared_end = nullptr; // followed by an inaccessible page
     unsigned char* shared = nullptr;
@@ -150,6 +153,7 @@ void fault(int signal, siginfo_t* info, void*) {
         auto address = static_cast<unsigned char*>(info->si_addr);
         if (address >= machine.shared_end && address < machine.shared_end + page)
             simt::fail("shared memory: access %td bytes beyond size %zu", address - machine.shared, machine.shared_bytes);
+        if (!machine.previous_ended) simt::fail("access to global memory at %p before waiting for the previous kernel", info->si_addr);
         simt::fail("invalid memory access at %p", info->si_addr);
     }
     std::signal(signal, SIG_DFL);
@@ -226,6 +230,8 @@ void run_block() {
     for (Barrier& barrier : machine.barriers) barrier = Barrier{};
     unsigned char* start = machine.shared;
     memset(start, poison, size_t(machine.shared_end - start));
+    machine.waited = false;
+    if (machine.hide) machine.hide(true), machine.previous_ended = 0;
     for (unsigned live = machine.threads; live > 0;) {
         bool progress = false;
         for (unsigned n = 0; n < machine.threads; n++) {
@@ -239,8 +245,12 @@ void run_block() {
             progress = true;
             live -= fiber.done;
         }
-        if (!progress) deadlock();
+        if (!progress && machine.waited && !machine.previous_ended)
+            machine.hide(false), machine.previous_ended = 1;
+        else if (!progress)
+            deadlock();
     }
+    if (!machine.previous_ended) simt::fail("the block ended without waiting for the previous kernel");
     for (unsigned char* p = start + machine.shared_bytes; p < machine.shared_end; p++)
         if (*p != poison) simt::fail("shared memory: byte %td written beyond size %zu", p - start, machine.shared_bytes);
 }
@@ -339,6 +349,7 @@ void* shared_pointer(uint32_t address, size_t bytes) {
 
 void copy_async(void* shared, const void* global, unsigned bytes, bool valid) {
     shared_pointer(shared_address(shared), bytes);
+    if (valid && !machine.previous_ended) fail("copy from global memory before waiting for the previous kernel");
     Copy copy{shared, global, bytes, valid};
     if (machine.reversed)
         copy.run();
@@ -354,10 +365,16 @@ void copy_wait(unsigned pending) {
     }
 }
 
-void launch(const Kernel& kernel, Index grid, unsigned threads, size_t shared_bytes, const void* params) {
+void wait_for_previous_kernel() {
+    machine.waited = true;
+    if (!machine.previous_ended) wait("wait_for_previous_kernel", &machine.previous_ended, 0);
+}
+
+void launch(const Kernel& kernel, Index grid, unsigned threads, size_t shared_bytes, const void* params, void (*hide)(bool)) {
     std::lock_guard<std::mutex> lock(one_launch);
     initialise();
     machine.kernel = &kernel;
+    machine.hide = hide;
     machine.reversed = kernel.launches++ % 2 == 1;
     if (threads == 0 || threads > kernel.max_threads) fail("%u threads, at most %u", threads, kernel.max_threads);
     if (shared_bytes > shared_limit) fail("%zu bytes of shared memory", shared_bytes);

@@ -45,6 +45,9 @@ void copy_async(void* shared, const void* global, unsigned bytes, bool valid);
 void copy_commit();
 void copy_wait(unsigned pending);
 
+// In a launch that may start before the previous kernel has ended: waits until global memory is accessible.
+void wait_for_previous_kernel();
+
 // Ends the process with the message, kernel, block and thread.
 [[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
@@ -60,7 +63,11 @@ struct Kernel {
     Kernel(const char* name, size_t params_size, unsigned max_threads, void (*body)(const void*));
 };
 const Kernel* find(const char* name);
-void launch(const Kernel& kernel, Index grid, unsigned threads, size_t shared_bytes, const void* params);
+// `hide(true)` makes global memory inaccessible, `hide(false)` accessible again. If given, each block runs as far as it
+// can with global memory hidden, as if the previous kernel were still running; it is an error if it accesses global
+// memory, or ends, without having called wait_for_previous_kernel().
+void launch(const Kernel& kernel, Index grid, unsigned threads, size_t shared_bytes, const void* params,
+            void (*hide)(bool hidden) = nullptr);
 
 } // namespace simt
 

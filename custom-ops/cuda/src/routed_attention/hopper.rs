@@ -121,7 +121,8 @@ pub(super) unsafe fn launch(attention: &Attention<'_, '_>) -> Result<(), Error> 
     let (rows, resident) =
         instance.tiling(p.batch * p.kv_num_heads, p.q_len * p.group_size(), p.kv_len, multiprocessors);
     // SAFETY: the caller's contract.
-    let (plan, common) = unsafe { attention.plan(rows) }?;
+    let plan = unsafe { attention.plan(rows) }?;
+    let common = &attention.params;
     let params = AttentionSm90Params {
         key_map: attention.tensor_map(common.key, p.head_dim, &instance)?,
         value_map: attention.tensor_map(common.value, p.value_dim, &instance)?,
@@ -129,10 +130,7 @@ pub(super) unsafe fn launch(attention: &Attention<'_, '_>) -> Result<(), Error> 
         gates: common.gates,
         bias: common.bias,
         output: common.output,
-        entries: common.entries,
-        tiles: common.tiles,
-        tile_count: common.tile_count,
-        next: common.next,
+        tiles: plan.tiles,
         bias_strides: common.bias_strides,
         batch: common.batch,
         q_len: common.q_len,

@@ -8,6 +8,7 @@ mod driver;
 mod every_operator;
 mod graph;
 mod head_linear;
+mod launches;
 mod params;
 mod plan;
 mod routed_attention;
