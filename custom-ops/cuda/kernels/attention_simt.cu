@@ -7,6 +7,7 @@
 
 #include "device.cuh"
 #include "params.h"
+#include "tiles.cuh"
 #include "zeros.cuh"
 
 namespace {
@@ -32,8 +33,8 @@ template <class T, int ROWS> MOH_DEVICE void attention(const AttentionParams& p)
     constexpr int per_row = threads / ROWS, per_thread = keys_of_block / per_row, chunks = 8;
     int query_pitch = pitch_of(p.head_dim);
     int key_pitch = pitch_of(min(p.head_dim, width_of_block)), value_pitch = pitch_of(min(p.value_dim, width_of_block));
-    int* next_tile = reinterpret_cast<int*>(shared_memory());
-    float4* query = reinterpret_cast<float4*>(shared_memory() + 32);
+    NextTile& next = *reinterpret_cast<NextTile*>(shared_memory());
+    float4* query = reinterpret_cast<float4*>(shared_memory() + sizeof(NextTile));
     float4* block = query + ROWS * query_pitch; // a block of keys, later of values
     float* weights = reinterpret_cast<float*>(block + keys_of_block * max(key_pitch, value_pitch));
     expect_shared_memory(size_t(reinterpret_cast<unsigned char*>(weights + ROWS * (keys_of_block + 1)) - shared_memory()));
@@ -41,23 +42,24 @@ template <class T, int ROWS> MOH_DEVICE void attention(const AttentionParams& p)
     int group = p.num_heads / p.kv_num_heads;
     float scale = p.scale * log2_e;
 
-    int tiles = p.tile_count[0];
-    for (int tile = blockIdx.x; tile < tiles;) {
+    wait_for_previous_kernel();
+    if (thread < 32) next.start(p.tiles);
+    for (;;) {
         __syncthreads();
-        if (thread == 0) *next_tile = gridDim.x + atomicAdd(p.next, 1);
-        int4 work = __ldg(reinterpret_cast<const int4*>(p.tiles) + tile);
+        const int4 work = next.tile;
+        if (work.z == 0) break;
         int batch = work.x / p.kv_num_heads, kv_head = work.x % p.kv_num_heads;
-        const int32_t* entries = p.entries + int64_t(work.x) * p.q_len * group + work.y;
+        const int32_t* entries = p.tiles.entries + int64_t(work.x) * p.q_len * group + work.y;
         auto block_of = [&](int entry) {
             return (int64_t(batch) * p.q_len + entry / group) * p.num_heads + kv_head * group + entry % group;
         };
         load<T>(reinterpret_cast<float*>(query), query_pitch, ROWS, p.head_dim, [&](int row) {
-            return row < work.z ? static_cast<const T*>(p.query) + block_of(__ldg(entries + row)) * p.head_dim : nullptr;
+            return row < work.z ? static_cast<const T*>(p.query) + block_of(entries[row]) * p.head_dim : nullptr;
         });
         const T* key = static_cast<const T*>(p.key) + batch * p.key_strides[0] + kv_head * p.key_strides[1];
         const T* value = static_cast<const T*>(p.value) + batch * p.value_strides[0] + kv_head * p.value_strides[1];
 
-        int entry = row < work.z ? __ldg(entries + row) : 0, token = entry / group;
+        int entry = row < work.z ? entries[row] : 0, token = entry / group;
         int limit = row >= work.z ? 0 : p.is_causal ? max(0, min(work.w, token + 1 + p.kv_len - p.q_len)) : work.w;
         const T* bias = nullptr;
         if (p.bias != nullptr)
@@ -68,6 +70,8 @@ template <class T, int ROWS> MOH_DEVICE void attention(const AttentionParams& p)
 #pragma unroll
         for (int c = 0; c < chunks; c++) out[c] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         float maximum = -INFINITY, sum = 0.0f;
+        __syncthreads(); // all warps have read the tile
+        if (thread < 32) next.find(p.tiles, take_number(p.tiles));
         for (int first = 0; first < work.w; first += keys_of_block) {
             float score[per_thread] = {};
             for (int from = 0; from < p.head_dim; from += width_of_block) {
@@ -136,8 +140,6 @@ template <class T, int ROWS> MOH_DEVICE void attention(const AttentionParams& p)
                 }
             }
         }
-        __syncthreads();
-        tile = *next_tile;
 #pragma unroll
         for (int step = 1; step < per_row; step *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
         if (row >= work.z) continue;

@@ -5,11 +5,12 @@
 // share key and value blocks, which are double-buffered by cp.async. Widths and strides must be multiples of 8
 // elements and tensors aligned to 16 bytes; other calls use attention_simt.cu.
 
-// moh: spill-limit 48
+// moh: spill-limit 64
 
 #include "device.cuh"
 #include "mma_attention.cuh"
 #include "params.h"
+#include "tiles.cuh"
 #include "zeros.cuh"
 
 namespace {
@@ -28,7 +29,7 @@ template <int D, bool BIAS> struct Instance {
 // Per-row data of a tile, at the start of shared memory: it would take scarce registers, and recomputing it slow
 // divisions.
 template <int ROWS> struct TileRows {
-    int32_t next, padding[7];
+    NextTile next;
     int32_t block[ROWS]; // index of the row's (token, head) pair in the query, the gates and the output
     int32_t limit[ROWS]; // number of visible keys
     float gate[ROWS];
@@ -79,11 +80,13 @@ template <class T, int D, bool BIAS> MOH_DEVICE void attention(const AttentionPa
     int first_row = warp * warp_rows;
     unsigned char* warp_query = shared_query + first_row * I::row_bytes;
 
-    int tiles = p.tile_count[0];
-    for (int tile = blockIdx.x; tile < tiles;) {
-        // All warps have finished with the previous tile's shared memory.
+    wait_for_previous_kernel();
+    if (warp == 0) table.next.start(p.tiles);
+    for (;;) {
+        // The tile has been found, and all warps have finished with the previous one's shared memory.
         __syncthreads();
-        int4 work = __ldg(reinterpret_cast<const int4*>(p.tiles) + tile);
+        const int4 work = table.next.tile;
+        if (work.z == 0) break;
         int rows = work.z, keys = work.w;
         int batch = work.x / p.kv_num_heads, kv_head = work.x % p.kv_num_heads;
 
@@ -99,11 +102,10 @@ template <class T, int D, bool BIAS> MOH_DEVICE void attention(const AttentionPa
         };
         load(0); // zeros if there are no keys
 
-        if (threadIdx.x == 0) table.next = gridDim.x + atomicAdd(p.next, 1);
         if (threadIdx.x < I::rows) {
             int row = threadIdx.x, group = p.num_heads / p.kv_num_heads, block = 0, limit = 0;
             if (row < rows) {
-                int entry = __ldg(p.entries + int64_t(work.x) * p.q_len * group + work.y + row), token = entry / group;
+                int entry = p.tiles.entries[int64_t(work.x) * p.q_len * group + work.y + row], token = entry / group;
                 block = (batch * p.q_len + token) * p.num_heads + kv_head * group + entry % group;
                 limit = p.is_causal ? max(0, min(keys, token + 1 + p.kv_len - p.q_len)) : keys;
             }
@@ -121,6 +123,7 @@ template <class T, int D, bool BIAS> MOH_DEVICE void attention(const AttentionPa
             cp_async_16(shared_query + row * I::row_bytes + unit * 16, from, int(row) < rows && int(unit * 8) < p.head_dim);
         }
         cp_async_commit();
+        if (warp == 0) table.next.find(p.tiles, take_number(p.tiles));
 
         WarpAttention<T, D, I::m_tiles, I::keys> state;
         state.clear();
@@ -158,7 +161,6 @@ template <class T, int D, bool BIAS> MOH_DEVICE void attention(const AttentionPa
         __syncthreads();
         state.finish();
         if (first_row < rows) write<T, I, D>(p, table, state, warp_query, first_row, rows);
-        tile = table.next;
     }
     int64_t all_blocks = int64_t(p.batch) * p.q_len * p.num_heads;
     write_zeros(p.output, p.gates, all_blocks, p.value_dim * 2, blockIdx.x * warps + warp, int64_t(gridDim.x) * warps);

@@ -2,7 +2,7 @@
 //
 // A block is persistent: it processes tiles (rows of one list of the plan, which share a KV head). Warps are
 // specialised:
-// - warp 0 fetches tiles and loads key and value blocks by TMA into a ring of slots, in the order of use: K0 K1 V0 K2
+// - warp 0 finds tiles and loads key and value blocks by TMA into a ring of slots, in the order of use: K0 K1 V0 K2
 //   V1 ...; block 0 is the last one of the sequence, so that masked blocks come first;
 // - gather warp w copies the query rows of consumer warpgroup w into swizzled shared memory, one unit (64 rows) ahead,
 //   then the unit's bias, one block ahead; between units it writes zeros for blocks that are off;
@@ -16,6 +16,7 @@
 
 #include "hopper.cuh"
 #include "params.h"
+#include "tiles.cuh"
 #include "zeros.cuh"
 
 namespace {
@@ -106,13 +107,15 @@ MOH_DEVICE bool bias_is_aligned(const AttentionSm90Params& p) {
 
 // ---------------------------------------------------------------------------------------------------------- producer
 
+// Finds tile `index` and passes it to the other warps.
 template <class C>
-MOH_DEVICE int4 fetch_tile(const AttentionSm90Params& p, Shared<C>& shared, Position<kTileQueue>& at, int index) {
-    int4 tile = make_int4(0, 0, 0, 0);
-    if (index < *p.tile_count) tile = reinterpret_cast<const int4*>(p.tiles)[index];
-    mbarrier_wait(&shared.tile_empty[at.slot], at.parity ^ 1);
-    shared.tiles[at.slot] = tile;
-    mbarrier_arrive(&shared.tile_full[at.slot]);
+MOH_DEVICE int4 fetch_tile(const AttentionSm90Params& p, Shared<C>& shared, TileSearch& search, Position<kTileQueue>& at, int index) {
+    int4 tile = find_tile(p.tiles, search, index);
+    if (threadIdx.x % 32 == 0) {
+        mbarrier_wait(&shared.tile_empty[at.slot], at.parity ^ 1);
+        shared.tiles[at.slot] = tile;
+        mbarrier_arrive(&shared.tile_full[at.slot]);
+    }
     at.advance();
     return tile;
 }
@@ -132,25 +135,31 @@ MOH_DEVICE void load_block(const AttentionSm90Params& p, const TensorMap* map, c
     at.advance();
 }
 
-// Runs on one thread.
+// Runs on one warp: all lanes find tiles, the first one loads blocks. The other warps access global memory only after
+// they have got a tile from it.
 template <class C> MOH_DEVICE void produce(const AttentionSm90Params& p, Shared<C>& shared) {
-    tma_prefetch(&p.key_map);
-    tma_prefetch(&p.value_map);
-    if (C::kTail > 0) {
-        tma_prefetch(&p.key_tail_map);
-        tma_prefetch(&p.value_tail_map);
+    const bool loads = threadIdx.x % 32 == 0;
+    if (loads) {
+        tma_prefetch(&p.key_map);
+        tma_prefetch(&p.value_map);
+        if (C::kTail > 0) {
+            tma_prefetch(&p.key_tail_map);
+            tma_prefetch(&p.value_tail_map);
+        }
     }
+    wait_for_previous_kernel();
+    TileSearch search;
     Position<kTileQueue> tile_at;
     Position<C::kSlots> slot_at;
-    int4 tile = fetch_tile(p, shared, tile_at, blockIdx.x);
+    int4 tile = fetch_tile(p, shared, search, tile_at, int(blockIdx.x));
     while (tile.z > 0) {
         int blocks = divide_up(tile.w, C::kKeys);
         int4 next = tile;
         for (int i = 0; i <= blocks; i++) {
-            if (i < blocks) load_block(p, &p.key_map, &p.key_tail_map, shared, slot_at, tile.x, blocks - 1 - i);
+            if (loads && i < blocks) load_block(p, &p.key_map, &p.key_tail_map, shared, slot_at, tile.x, blocks - 1 - i);
             // Early enough for the gather warps to work ahead, late enough not to delay this tile.
-            if (i == 0) next = fetch_tile(p, shared, tile_at, gridDim.x + atomicAdd(p.next, 1));
-            if (i > 0) load_block(p, &p.value_map, &p.value_tail_map, shared, slot_at, tile.x, blocks - i);
+            if (i == 0) next = fetch_tile(p, shared, search, tile_at, take_number(p.tiles));
+            if (loads && i > 0) load_block(p, &p.value_map, &p.value_tail_map, shared, slot_at, tile.x, blocks - i);
         }
         tile = next;
     }
@@ -241,14 +250,14 @@ template <class C> MOH_DEVICE void gather(const AttentionSm90Params& p, Shared<C
         if (tile.z == 0) break;
         int units = divide_up(tile.z, kUnitRows);
         int batch = tile.x / p.kv_num_heads, first_head = tile.x % p.kv_num_heads * group;
-        const int32_t* entries = p.entries + int64_t(tile.x) * p.q_len * group + tile.y;
+        const int32_t* entries = p.tiles.entries + int64_t(tile.x) * p.q_len * group + tile.y;
         for (int unit = first_unit<C>(p, w, before); unit < units; unit += C::kWarpgroups) {
             // Reads that need no free query slot.
             int row[kUnitRows / 32];
 #pragma unroll
             for (int i = 0; i < kUnitRows / 32; i++) {
                 int r = unit * kUnitRows + i * 32 + lane;
-                int entry = r < tile.z ? __ldg(entries + r) : 0;
+                int entry = r < tile.z ? entries[r] : 0;
                 row[i] = r < tile.z ? (batch * p.q_len + entry / group) * p.num_heads + first_head + entry % group : -1;
             }
             mbarrier_wait(&shared.query_empty[w][at.slot], at.parity ^ 1);
@@ -642,7 +651,7 @@ template <class C> MOH_DEVICE void attention(const AttentionSm90Params& p) {
     if (warp < 4) {
         registers_decrease<C::kProducerRegisters>();
         if (warp == 0) {
-            if (lane == 0) produce(p, shared);
+            produce(p, shared);
         } else if (warp <= C::kWarpgroups) {
             gather(p, shared, warp - 1);
         }

@@ -13,6 +13,7 @@ namespace {
 
 // Adds the partial sums of all parts; one thread per element.
 template <class T> MOH_DEVICE void sum_parts(const LinearParams& p) {
+    wait_for_previous_kernel();
     const int64_t elements = int64_t(p.tokens) * p.columns, i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i >= elements) return;
     float sum = 0.0f;

@@ -7,6 +7,10 @@
 
 namespace {
 
+// The grid is (column_blocks * tiles of rows, 1, parts): with rows along y there could be too many.
+MOH_DEVICE int column_block(const LinearParams& p) { return int(blockIdx.x) % p.column_blocks; }
+MOH_DEVICE int row_block(const LinearParams& p) { return int(blockIdx.x) / p.column_blocks; }
+
 // The number of nonzero elements of `gates`, in all threads. `scratch` has one int per warp.
 MOH_DEVICE int count_on(const float* gates, int elements, int* scratch) {
     int on = 0;

@@ -25,8 +25,9 @@ template <class Tile, bool aligned> struct Dense {
     static constexpr int granule = aligned ? elements : 1, granules = Tile::depth / granule;
 
     static MOH_DEVICE void run(const LinearParams& p) {
+        wait_for_previous_kernel();
         const int thread = int(threadIdx.x);
-        const int column = int(blockIdx.x) * Tile::columns, first = int(blockIdx.y) * Tile::rows;
+        const int column = column_block(p) * Tile::columns, first = row_block(p) * Tile::rows;
         const int rows = min(Tile::rows, p.tokens - first);
         const int depth = p.heads * p.depth, all_steps = (depth + Tile::depth - 1) / Tile::depth;
         unsigned char* memory = shared_memory();

@@ -41,8 +41,10 @@ template <class T, int layout, int tokens, int stages, bool aligned> struct Rout
     };
 
     static MOH_DEVICE void run(const LinearParams& p) {
+        start_next_kernel();
+        wait_for_previous_kernel();
         if (p.capacity > 0 && pairs_on(p) <= p.capacity) return; // expert_products_sm90.cu has computed them
-        const int first = int(blockIdx.y) * tokens, count = min(tokens, p.tokens - first);
+        const int first = row_block(p) * tokens, count = min(tokens, p.tokens - first);
         unsigned char* memory = shared_memory();
         float* sums = reinterpret_cast<float*>(memory + stages * stage_bytes);
         uint32_t* bits = reinterpret_cast<uint32_t*>(sums + tokens * pitch);
@@ -52,11 +54,11 @@ template <class T, int layout, int tokens, int stages, bool aligned> struct Rout
         if (!is_routed(p, count, count_on(p.gates + int64_t(first) * p.heads, count * p.heads, counts))) return;
         if (tokens == 64) {
             // No loop, so that registers suffice for two blocks per multiprocessor.
-            tile(p, first, count, int(blockIdx.x) * columns, memory, sums, bits, counts, lists);
+            tile(p, first, count, column_block(p) * columns, memory, sums, bits, counts, lists);
             return;
         }
         // Few blocks for all columns: if this kernel is not the chosen one, they only count gates.
-        for (int column = int(blockIdx.x) * columns; column < p.columns; column += int(gridDim.x) * columns) {
+        for (int column = column_block(p) * columns; column < p.columns; column += p.column_blocks * columns) {
             tile(p, first, count, column, memory, sums, bits, counts, lists);
             __syncthreads();
         }

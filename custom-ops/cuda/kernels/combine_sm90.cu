@@ -61,6 +61,8 @@ template <class P> struct Combination {
         const LinearParams& p = params.linear;
         const int inner = p.heads * p.depth, steps = (inner + P::depth - 1) / P::depth;
         const int spans = (p.columns + P::columns - 1) / P::columns;
+        // The consumers access global memory only after they have got a tile from the producers.
+        wait_for_previous_kernel();
         const int64_t tiles = int64_t((p.tokens + params.tile_rows - 1) / params.tile_rows) * spans;
         Heads heads(memory, p);
         for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
@@ -159,6 +161,10 @@ template <class P> struct Combination {
         const LinearParams& p = params.linear;
         Shared<P>& shared = *reinterpret_cast<Shared<P>*>(shared_memory());
         expect_shared_memory(sizeof shared + (p.heads + 31) / 32 * 32 * words * sizeof(uint32_t) + p.heads * sizeof(int)); // and Heads
+        if (threadIdx.x == 0) {
+            tma_prefetch(&params.x_map);
+            tma_prefetch(&params.weight_map);
+        }
         run_roles(
             shared, [&](Producer<P>& producer) { produce(producer, params, shared_memory() + sizeof(Shared<P>)); },
             [&](Consumer<P>& consumer, const Message& tile) { consume(consumer, p, tile); });

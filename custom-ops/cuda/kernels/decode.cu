@@ -108,6 +108,8 @@ template <class T, int D, int M_TILES> MOH_DEVICE void decode(const AttentionPar
     using I = Instance<D>;
     constexpr int row_count = 16 * M_TILES, units = HeadLayout<D>::units;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    start_next_kernel();
+    wait_for_previous_kernel();
     unsigned char* shared_query = shared_memory();
     unsigned char* stages = shared_query + row_count * I::row_bytes + warp * p.stages * I::stage_bytes;
     constexpr int pitch = HeadLayout<D>::value_tiles * 8 + 4; // of the results
@@ -212,6 +214,8 @@ template <class T, int D, int M_TILES> MOH_DEVICE void decode(const AttentionPar
 // Lane i has columns i, i + 32, ...: COLUMNS of them. Rows are processed one after the other, KEYS keys per warp at a
 // time.
 template <class T, int COLUMNS, int KEYS> MOH_DEVICE void decode_simt(const AttentionParams& p) {
+    start_next_kernel();
+    wait_for_previous_kernel();
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     Rows rows(p, blockIdx.x);
     if (p.splits == 1) write_zeros_of<T>(p, rows);
@@ -297,6 +301,7 @@ template <class T, int COLUMNS, int KEYS> MOH_DEVICE void decode_simt(const Atte
 
 // One warp per entry of every list: the weighted mean of the parts' means.
 template <class T> MOH_DEVICE void combine(const AttentionParams& p) {
+    wait_for_previous_kernel();
     int lane = threadIdx.x % 32, lists = p.batch * p.kv_num_heads;
     int total = p.q_len * (p.num_heads / p.kv_num_heads);
     int64_t number = int64_t(blockIdx.x) * warps + threadIdx.x / 32;

@@ -165,6 +165,34 @@ template <> MOH_DEVICE void mma_m16n8k16<bf16>(float (&d)[4], const uint32_t (&a
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// ------------------------------------------------------------------------------------------- kernels of one node
+
+// From compute capability 9.0 on, the second and later kernels of a node are launched so that they may start before the
+// kernels before them have ended (`Stream::launch`). The rules, which the emulator checks:
+// - no access to global memory before wait_for_previous_kernel(), neither reads nor writes; threads that do not call it
+//   pass a barrier first, of threads of which one has called it;
+// - every block calls it, on some thread, before it ends: the next kernel waits only for this one, and must find that
+//   everything before has ended too;
+// - what an earlier kernel of the node has written is read by plain loads, not __ldg, whose data must not change while a
+//   kernel runs.
+// So each kernel's accesses come after all accesses of the kernels before it, and memory of the workspace can be used
+// again for other data by a later kernel of the node. The first kernel of a node is launched normally, after all
+// earlier work on the stream: memory can be used again by other nodes, too.
+
+// Allows the next kernel of the node to start, as soon as all blocks of this one have called this or ended.
+MOH_DEVICE void start_next_kernel() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+// Waits until the previous kernels of the node have ended; this kernel then sees what they have written. Does nothing
+// in a kernel that was launched normally.
+MOH_DEVICE void wait_for_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // -------------------------------------------------------------------------------------------------------- barriers
 
 // Named barrier `id` (1 to 15; 0 is __syncthreads) of `threads` threads, a multiple of 32.

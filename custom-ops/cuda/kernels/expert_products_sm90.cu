@@ -136,6 +136,9 @@ template <class P> struct ExpertProducts {
 
     static MOH_DEVICE void run(const LinearSm90Params& params) {
         const LinearParams& p = params.linear;
+        if (threadIdx.x == 0) tma_prefetch(&params.weight_map);
+        start_next_kernel();
+        wait_for_previous_kernel();
         if (pairs_on(p) > p.capacity) return;
         run_roles(
             *reinterpret_cast<Shared<P>*>(shared_memory()), [&](Producer<P>& producer) { produce(producer, params); },
@@ -148,6 +151,8 @@ constexpr int kSumColumns = 512, kSumThreads = 256;
 
 template <class T> MOH_DEVICE void sum_experts(const LinearParams& p) {
     constexpr int chunks = kSumColumns / 256; // of 8 columns a lane
+    start_next_kernel();
+    wait_for_previous_kernel();
     if (pairs_on(p) > p.capacity) return;
     const int lane = int(threadIdx.x) % 32, spans = (p.columns + kSumColumns - 1) / kSumColumns;
     const int64_t index = int64_t(blockIdx.x) * (kSumThreads / 32) + int(threadIdx.x) / 32;

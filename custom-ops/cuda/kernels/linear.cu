@@ -147,6 +147,8 @@ template <class Tile, bool aligned> struct Projection {
     static MOH_DEVICE void run(const LinearParams& p) {
         unsigned char* memory = shared_memory();
         int* tokens = reinterpret_cast<int*>(memory + Tile::stages * Tile::stage_bytes);
+        start_next_kernel();
+        wait_for_previous_kernel();
         const bool dense = is_dense(p);
         if (p.only == (dense ? 1 : 2)) return;
         const int tile_columns = p.activation == 4 ? Tile::columns / 2 : Tile::columns;

@@ -210,6 +210,12 @@ template <class P, bool is_mlp, bool pairs> struct Projection {
 
     static MOH_DEVICE void run(const LinearSm90Params& params) {
         const LinearParams& p = params.linear;
+        if (threadIdx.x == 0) {
+            tma_prefetch(&params.x_map);
+            tma_prefetch(&params.weight_map);
+        }
+        start_next_kernel();
+        wait_for_previous_kernel();
         const bool dense = !is_mlp && is_dense(p);
         expect_shared_memory(sizeof(Shared<P>));
         if (p.only == (dense ? 1 : 2)) return;

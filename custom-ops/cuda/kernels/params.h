@@ -6,9 +6,7 @@
 
 #include <stdint.h>
 
-#define MOH_PLAN_SECTIONS 64
-
-// plan.cu: makes lists of selected rows from gates, and tiles from lists.
+// plan.cu: makes lists of selected rows from gates.
 //
 // List l = b * lists_per_batch + n has the selected rows of the `group` heads n * group + g, as ascending entries t *
 // group + g. With group = 1 an entry is a token, and lists_per_batch is the number of heads.
@@ -16,19 +14,24 @@ struct PlanParams {
     const float* gates;  // (batch, q_len, lists_per_batch * group); 0 = off
     int32_t* counts;     // [batch * lists_per_batch] number of entries per list
     int32_t* entries;    // [batch * lists_per_batch][q_len * group]
-    int32_t* tiles;      // [max_tiles][4]: list, first entry, number of entries, keys visible to the last entry
-    int32_t* tile_count; // [1]
-    int32_t* next;       // [1], set to 0: persistent blocks take tiles with atomicAdd
-    int32_t* offsets;    // [batch * lists_per_batch + 1], scratch: number of tiles before each list's first one
+    int32_t* next;       // [1], set to 0: TileParams::next; or null
     int32_t batch;
     int32_t q_len;
     int32_t lists_per_batch;
     int32_t group;
-    int32_t tile_rows;   // entries per tile
-    int32_t kv_len;      // keys
-    int32_t is_causal;   // token t sees keys j <= t + kv_len - q_len; tiles with more keys come first
-    int32_t lists_per_block;   // for moh_plan_lists: 1, 2, 4 or 8
-    int32_t lists_per_section; // is_causal: lists per section, whose keys fit L2 together; see MOH_PLAN_SECTIONS
+    int32_t lists_per_block; // 1, 2, 4 or 8
+};
+
+// tiles.cuh: the tiles of attention, which its kernels find in the lists.
+struct TileParams {
+    const int32_t* counts;     // as in PlanParams
+    const int32_t* entries;
+    int32_t* next;             // persistent blocks take tiles with atomicAdd
+    int32_t lists;
+    int32_t lists_per_section; // 1 to 32
+    int32_t tile_rows;         // entries per tile
+    int32_t q_len, kv_len, group;
+    int32_t is_causal;         // token t sees keys j <= t + kv_len - q_len
 };
 
 // attention_sm80.cu, attention_simt.cu and decode.cu. Strides are in elements of T.
@@ -39,11 +42,7 @@ struct AttentionParams {
     const float* gates;       // (batch, q_len, num_heads)
     const void* bias;         // or null; element b * bias_strides[0] + h * [1] + i * [2] + j * [3]
     void* output;             // (batch, q_len, num_heads * value_dim)
-    const int32_t* counts;    // the plan, with group = num_heads / kv_num_heads; null for decode.cu
-    const int32_t* entries;
-    const int32_t* tiles;
-    const int32_t* tile_count;
-    int32_t* next;
+    struct TileParams tiles;  // with group = num_heads / kv_num_heads; unused in decode.cu
     float* partial;           // decode.cu: [splits][batch * kv_num_heads][rows][value_dim] weighted means of values
     float* partial_lse;       // decode.cu: [splits][batch * kv_num_heads][rows] logarithm (base 2) of a split's weight
     int64_t key_strides[3];   // along batch, KV head, token
@@ -78,10 +77,7 @@ struct AttentionSm90Params {
     const float* gates;       // (batch, q_len, num_heads)
     const void* bias;         // or null; element b * bias_strides[0] + h * [1] + i * [2] + j * [3]
     void* output;             // (batch, q_len, num_heads * value_dim)
-    const int32_t* entries;   // the plan, with group = num_heads / kv_num_heads
-    const int32_t* tiles;
-    const int32_t* tile_count;
-    int32_t* next;
+    struct TileParams tiles;  // with group = num_heads / kv_num_heads
     int64_t bias_strides[4];
     int32_t batch, q_len, kv_len;
     int32_t num_heads, kv_num_heads;
@@ -99,7 +95,7 @@ struct LinearParams {
     const void* bias;       // or null; element n of head h: h * bias_head + n
     const float* gates;     // (tokens, heads)
     void* output;           // element n of the block of head h of token t: t * output_row + h * output_head + n
-    const int32_t* counts;  // projection, RoutedMLP: the plan, with all tokens as one batch entry
+    const int32_t* counts;  // projection, RoutedMLP: the lists of plan.cu, with all tokens as one batch entry
     const int32_t* entries;
     float* partial;         // combine, only = 1: [parts][tokens][columns] partial sums, or null; expert_products_sm90.cu: [capacity][columns]
     int32_t* positions;     // expert_products_sm90.cu: [tokens][heads] row of `partial`; set where a head is on
@@ -114,6 +110,7 @@ struct LinearParams {
     int32_t write_zeros;    // projection: whether to zero the blocks of heads that are off
     int32_t scale_by_gates; // combine, only = 1: heads are multiplied by their gates, and there is one bias per head
     int32_t routed_cost;    // combine: cost of a product in the routed kernel, in percent of one in the dense kernel
+    int32_t column_blocks;  // combine, except combine_sm90.cu: blocks of the grid that share a tile of rows
     int32_t part_depth;     // combine, only = 1: input elements per part of a head; depth, or a multiple of 64
     int32_t parts;
     int32_t capacity;       // combine, only = 1: up to so many (token, head) pairs are computed by expert_products_sm90.cu; 0: never

@@ -2,7 +2,7 @@
 
 use crate::driver::RawPtr;
 use crate::stream::Stream;
-use crate::workspace::Workspace;
+use crate::workspace::{Arena, WORKSPACE_ALIGN, Workspace};
 use moh_operators::{Attributes, DType, Definition, Error, List, Operator, problem_of};
 
 /// The oldest compute capability with machine code.
@@ -41,6 +41,8 @@ pub struct Call<'c, O: Definition> {
 /// An operator with CUDA kernels.
 pub trait CudaOperator: Definition {
     /// Launches kernels on the stream, which write every element of the output.
+    ///
+    /// Called twice for a node: first with a stream that launches nothing, to learn the size of the workspace.
     ///
     /// # Safety
     /// The call's tensors have the sizes of its problem, and stay valid until the kernels have run.
@@ -104,8 +106,22 @@ impl Launcher {
                 return Err(Error::Alignment { operator: operator.name, tensor, expected: ALIGN, found }.into());
             }
         }
-        // SAFETY: the call is validated; the rest is the caller's contract.
-        unsafe { (self.launch)(attributes, inputs, output, dtype, stream, workspace) }.map_err(E::from)
+        let launch = |stream: &Stream<'_>, workspace: &Arena| {
+            // SAFETY: the call is validated; the rest is the caller's contract.
+            unsafe { (self.launch)(attributes, inputs, output, dtype, stream, workspace) }
+        };
+        let launched = || {
+            // Blocks of the first pass are never accessed; their addresses are near the output's, because the driver
+            // sees them in descriptors of tensors.
+            // SAFETY: as nothing is launched, nothing uses the memory.
+            let needed = unsafe { Arena::new(output.next_multiple_of(WORKSPACE_ALIGN as u64), usize::MAX / 2) };
+            launch(&stream.without_launches(), &needed)?;
+            let bytes = needed.used();
+            let base = if bytes > 0 { workspace.allocate(bytes)? } else { 0 };
+            // SAFETY: just allocated, or empty.
+            launch(&stream.another_node(), &unsafe { Arena::new(base, bytes) })
+        };
+        launched().map_err(|error: Error| E::from(error))
     }
 }
 

@@ -13,7 +13,7 @@ pub unsafe trait Params: Copy {}
 #[derive(Debug, Clone, Copy)]
 pub struct TensorMap(pub [u64; 16]);
 
-/// `PlanParams`, for both kernels of `plan.cu`.
+/// `PlanParams`, for `plan.cu`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)]
@@ -21,22 +21,48 @@ pub struct PlanParams {
     pub gates: RawPtr,
     pub counts: RawPtr,
     pub entries: RawPtr,
-    pub tiles: RawPtr,
-    pub tile_count: RawPtr,
     pub next: RawPtr,
-    pub offsets: RawPtr,
     pub batch: i32,
     pub q_len: i32,
     pub lists_per_batch: i32,
     pub group: i32,
-    pub tile_rows: i32,
-    pub kv_len: i32,
-    pub is_causal: i32,
     pub lists_per_block: i32,
-    pub lists_per_section: i32,
 }
 // SAFETY: the fields of the C struct, in order; `tests/it/params.rs` compares the layouts.
 unsafe impl Params for PlanParams {}
+
+/// `TileParams`, a part of the parameters of attention kernels.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct TileParams {
+    pub counts: RawPtr,
+    pub entries: RawPtr,
+    pub next: RawPtr,
+    pub lists: i32,
+    pub lists_per_section: i32,
+    pub tile_rows: i32,
+    pub q_len: i32,
+    pub kv_len: i32,
+    pub group: i32,
+    pub is_causal: i32,
+}
+
+impl TileParams {
+    /// No tiles, for kernels without a plan.
+    pub(crate) const NONE: TileParams = TileParams {
+        counts: 0,
+        entries: 0,
+        next: 0,
+        lists: 0,
+        lists_per_section: 1,
+        tile_rows: 1,
+        q_len: 0,
+        kv_len: 0,
+        group: 1,
+        is_causal: 0,
+    };
+}
 
 /// `AttentionParams`, for `attention_sm80.cu`, `attention_simt.cu` and `decode.cu`.
 #[repr(C)]
@@ -49,11 +75,7 @@ pub struct AttentionParams {
     pub gates: RawPtr,
     pub bias: RawPtr,
     pub output: RawPtr,
-    pub counts: RawPtr,
-    pub entries: RawPtr,
-    pub tiles: RawPtr,
-    pub tile_count: RawPtr,
-    pub next: RawPtr,
+    pub tiles: TileParams,
     pub partial: RawPtr,
     pub partial_lse: RawPtr,
     pub key_strides: [i64; 3],
@@ -106,6 +128,7 @@ pub struct LinearParams {
     pub write_zeros: i32,
     pub scale_by_gates: i32,
     pub routed_cost: i32,
+    pub column_blocks: i32,
     pub part_depth: i32,
     pub parts: i32,
     pub capacity: i32,
@@ -169,10 +192,7 @@ pub struct AttentionSm90Params {
     pub gates: RawPtr,
     pub bias: RawPtr,
     pub output: RawPtr,
-    pub entries: RawPtr,
-    pub tiles: RawPtr,
-    pub tile_count: RawPtr,
-    pub next: RawPtr,
+    pub tiles: TileParams,
     pub bias_strides: [i64; 4],
     pub batch: i32,
     pub q_len: i32,

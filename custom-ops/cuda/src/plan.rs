@@ -1,9 +1,9 @@
-//! Makes lists of selected rows and tiles from head gates, on the device: see `kernels/params.h`.
+//! Makes lists of selected rows from head gates, on the device: see `kernels/params.h`.
 
 use crate::driver::RawPtr;
 use crate::kernel::Kernel;
 use crate::modules;
-use crate::params::PlanParams;
+use crate::params::{PlanParams, TileParams};
 use crate::stream::Stream;
 use crate::workspace::Workspace;
 use moh_operators::Error;
@@ -23,104 +23,74 @@ pub struct Request {
     pub group: usize,
     /// Entries per tile.
     pub tile_rows: usize,
-    /// The keys, if attention is causal. Tiles then carry the number of keys visible to their last entry, and those
-    /// with most keys come first.
-    pub causal: Option<Keys>,
-    /// Number of keys of every tile if attention is not causal, else 0.
-    pub kv_len: usize,
-}
-
-/// The keys of causal attention.
-#[derive(Debug, Clone, Copy)]
-pub struct Keys {
     /// Keys per sequence.
     pub kv_len: usize,
+    /// Whether a tile has only the keys that are visible to its last entry.
+    pub is_causal: bool,
     /// Bytes of keys and values per list. Lists whose keys fit the L2 cache together are processed together.
     pub list_bytes: usize,
 }
 
-/// A plan in device memory.
+/// A plan in device memory: lists, in which kernels find their tiles.
 #[derive(Debug, Clone, Copy)]
 pub struct Plan {
-    /// int32 \[lists\]: number of entries per list.
-    pub counts: RawPtr,
-    /// int32 \[lists\]\[q_len * group\]: entries, ascending.
-    pub entries: RawPtr,
-    /// int32 \[max_tiles\]\[4\]: list, first entry, number of entries, number of keys.
-    pub tiles: RawPtr,
-    /// int32: number of tiles.
-    pub tile_count: RawPtr,
-    /// int32, initially 0: counter from which blocks take tiles with atomicAdd.
-    pub next: RawPtr,
-    /// Number of lists: batch * lists_per_batch.
-    pub lists: usize,
+    /// The lists and the order of the tiles: `kernels/tiles.cuh`.
+    pub tiles: TileParams,
     /// Upper bound of the number of tiles.
     pub max_tiles: usize,
 }
 
 const THREADS: u32 = 1024;
-/// Equals `MOH_PLAN_SECTIONS`, and `buckets` in plan.cu.
-const SECTIONS: usize = 64;
-const BUCKETS: usize = 64;
+/// Lists per section at most: one per lane of a warp.
+const MAX_SECTION: usize = 32;
 
-/// Makes a plan on the stream, in two launches.
+/// Makes a plan on the stream, in one launch.
 ///
 /// # Safety
-/// The gates have the sizes of `request` until the launches have run.
+/// The gates have the sizes of `request` until the launch has run.
 ///
 /// # Errors
 /// Out of workspace memory; an error of the driver; [`Error::OutOfMemory`] if numbers of entries do not fit 31 bits.
 pub unsafe fn plan(request: &Request, stream: &Stream<'_>, workspace: &dyn Workspace) -> Result<Plan, Error> {
-    let Request { gates, batch, q_len, lists_per_batch, group, tile_rows, causal, kv_len } = *request;
+    let Request { gates, batch, q_len, lists_per_batch, group, tile_rows, kv_len, is_causal, list_bytes } = *request;
     let lists = batch * lists_per_batch;
     let entries = q_len * group;
-    let max_tiles = lists * entries.div_ceil(tile_rows);
-    let ints = |n: usize| workspace.allocate(n.max(1) * 4);
-    let tile_count = ints(2)?;
-    let plan = Plan {
-        counts: ints(lists)?,
-        entries: ints(lists * entries)?,
-        tiles: ints(max_tiles * 4)?,
-        tile_count,
-        next: tile_count + 4,
-        lists,
-        max_tiles,
-    };
-    let lists_per_section = match causal {
-        Some(keys) => {
-            let fit = (stream.properties().l2_bytes as usize / 2 / keys.list_bytes.max(1)).max(1);
-            fit.max(lists.div_ceil(SECTIONS))
-        }
-        None => lists.max(1),
+    // Kernels use 32-bit indices of (token, head) blocks, which are as many as tiles or more.
+    int(lists * entries)?;
+    let counts = workspace.allocate((lists + 1) * 4)?;
+    let tiles = TileParams {
+        counts,
+        entries: workspace.allocate((lists * entries).max(1) * 4)?,
+        next: counts + 4 * lists as u64,
+        lists: int(lists)?,
+        lists_per_section: int(section(lists, list_bytes, stream.properties().l2_bytes as usize))?,
+        tile_rows: int(tile_rows)?,
+        q_len: int(q_len)?,
+        kv_len: int(kv_len)?,
+        group: int(group)?,
+        is_causal: i32::from(is_causal),
     };
     let params = PlanParams {
         gates,
-        counts: plan.counts,
-        entries: plan.entries,
-        tiles: plan.tiles,
-        tile_count: plan.tile_count,
-        next: plan.next,
-        offsets: ints(lists + 1)?,
+        counts,
+        entries: tiles.entries,
+        next: tiles.next,
         batch: int(batch)?,
         q_len: int(q_len)?,
         lists_per_batch: int(lists_per_batch)?,
         group: int(group)?,
-        tile_rows: int(tile_rows)?,
-        kv_len: int(causal.map_or(kv_len, |keys| keys.kv_len))?,
-        is_causal: i32::from(causal.is_some()),
         lists_per_block: lists_per_block(entries),
-        lists_per_section: int(lists_per_section)?,
     };
-    // Kernels use 32-bit indices of (token, head) blocks and tiles.
-    int((lists * entries).max(max_tiles))?;
     // SAFETY: the workspace blocks have the sizes of `params.h`; the gates are as in the caller's contract.
-    unsafe {
-        launch_lists(&params, stream)?;
-        let shared = 32 * 4 + if causal.is_some() { SECTIONS * BUCKETS * 4 } else { 0 };
-        let kernel = Kernel { module: modules::PLAN, name: c"moh_plan_tiles" };
-        stream.launch(kernel, [1, 1, 1], THREADS, shared as u32, &params)?;
-    }
-    Ok(plan)
+    unsafe { launch_lists(&params, stream)? };
+    Ok(Plan { tiles, max_tiles: lists * entries.div_ceil(tile_rows) })
+}
+
+/// Lists per section: as many as half of the L2 cache has room for, at most [`MAX_SECTION`], about as many in every
+/// section.
+fn section(lists: usize, list_bytes: usize, l2_bytes: usize) -> usize {
+    let most = (l2_bytes / 2 / list_bytes.max(1)).clamp(1, MAX_SECTION);
+    lists.div_ceil(lists.div_ceil(most).max(1)).max(1)
 }
 
 /// Lists without tiles, in device memory: one per head.
@@ -155,19 +125,12 @@ pub unsafe fn lists(
         gates,
         counts: lists.counts,
         entries: lists.entries,
-        tiles: 0,
-        tile_count: 0,
         next: 0,
-        offsets: 0,
         batch: 1,
         q_len: int(tokens)?,
         lists_per_batch: int(heads)?,
         group: 1,
-        tile_rows: 1,
-        kv_len: 0,
-        is_causal: 0,
         lists_per_block: lists_per_block(tokens),
-        lists_per_section: 1,
     };
     // SAFETY: the workspace blocks have the sizes of `params.h`; the gates are as in the caller's contract.
     unsafe { launch_lists(&params, stream)? };
@@ -194,4 +157,17 @@ unsafe fn launch_lists(params: &PlanParams, stream: &Stream<'_>) -> Result<(), E
 /// [`Error::OutOfMemory`] if it does not fit.
 pub fn int(size: usize) -> Result<i32, Error> {
     i32::try_from(size).map_err(|_| Error::OutOfMemory { bytes: size })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::section;
+
+    #[test]
+    fn sections_fit_the_cache_and_are_of_equal_size() {
+        assert_eq!(section(64, 1 << 20, 50 << 20), 22);
+        assert_eq!(section(33, 1, 50 << 20), 17);
+        assert_eq!(section(5, 1 << 30, 50 << 20), 1);
+        assert_eq!(section(0, 0, 0), 1);
+    }
 }

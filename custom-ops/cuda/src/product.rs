@@ -185,9 +185,10 @@ pub(crate) unsafe fn combination(
     if aligned && tokens <= FEW && p.scale_by_gates == 0 {
         let name = product.name("combine_dense", "32");
         let kernel = Kernel { module: modules::COMBINE, name: &name };
-        let grid = [columns.div_ceil(Tile::FEW.columns) as u32, 1, 1];
+        let column_blocks = columns.div_ceil(Tile::FEW.columns);
+        let grid = combination_grid(column_blocks, 1, 1)?;
         let shared = dense_bytes(product, Tile::FEW, true) as u32;
-        let params = LinearParams { only: 2, ..*p };
+        let params = LinearParams { only: 2, column_blocks: column_blocks as i32, ..*p };
         // SAFETY: the caller's contract.
         return unsafe { stream.launch(kernel, grid, FEW as u32, shared, &params) };
     }
@@ -239,7 +240,8 @@ pub(crate) unsafe fn combination(
     let launch = |operation: &str, blocks: usize, threads: usize, shared: usize| {
         let name = product.name(operation, &variant);
         let kernel = Kernel { module: modules::COMBINE, name: &name };
-        let grid = [blocks as u32, row_tiles as u32, parts as u32];
+        let grid = combination_grid(blocks, row_tiles, parts)?;
+        let params = LinearParams { column_blocks: blocks as i32, ..params };
         // SAFETY: the caller's contract.
         unsafe { stream.launch(kernel, grid, threads as u32, shared as u32, &params) }
     };
@@ -266,6 +268,12 @@ pub(crate) unsafe fn combination(
     }
     let dense = Tile { rows, columns: if rows == 64 { 64 } else { 128 } };
     launch("combine_dense", columns.div_ceil(dense.columns), rows, dense_bytes(product, dense, aligned))
+}
+
+/// The grid of a combination: `column_blocks` blocks for each tile of rows. Rows are not along y, which has at most
+/// 65,535 blocks.
+fn combination_grid(column_blocks: usize, row_tiles: usize, parts: usize) -> Result<[u32; 3], Error> {
+    Ok([int(column_blocks * row_tiles)?.unsigned_abs(), 1, int(parts)?.unsigned_abs()])
 }
 
 const ROUTED_COLUMNS: usize = 128;
@@ -332,6 +340,7 @@ impl LinearParams {
         write_zeros: 0,
         scale_by_gates: 0,
         routed_cost: ROUTED_COST,
+        column_blocks: 1,
         part_depth: 0,
         parts: 1,
         capacity: 0,
@@ -340,7 +349,18 @@ impl LinearParams {
 
 #[cfg(test)]
 mod tests {
-    use super::parts;
+    use super::{combination_grid, parts};
+
+    /// 64 rows a tile are 537 million tokens here; with rows along y, 4.2 million were too many.
+    #[test]
+    fn grids_of_many_tokens_are_within_the_limits() {
+        assert_eq!(combination_grid(2, 100, 3).unwrap(), [200, 1, 3]);
+        for (column_blocks, row_tiles) in [(1, 65_536), (9, 5_000_000), (255, 1 << 23)] {
+            let [x, y, z] = combination_grid(column_blocks, row_tiles, 132).unwrap();
+            assert!(x as usize == column_blocks * row_tiles && y <= 65_535 && z <= 65_535);
+        }
+        assert!(combination_grid(256, 1 << 23, 1).is_err());
+    }
 
     #[test]
     fn inner_dimension_is_split_when_there_are_few_tiles() {

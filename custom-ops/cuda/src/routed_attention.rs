@@ -7,7 +7,7 @@ mod simt;
 
 use crate::call::{Call, CudaOperator};
 use crate::driver::RawPtr;
-use crate::params::AttentionParams;
+use crate::params::{AttentionParams, TileParams};
 use crate::plan::int;
 use moh_operators::routed_attention::{Inputs, Problem};
 use moh_operators::{DType, Error, RoutedAttention};
@@ -83,11 +83,7 @@ fn params(call: &Call<'_, RoutedAttention>) -> Result<AttentionParams, Error> {
         gates: head_gates,
         bias: attn_bias.unwrap_or(none),
         output: call.output,
-        counts: none,
-        entries: none,
-        tiles: none,
-        tile_count: none,
-        next: none,
+        tiles: TileParams::NONE,
         partial: none,
         partial_lse: none,
         key_strides: strides(p.head_dim),

@@ -5,6 +5,7 @@ use crate::kernel::{Kernel, function};
 use crate::params::Params;
 use cudarc::driver::{result, sys};
 use moh_operators::Error;
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::marker::PhantomData;
@@ -19,6 +20,14 @@ pub const MULTIPROCESSORS_VARIABLE: &str = "MOH_CUDA_MULTIPROCESSORS";
 /// sized as for a GPU that has no more.
 pub const SHARED_VARIABLE: &str = "MOH_CUDA_SHARED_BYTES";
 
+/// Environment variable: with `0`, all kernels are launched normally.
+pub const DEPENDENT_LAUNCH_VARIABLE: &str = "MOH_CUDA_DEPENDENT_LAUNCH";
+
+/// The oldest compute capability for dependent launches.
+const DEPENDENT_CAPABILITY: (u32, u32) = (9, 0);
+/// The oldest driver for dependent launches, CUDA 12.3: older ones do not capture them in graphs.
+const DEPENDENT_DRIVER: i32 = 12030;
+
 /// GPU properties by which kernels are chosen and sized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Properties {
@@ -30,9 +39,23 @@ pub struct Properties {
     pub shared_bytes: u32,
     /// Bytes of the L2 cache.
     pub l2_bytes: u32,
+    /// Whether later kernels of a node may start before earlier ones have ended: see [`Stream::launch`].
+    pub dependent_launch: bool,
 }
 
-/// A borrowed stream. Its context is current while this value lives.
+/// What [`Stream::launch`] does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Launches {
+    /// Nothing.
+    Skipped,
+    /// Launches a node's first kernel.
+    First,
+    /// Launches a further kernel of the node.
+    Later,
+}
+
+/// A borrowed stream. Its context is current while this value lives. The kernels launched with one value are those of
+/// one node, with nothing else between them on the stream.
 #[derive(Debug)]
 pub struct Stream<'a> {
     raw: RawStream,
@@ -40,6 +63,7 @@ pub struct Stream<'a> {
     properties: Properties,
     /// Whether this value made the context current.
     pushed: bool,
+    launches: Cell<Launches>,
     /// Not Send: a context is current to one thread.
     lifetime: PhantomData<(&'a (), *mut ())>,
 }
@@ -52,7 +76,7 @@ impl Stream<'_> {
     ///
     /// # Errors
     /// [`Error::Cuda`] if the driver returns an error.
-    pub unsafe fn borrow(_: Driver, raw: RawStream) -> Result<Self, Error> {
+    pub unsafe fn borrow(driver: Driver, raw: RawStream) -> Result<Self, Error> {
         let (mut own, mut current) = (ptr::null_mut(), ptr::null_mut());
         let mut context = 0;
         // SAFETY: the stream is alive; the driver writes to local variables.
@@ -65,11 +89,29 @@ impl Stream<'_> {
                 sys::cuCtxPushCurrent_v2(own).about("cuCtxPushCurrent")?;
             }
             // From here on, dropping `self` pops the context.
-            let empty = Properties { capability: (0, 0), multiprocessors: 0, shared_bytes: 0, l2_bytes: 0 };
-            let mut stream = Stream { raw, context, properties: empty, pushed, lifetime: PhantomData };
-            stream.properties = properties(context)?;
+            let properties = Properties {
+                capability: (0, 0),
+                multiprocessors: 0,
+                shared_bytes: 0,
+                l2_bytes: 0,
+                dependent_launch: false,
+            };
+            let launches = Cell::new(Launches::First);
+            let mut stream = Stream { raw, context, properties, pushed, launches, lifetime: PhantomData };
+            stream.properties = self::properties(context, driver)?;
             Ok(stream)
         }
+    }
+
+    /// The same stream for another node.
+    pub(crate) fn another_node(&self) -> Stream<'_> {
+        let launches = Cell::new(Launches::First);
+        Stream { pushed: false, launches, lifetime: PhantomData, ..*self }
+    }
+
+    /// The same stream, on which nothing is launched: to learn what a node needs.
+    pub(crate) fn without_launches(&self) -> Stream<'_> {
+        Stream { launches: Cell::new(Launches::Skipped), ..self.another_node() }
     }
 
     /// The driver's handle.
@@ -95,8 +137,14 @@ impl Stream<'_> {
     ///
     /// An empty grid launches nothing.
     ///
+    /// The first kernel of a node starts when all earlier work on the stream has ended. Where
+    /// [`Properties::dependent_launch`], the others may start earlier, when all blocks of the kernel before have called
+    /// `start_next_kernel()` or ended; they wait for its end themselves, by `wait_for_previous_kernel()`
+    /// (`kernels/device.cuh`).
+    ///
     /// # Safety
-    /// The kernel's parameter is a `P`; the memory that it describes is valid until the kernel has run.
+    /// The kernel's parameter is a `P`; the memory that it describes is valid until the kernel has run. The kernel waits
+    /// for the previous one as `kernels/device.cuh` says.
     ///
     /// # Errors
     /// [`Error::Cuda`] naming the kernel if it needs more shared memory than the GPU has, or if the launch fails. Errors
@@ -109,7 +157,8 @@ impl Stream<'_> {
         shared_bytes: u32,
         params: &P,
     ) -> Result<(), Error> {
-        if grid.contains(&0) {
+        let launches = self.launches.get();
+        if grid.contains(&0) || launches == Launches::Skipped {
             return Ok(());
         }
         let available = self.properties.shared_bytes;
@@ -119,13 +168,37 @@ impl Stream<'_> {
             return Err(Error::Cuda { what, error });
         }
         let mut list = [ptr::from_ref(params).cast_mut().cast::<c_void>()];
+        let named = |call: &str| format!("kernel {}: {call}", kernel.name.to_string_lossy());
         // SAFETY: the context is current; the driver copies the parameter, whose size is part of the kernel.
         unsafe {
             let function = function(self.context, kernel, shared_bytes)?;
-            let launched =
-                result::launch_kernel(function, grid.into(), (block, 1, 1), shared_bytes, self.raw, &mut list);
-            launched.about(format_args!("kernel {}: cuLaunchKernel", kernel.name.to_string_lossy()))
+            if launches == Launches::Later && self.properties.dependent_launch {
+                let mut early = sys::CUlaunchAttribute {
+                    id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                    pad: [0; 4],
+                    value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+                };
+                let config = sys::CUlaunchConfig {
+                    gridDimX: grid[0],
+                    gridDimY: grid[1],
+                    gridDimZ: grid[2],
+                    blockDimX: block,
+                    blockDimY: 1,
+                    blockDimZ: 1,
+                    sharedMemBytes: shared_bytes,
+                    hStream: self.raw,
+                    attrs: &raw mut early,
+                    numAttrs: 1,
+                };
+                sys::cuLaunchKernelEx(&raw const config, function, list.as_mut_ptr(), ptr::null_mut())
+                    .about(named("cuLaunchKernelEx"))?;
+            } else {
+                result::launch_kernel(function, grid.into(), (block, 1, 1), shared_bytes, self.raw, &mut list)
+                    .about(named("cuLaunchKernel"))?;
+            }
         }
+        self.launches.set(Launches::Later);
+        Ok(())
     }
 
     /// Sets `bytes` bytes of device memory to `value`, in stream order.
@@ -136,9 +209,11 @@ impl Stream<'_> {
     /// # Errors
     /// [`Error::Cuda`] if the driver returns an error.
     pub unsafe fn fill(&self, ptr: RawPtr, value: u8, bytes: usize) -> Result<(), Error> {
-        if bytes == 0 {
+        if bytes == 0 || self.launches.get() == Launches::Skipped {
             return Ok(());
         }
+        // The next kernel has no kernel before it.
+        self.launches.set(Launches::First);
         // SAFETY: the caller's contract.
         unsafe { sys::cuMemsetD8Async(ptr, value, bytes, self.raw) }.about("cuMemsetD8Async")
     }
@@ -167,7 +242,7 @@ impl Drop for Stream<'_> {
 ///
 /// # Safety
 /// `context` is the id of the current context.
-unsafe fn properties(context: u64) -> Result<Properties, Error> {
+unsafe fn properties(context: u64, driver: Driver) -> Result<Properties, Error> {
     use sys::CUdevice_attribute::*;
     static KNOWN: Mutex<Option<HashMap<u64, Properties>>> = Mutex::new(None);
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -190,6 +265,10 @@ unsafe fn properties(context: u64) -> Result<Properties, Error> {
         multiprocessors: get(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
         shared_bytes: get(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
         l2_bytes: get(CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?,
+        // Not the limited capability: the driver chooses machine code by the GPU.
+        dependent_launch: capability >= DEPENDENT_CAPABILITY
+            && driver.version() >= DEPENDENT_DRIVER
+            && std::env::var_os(DEPENDENT_LAUNCH_VARIABLE).is_none_or(|value| value != "0"),
     };
     let number = |variable: &str| std::env::var(variable).ok().and_then(|value| value.parse::<u32>().ok());
     let properties = Properties {

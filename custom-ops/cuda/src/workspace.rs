@@ -8,7 +8,8 @@ use std::cell::{Cell, RefCell};
 /// allocator.
 pub const WORKSPACE_ALIGN: usize = 256;
 
-/// Device memory that a runtime provides to an operator during a call.
+/// Device memory that a runtime provides to an operator during a call. An operator with intermediates allocates one
+/// block a call, from which an [`Arena`] cuts its parts; others allocate nothing.
 ///
 /// # Safety
 /// Blocks are device memory of the stream's context, aligned to [`WORKSPACE_ALIGN`]. Nothing else uses them from this

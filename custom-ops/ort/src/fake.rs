@@ -14,6 +14,8 @@ mod session;
 use half::{bf16, f16};
 use info::*;
 use memory::*;
+#[cfg(feature = "cuda")]
+pub(crate) use memory::{Requests, requests_of};
 use moh_operators::{DType, Data, Value};
 use node::*;
 use ort_sys::*;

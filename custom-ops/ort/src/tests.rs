@@ -211,7 +211,7 @@ fn null_arguments_are_errors() {
     assert!(unsafe { RegisterCustomOps(ptr::null_mut(), ptr::null()) }.0.is_null());
 }
 
-/// 2 sequences, 3 queries, 5 keys, 4 query heads, 2 KV heads, head widths 6 and 3.
+/// 2 sequences, 3 queries (or as many as stated), 5 keys, 4 query heads, 2 KV heads, head widths 6 and 3.
 pub(crate) struct Example {
     pub(crate) attributes: Vec<(&'static str, Value)>,
     shapes: Vec<Vec<usize>>,
@@ -220,7 +220,11 @@ pub(crate) struct Example {
 
 impl Example {
     pub(crate) fn new() -> Example {
-        let shapes = vec![vec![2, 3, 24], vec![2, 5, 12], vec![2, 5, 6], vec![2, 3, 4], vec![2, 1, 1, 5]];
+        Example::of(3)
+    }
+
+    pub(crate) fn of(queries: usize) -> Example {
+        let shapes = vec![vec![2, queries, 24], vec![2, 5, 12], vec![2, 5, 6], vec![2, queries, 4], vec![2, 1, 1, 5]];
         // Exactly representable in every type.
         let value = |i: usize, j: usize| ((i * 31 + j * 7 + j * j % 5) % 13) as f32 / 8.0 - 0.75;
         let values = shapes.iter().enumerate();

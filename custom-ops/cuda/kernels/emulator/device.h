@@ -102,5 +102,8 @@ template <class T> void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint
     simt::collective("mma_m16n8k16", 32, &argument, simt::mma<T>);
 }
 
+inline void start_next_kernel() {}
+inline void wait_for_previous_kernel() { simt::wait_for_previous_kernel(); }
+
 inline void barrier_sync(int id, int threads) { simt::barrier("barrier_sync", id, threads, true); }
 inline void barrier_arrive(int id, int threads) { simt::barrier("barrier_arrive", id, threads, false); }

@@ -207,10 +207,19 @@ EXPORT int cuFuncSetAttribute(const void* function, int attribute, int value) {
     allowed_shared[static_cast<const Kernel*>(function)] = size_t(value);
     return SUCCESS;
 }
-EXPORT int cuLaunchKernel(const void* function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned threads_y,
-                          unsigned threads_z, unsigned shared_bytes, void* handle, void** params, void**) {
+
+namespace {
+// Makes all allocations inaccessible, or accessible again.
+void hide(bool hidden) {
+    for (const auto& [start, allocation] : allocations)
+        mprotect(static_cast<char*>(allocation.base) + page, allocation.bytes - 2 * page, hidden ? PROT_NONE : PROT_READ | PROT_WRITE);
+}
+
+int launch_on(void* handle, const void* function, Index grid, Index block, unsigned shared_bytes, void** params, void (*hide)(bool)) {
     STREAM(stream, handle);
-    if (!function || !x || !y || !z || x > 0x7fffffff || y > 65535 || z > 65535 || threads_y != 1 || threads_z != 1) return INVALID_VALUE;
+    if (!function || !grid.x || !grid.y || !grid.z || grid.x > 0x7fffffff || grid.y > 65535 || grid.z > 65535 || block.y != 1 ||
+        block.z != 1)
+        return INVALID_VALUE;
     const auto& kernel = *static_cast<const Kernel*>(function);
     const auto allowed = allowed_shared.find(&kernel);
     if (shared_bytes > (allowed == allowed_shared.end() ? shared_without_attribute : allowed->second)) return INVALID_VALUE;
@@ -219,8 +228,35 @@ EXPORT int cuLaunchKernel(const void* function, unsigned x, unsigned y, unsigned
     return enqueue(handle, [=, &kernel] {
         // Counted for each stream, so that a thread with its own stream sees the same order in every run.
         const unsigned number = stream->launches[&kernel]++;
-        launch(kernel, {x, y, z}, threads, shared_bytes, copy.data(), {number % 2 == 1, stream->random.bits()});
+        launch(kernel, grid, block.x, shared_bytes, copy.data(), {number % 2 == 1, stream->random.bits()}, hide);
     });
+}
+
+// CUlaunchConfig, with attributes whose value is an integer.
+struct LaunchAttribute {
+    int id, padding, value, unused[15];
+};
+struct LaunchConfig {
+    Index grid, block;
+    unsigned shared_bytes;
+    void* stream;
+    const LaunchAttribute* attributes;
+    unsigned count;
+};
+constexpr int PROGRAMMATIC_STREAM_SERIALIZATION = 6;
+} // namespace
+
+EXPORT int cuLaunchKernel(const void* function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned threads_y,
+                          unsigned threads_z, unsigned shared_bytes, void* handle, void** params, void**) {
+    return launch_on(handle, function, {x, y, z}, {threads, threads_y, threads_z}, shared_bytes, params, nullptr);
+}
+EXPORT int cuLaunchKernelEx(const LaunchConfig* config, const void* function, void** params, void**) {
+    bool early = false;
+    for (unsigned i = 0; i < config->count; i++) {
+        if (config->attributes[i].id != PROGRAMMATIC_STREAM_SERIALIZATION) return NOT_SUPPORTED;
+        early = config->attributes[i].value != 0;
+    }
+    return launch_on(config->stream, function, config->grid, config->block, config->shared_bytes, params, early ? hide : nullptr);
 }
 
 EXPORT int cuMemAlloc_v2(Pointer* pointer, size_t bytes) {

@@ -87,6 +87,9 @@ struct Machine {
     Barrier cluster_barrier;
     unsigned threads = 0, cluster = 1, current = 0; // per block; blocks per cluster; fiber
     bool running = false;
+    void (*hide)(bool) = nullptr; // see simt::launch
+    bool waited = false;          // a thread of the cluster waits for the previous kernel
+    uint32_t previous_ended = 1;  // 0 while global memory is hidden
     bool reversed = false; // run threads from last to first, and complete copies at once
     size_t shared_bytes = 0;
 #if defined(__x86_64__)
@@ -163,6 +166,7 @@ void fault(int signal, siginfo_t* info, void*) {
         const Block& block = *machine.block;
         if (address >= block.shared_end && address < block.shared_end + page)
             simt::fail("shared memory: access %td bytes beyond size %zu", address - block.shared, machine.shared_bytes);
+        if (!machine.previous_ended) simt::fail("access to global memory at %p before waiting for the previous kernel", info->si_addr);
         simt::fail("invalid memory access at %p", info->si_addr);
     }
     std::signal(signal, SIG_DFL);
@@ -282,12 +286,18 @@ void run_cluster(simt::Index first) {
         for (unsigned rank = 0; rank < machine.cluster; rank++) live += machine.blocks[rank].live;
         return live > 0;
     };
+    machine.waited = false;
+    if (machine.hide) machine.hide(true), machine.previous_ended = 0;
     while (running()) {
         bool progress = false;
         for (unsigned n = 0; n < machine.cluster; n++)
             while (run_threads(machine.reversed ? machine.cluster - 1 - n : n)) progress = true;
-        if (!progress) deadlock();
+        if (!progress && machine.waited && !machine.previous_ended)
+            machine.hide(false), machine.previous_ended = 1;
+        else if (!progress)
+            deadlock();
     }
+    if (!machine.previous_ended) simt::fail("the block ended without waiting for the previous kernel");
     for (unsigned rank = 0; rank < machine.cluster; rank++) {
         const Block& block = machine.blocks[rank];
         for (unsigned char* p = block.shared + machine.shared_bytes; p < block.shared_end; p++)
@@ -413,6 +423,7 @@ void cluster_sync() {
 
 void copy_async(void* shared, const void* global, unsigned bytes, bool valid) {
     shared_pointer(shared_address(shared), bytes);
+    if (valid && !machine.previous_ended) fail("copy from global memory before waiting for the previous kernel");
     Copy copy{shared, global, bytes, valid};
     if (machine.reversed)
         copy.run();
@@ -438,10 +449,16 @@ std::vector<unsigned> order_of(unsigned blocks, Order order) {
 }
 } // namespace
 
-void launch(const Kernel& kernel, Index grid, unsigned threads, size_t shared_bytes, const void* params, Order order) {
+void wait_for_previous_kernel() {
+    machine.waited = true;
+    if (!machine.previous_ended) wait("wait_for_previous_kernel", &machine.previous_ended, 0);
+}
+
+void launch(const Kernel& kernel, Index grid, unsigned threads, size_t shared_bytes, const void* params, Order order, void (*hide)(bool)) {
     std::lock_guard<std::mutex> lock(one_launch);
     initialise();
     machine.kernel = &kernel;
+    machine.hide = hide;
     machine.reversed = order.reversed;
     if (threads == 0 || threads > kernel.max_threads) fail("%u threads, at most %u", threads, kernel.max_threads);
     if (shared_bytes > shared_limit) fail("%zu bytes of shared memory", shared_bytes);

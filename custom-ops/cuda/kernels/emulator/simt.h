@@ -55,6 +55,9 @@ void copy_async(void* shared, const void* global, unsigned bytes, bool valid);
 void copy_commit();
 void copy_wait(unsigned pending);
 
+// In a launch that may start before the previous kernel has ended: waits until global memory is accessible.
+void wait_for_previous_kernel();
+
 // Ends the process with the message, kernel, block and thread.
 [[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
@@ -74,7 +77,11 @@ struct Order {
     bool reversed;
     uint64_t seed; // of the blocks' order, if not reversed
 };
-void launch(const Kernel& kernel, Index grid, unsigned threads, size_t shared_bytes, const void* params, Order order);
+// `hide(true)` makes global memory inaccessible, `hide(false)` accessible again. If given, each cluster of blocks runs as
+// far as it can with global memory hidden, as if the previous kernel were still running; it is an error if it accesses
+// global memory, or ends, without having called wait_for_previous_kernel().
+void launch(const Kernel& kernel, Index grid, unsigned threads, size_t shared_bytes, const void* params, Order order,
+            void (*hide)(bool hidden) = nullptr);
 
 } // namespace simt
 

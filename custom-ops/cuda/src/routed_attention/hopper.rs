@@ -136,7 +136,8 @@ pub(super) unsafe fn launch(attention: &Attention<'_, '_>) -> Result<(), Error> 
     let (rows, resident) =
         instance.tiling(p.batch * p.kv_num_heads, p.q_len * p.group_size(), p.kv_len, multiprocessors);
     // SAFETY: the caller's contract.
-    let (plan, common) = unsafe { attention.plan(rows) }?;
+    let plan = unsafe { attention.plan(rows) }?;
+    let common = &attention.params;
     let [key_map, key_tail_map] = attention.tensor_maps(common.key, p.head_dim, &instance)?;
     let [value_map, value_tail_map] = attention.tensor_maps(common.value, p.value_dim, &instance)?;
     let params = AttentionSm90Params {
@@ -148,10 +149,7 @@ pub(super) unsafe fn launch(attention: &Attention<'_, '_>) -> Result<(), Error> 
         gates: common.gates,
         bias: common.bias,
         output: common.output,
-        entries: common.entries,
-        tiles: common.tiles,
-        tile_count: common.tile_count,
-        next: common.next,
+        tiles: plan.tiles,
         bias_strides: common.bias_strides,
         batch: common.batch,
         q_len: common.q_len,

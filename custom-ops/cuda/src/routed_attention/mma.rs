@@ -4,7 +4,7 @@ use super::Attention;
 use crate::kernel::Kernel;
 use crate::modules;
 use crate::params::AttentionParams;
-use crate::plan::{Keys, Plan, Request, plan};
+use crate::plan::{Plan, Request, plan};
 use moh_operators::Error;
 use std::ffi::CString;
 
@@ -62,10 +62,9 @@ impl Attention<'_, '_> {
     ///
     /// # Safety
     /// As [`CudaOperator::launch`](crate::CudaOperator::launch).
-    pub(super) unsafe fn plan(&self, tile_rows: usize) -> Result<(Plan, AttentionParams), Error> {
+    pub(super) unsafe fn plan(&self, tile_rows: usize) -> Result<Plan, Error> {
         let (p, call) = (&self.problem, self.call);
         let size = if call.dtype == moh_operators::DType::F32 { 4 } else { 2 };
-        let keys = Keys { kv_len: p.kv_len, list_bytes: p.kv_len * (p.head_dim + p.value_dim) * size };
         let request = Request {
             gates: self.params.gates,
             batch: p.batch,
@@ -73,13 +72,12 @@ impl Attention<'_, '_> {
             lists_per_batch: p.kv_num_heads,
             group: p.group_size(),
             tile_rows,
-            causal: p.is_causal.then_some(keys),
             kv_len: p.kv_len,
+            is_causal: p.is_causal,
+            list_bytes: p.kv_len * (p.head_dim + p.value_dim) * size,
         };
         // SAFETY: the gates belong to the call.
-        let plan = unsafe { plan(&request, call.stream, call.workspace) }?;
-        let Plan { counts, entries, tiles, tile_count, next, .. } = plan;
-        Ok((plan, AttentionParams { counts, entries, tiles, tile_count, next, ..self.params }))
+        unsafe { plan(&request, call.stream, call.workspace) }
     }
 }
 
@@ -95,7 +93,8 @@ pub(super) unsafe fn launch(attention: &Attention<'_, '_>) -> Result<(), Error> 
     let instance = Instance { width, biased };
     let (rows, shared) = (instance.rows(), instance.shared_bytes());
     // SAFETY: the caller's contract.
-    let (plan, params) = unsafe { attention.plan(rows) }?;
+    let plan = unsafe { attention.plan(rows) }?;
+    let params = AttentionParams { tiles: plan.tiles, ..attention.params };
     let suffix = if biased { "_bias" } else { "" };
     let name =
         CString::new(format!("moh_attention_sm80_{}_d{width}{suffix}", attention.type_name())).unwrap_or_default();

@@ -3,6 +3,7 @@
 use super::Attention;
 use crate::kernel::Kernel;
 use crate::modules;
+use crate::params::AttentionParams;
 use moh_operators::{Definition, Error, RoutedAttention};
 use std::ffi::CString;
 
@@ -26,7 +27,8 @@ pub(super) unsafe fn launch(attention: &Attention<'_, '_>) -> Result<(), Error> 
         found: format!("a head of width {width}"),
     })?;
     // SAFETY: the caller's contract.
-    let (plan, params) = unsafe { attention.plan(rows) }?;
+    let plan = unsafe { attention.plan(rows) }?;
+    let params = AttentionParams { tiles: plan.tiles, ..attention.params };
     let name = CString::new(format!("moh_attention_simt_{}{suffix}", attention.type_name())).unwrap_or_default();
     let kernel = Kernel { module: modules::ATTENTION_SIMT, name: &name };
     let stream = attention.call.stream;

@@ -9,7 +9,7 @@ use cudarc::driver::{DriverError, sys};
 use moh_conformance::{Buffer, Call};
 use moh_cuda::driver::{Checked, DRIVER_VARIABLE};
 use moh_cuda::stream::{CAPABILITY_VARIABLE, Properties, SHARED_VARIABLE};
-use moh_cuda::{Arena, DeviceTensor, Driver, RawPtr, RawStream, Stream};
+use moh_cuda::{Arena, DeviceTensor, Driver, RawPtr, RawStream, Stream, Workspace};
 use moh_operators::{Attributes, DType, Data, DataMut, Error, Tensor, tolerance};
 use std::cell::{Cell, OnceCell};
 use std::path::{Path, PathBuf};
@@ -263,7 +263,7 @@ impl Memories {
         // SAFETY: the device memory has these sizes and lives until the caller has synchronised the stream.
         unsafe {
             let arena = Arena::new(self.workspace.ptr(), self.workspace.bytes);
-            moh_cuda::run(attributes, &tensors, output, stream, &arena)
+            moh_cuda::run(attributes, &tensors, output, stream, &Once(arena, Cell::new(false)))
         }
     }
 
@@ -276,6 +276,17 @@ impl Memories {
         let mut buffer = Buffer::new(self.dtype, &vec![0.0; len]);
         self.output.read(bytes_mut(buffer.data_mut()));
         (0..len).map(|i| buffer.data().at(i)).collect()
+    }
+}
+
+/// A workspace of which a call may allocate one block.
+struct Once(Arena, Cell<bool>);
+
+// SAFETY: as the arena.
+unsafe impl Workspace for Once {
+    fn allocate(&self, bytes: usize) -> Result<RawPtr, Error> {
+        assert!(!self.1.replace(true) && bytes > 0, "more than one block of workspace, or an empty one");
+        self.0.allocate(bytes)
     }
 }
 

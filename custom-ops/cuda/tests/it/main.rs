@@ -9,6 +9,7 @@ mod emulator;
 mod every_operator;
 mod graph;
 mod head_linear;
+mod launches;
 mod params;
 mod plan;
 mod routed_attention;

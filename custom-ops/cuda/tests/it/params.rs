@@ -2,6 +2,7 @@
 
 use moh_cuda::params::{
     AggregatedParams, AttentionParams, AttentionSm90Params, LinearParams, LinearSm90Params, PlanParams, RouterParams,
+    TileParams,
 };
 use std::mem::offset_of;
 use std::process::Command;
@@ -18,22 +19,24 @@ macro_rules! layouts {
 fn layouts() -> Vec<Layout> {
     layouts! {
         PlanParams {
-            gates, counts, entries, tiles, tile_count, next, offsets, batch, q_len, lists_per_batch, group, tile_rows, kv_len,
-            is_causal, lists_per_block, lists_per_section,
+            gates, counts, entries, next, batch, q_len, lists_per_batch, group, lists_per_block,
+        }
+        TileParams {
+            counts, entries, next, lists, lists_per_section, tile_rows, q_len, kv_len, group, is_causal,
         }
         AttentionParams {
-            query, key, value, gates, bias, output, counts, entries, tiles, tile_count, next, partial, partial_lse,
+            query, key, value, gates, bias, output, tiles, partial, partial_lse,
             key_strides, value_strides, bias_strides, batch, q_len, kv_len, num_heads, kv_num_heads, head_dim, value_dim,
             is_causal, splits, keys_per_split, stages, scale,
         }
         AttentionSm90Params {
-            key_map, value_map, key_tail_map, value_tail_map, query, gates, bias, output, entries, tiles, tile_count, next, bias_strides, batch, q_len, kv_len,
+            key_map, value_map, key_tail_map, value_tail_map, query, gates, bias, output, tiles, bias_strides, batch, q_len, kv_len,
             num_heads, kv_num_heads, head_dim, value_dim, is_causal, cache_layout, resident, scale_log2,
         }
         LinearParams {
             x, weight, bias, gates, output, counts, entries, partial, positions, x_row, weight_row, output_row, x_head, weight_head,
             output_head, bias_head, tokens, heads, depth, columns, activation, dense_percent, only, write_zeros, scale_by_gates,
-            routed_cost, part_depth, parts, capacity,
+            routed_cost, column_blocks, part_depth, parts, capacity,
         }
         LinearSm90Params { x_map, weight_map, linear, tile_rows, shares_x }
         AggregatedParams {

@@ -9,7 +9,7 @@ use crate::op::NodeKernel;
 use crate::settings::Settings;
 use moh_cuda::{DeviceTensor, Driver, RawPtr, RawStream, Stream, Workspace};
 use moh_operators::{Attributes, DType, Error, Operator};
-use std::cell::RefCell;
+use std::cell::OnceCell;
 use std::ffi::CStr;
 use std::ptr::NonNull;
 
@@ -43,7 +43,7 @@ impl NodeKernel for CudaKernel {
         let inputs: Vec<Option<Input>> = (0..context.input_count()?).map(read).collect::<Result<_, Failure>>()?;
         let tensors: Vec<Option<DeviceTensor<'_>>> = inputs.iter().map(|i| i.as_ref().map(Input::tensor)).collect();
         let stream: RawStream = context.gpu_stream()?.cast();
-        let workspace = SessionWorkspace { kernel: self, context, stream, blocks: RefCell::default() };
+        let workspace = SessionWorkspace { kernel: self, context, stream, block: OnceCell::new() };
         // SAFETY: the stream belongs to the provider, which made its context current. The provider's tensors are in
         // this context's memory, have the stated sizes, and are accessed in stream order. The output has the
         // registered element type, which is the operator's for these inputs.
@@ -73,12 +73,12 @@ impl Input {
     }
 }
 
-/// The session's device memory during one call.
+/// The session's device memory during one call: one block, if the operator has intermediates.
 struct SessionWorkspace<'c> {
     kernel: &'c CudaKernel,
     context: &'c KernelContext<'c>,
     stream: RawStream,
-    blocks: RefCell<Vec<NonNull<u8>>>,
+    block: OnceCell<NonNull<u8>>,
 }
 
 // SAFETY: the session's allocator returns memory of its device, aligned to 256 bytes, and reserves it for the stream
@@ -87,26 +87,35 @@ unsafe impl Workspace for SessionWorkspace<'_> {
     fn allocate(&self, bytes: usize) -> Result<RawPtr, Error> {
         let out_of_memory = || Error::OutOfMemory { bytes };
         let allocator = &self.kernel.allocator;
-        // The stream-aware function ends the process if there is no memory, this one returns an error. The memory it
-        // allocates is freed again, so that the other one finds it.
-        let mut block = allocator.allocate(bytes.max(1)).ok_or_else(out_of_memory)?;
+        // Only memory that was allocated for a stream may be released before the stream has passed its last use: the
+        // arena gives other memory to any stream at once. The one function for that (KernelContext_GetScratchBuffer)
+        // has no error: if there is no memory, an exception ends the process. Hence this allocation, which fails with a
+        // status, and is released before any use. The next one finds it, or a block that an earlier node on this
+        // stream has released; so it does not grow the arena. The first one does, if all free blocks large enough
+        // belong to streams, which it cannot take. The arena's blocks keep their stream to the end of a run, so that
+        // happens once or a few times in a run, and not again where blocks without a stream have been left over.
+        let mut block = allocator.allocate(bytes).ok_or_else(out_of_memory)?;
         // On the default stream all work is in order.
         if !self.stream.is_null() {
             // SAFETY: the block is not in use yet; the node has a stream.
             let scratch = unsafe {
                 allocator.release(block);
-                allocator.memory().and_then(|memory| Ok(self.context.scratch(memory, bytes.max(1))?))
+                allocator.memory().and_then(|memory| Ok(self.context.scratch(memory, bytes)?))
             };
             block = scratch.ok().and_then(|scratch| NonNull::new(scratch.cast())).ok_or_else(out_of_memory)?;
         }
-        self.blocks.borrow_mut().push(block);
+        if self.block.set(block).is_err() {
+            // SAFETY: not in use yet.
+            unsafe { allocator.release(block) };
+            return Err(out_of_memory());
+        }
         Ok(block.as_ptr() as RawPtr)
     }
 }
 
 impl Drop for SessionWorkspace<'_> {
     fn drop(&mut self) {
-        for block in self.blocks.take() {
+        if let Some(block) = self.block.take() {
             // SAFETY: from `allocate`, released once; the allocator orders the next use of the memory by the stream.
             unsafe { self.kernel.allocator.release(block) };
         }

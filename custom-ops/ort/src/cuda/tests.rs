@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use crate::context::KernelInfo;
-use crate::fake::{LOG, live};
+use crate::fake::{LOG, Requests, live, requests_of};
 use crate::notice;
 use crate::tests::{Example, Made, api, table_on};
 use moh_operators::{DType, OPERATORS, Operator};
@@ -48,6 +48,46 @@ fn call_computes_the_operator_on_the_stream() {
             );
         }
     }
+    assert_eq!(live(), 0);
+}
+
+/// 40 rows a KV head have a plan in the workspace; 6 rows, as in decoding, and few keys need none.
+#[test]
+fn a_call_has_one_block_of_workspace_or_none() {
+    for (queries, blocks) in [(20, 1), (3, 0)] {
+        let example = Example::of(queries);
+        for dtype in DType::ALL {
+            let Some(op) = table(dtype) else { return };
+            let kernel = Made::of(op, &example.sized(dtype)).unwrap();
+            for default_stream in [false, true] {
+                let mut call = example.call(dtype, 0);
+                call.default_stream = default_stream;
+                let found = requests_of(usize::MAX, || _ = kernel.run(&mut call).unwrap());
+                let scratch = if default_stream { 0 } else { blocks };
+                assert_eq!(found, Requests { probes: blocks, scratch }, "{queries} queries, {dtype}");
+            }
+        }
+    }
+    assert_eq!(live(), 0);
+}
+
+#[test]
+fn lack_of_device_memory_is_an_error() {
+    let example = Example::of(20);
+    let Some(op) = table(DType::F16) else { return };
+    let kernel = Made::of(op, &example.sized(DType::F16)).unwrap();
+    for default_stream in [false, true] {
+        let mut call = example.call(DType::F16, 0);
+        call.default_stream = default_stream;
+        let found = requests_of(100, || {
+            let (_, message) = kernel.run(&mut call).unwrap_err();
+            assert!(message.contains("memory"), "{message}");
+        });
+        assert_eq!(found, Requests { probes: 1, scratch: 0 });
+        // With memory, the same call succeeds.
+        assert!(kernel.run(&mut call).is_ok());
+    }
+    drop(kernel);
     assert_eq!(live(), 0);
 }
 

@@ -12,6 +12,30 @@ pub(super) unsafe extern "system" fn create_memory_info(
     ok()
 }
 
+thread_local! {
+    static REQUESTS: Cell<Requests> = const { Cell::new(Requests { probes: 0, scratch: 0 }) };
+    static DEVICE_BYTES: Cell<usize> = const { Cell::new(usize::MAX) };
+}
+
+/// Numbers of calls for device memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Requests {
+    /// Without a stream.
+    pub(crate) probes: usize,
+    /// For the node's stream.
+    pub(crate) scratch: usize,
+}
+
+/// This thread's calls for device memory while `run` ran, on a device with room for blocks of up to `bytes` bytes.
+#[cfg(feature = "cuda")]
+pub(crate) fn requests_of(bytes: usize, run: impl FnOnce()) -> Requests {
+    DEVICE_BYTES.set(bytes);
+    REQUESTS.set(Requests { probes: 0, scratch: 0 });
+    run();
+    DEVICE_BYTES.set(usize::MAX);
+    REQUESTS.get()
+}
+
 /// The provider's memory info, identified by its address.
 pub(super) static DEVICE_MEMORY: u64 = 0;
 
@@ -49,8 +73,10 @@ pub(super) unsafe extern "system" fn scratch(
 ) -> OrtStatusPtr {
     assert!(memory == (&raw const DEVICE_MEMORY).cast() && bytes > 0);
     assert!(!unsafe { call(context) }.default_stream, "onnxruntime crashes without a stream");
+    assert!(bytes <= DEVICE_BYTES.get(), "onnxruntime ends the process without memory");
+    REQUESTS.set(Requests { scratch: REQUESTS.get().scratch + 1, ..REQUESTS.get() });
     let mut lender = Lender(None);
-    unsafe { allocate((&raw mut lender).cast(), bytes, out) }
+    unsafe { lend((&raw mut lender).cast(), bytes, out) }
 }
 
 /// An allocator that counts blocks in the given counter, or (on the device) as objects.
@@ -77,6 +103,16 @@ pub(super) unsafe extern "system" fn allocate(
     size: usize,
     out: *mut *mut c_void,
 ) -> OrtStatusPtr {
+    if unsafe { &*of.cast::<Lender>() }.0.is_none() {
+        REQUESTS.set(Requests { probes: REQUESTS.get().probes + 1, ..REQUESTS.get() });
+        if size > DEVICE_BYTES.get() {
+            return fail("out of device memory");
+        }
+    }
+    unsafe { lend(of, size, out) }
+}
+
+unsafe fn lend(of: *mut OrtAllocator, size: usize, out: *mut *mut c_void) -> OrtStatusPtr {
     if size > isize::MAX as usize / 2 {
         return fail("out of memory");
     }
