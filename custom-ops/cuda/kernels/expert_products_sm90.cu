@@ -32,15 +32,15 @@ template <int columns> struct Tiles {
     MOH_DEVICE int rows_of(int expert) const { return expert < p.heads ? p.counts[expert] : 0; }
     MOH_DEVICE static int tiles_of(int rows, int height) { return (rows + height - 1) / height; }
 
-    // The fastest tile height for these lists: the one with the least rounds of tiles over all blocks, times the copies
-    // per tile (its rows, plus a quarter for its weights).
+    // The tile height for which a block copies least: rounds of tiles over all blocks, times the rows and the columns of
+    // a tile. With few tiles, lower ones fill more multiprocessors; with many, higher ones read the weights less often.
     MOH_DEVICE int height() const {
         int best = 0, least = 0;
         for (int height = 256; height >= 64; height -= 64) {
             int tiles = 0;
             for (int expert = lane; expert < p.heads; expert += 32) tiles += tiles_of(rows_of(expert), height);
             for (int lanes = 16; lanes > 0; lanes /= 2) tiles += __shfl_xor_sync(kAllLanes, tiles, lanes);
-            const int rounds = (tiles * spans + int(gridDim.x) - 1) / int(gridDim.x), copies = rounds * (height + columns / 4);
+            const int rounds = (tiles * spans + int(gridDim.x) - 1) / int(gridDim.x), copies = rounds * (height + columns);
             if (best == 0 || copies < least) best = height, least = copies;
         }
         return best;

@@ -1,5 +1,5 @@
 //! Products of rows with the matrices of their heads, used by RoutedProjection, RoutedCombine and RoutedMLP:
-//! `kernels/linear*.cu` and `kernels/combine*.cu`.
+//! `kernels/linear*.cu`, `kernels/combine*.cu` and `kernels/expert_products_sm90.cu`.
 
 mod hopper;
 

@@ -36,7 +36,7 @@ pub(in crate::product) fn fits(product: &Product, tile_rows: usize, parts: usize
         && p.bias.is_multiple_of(16)
         && tokens >= FEWEST_TOKENS
         && p.depth as usize >= PART_DEPTH
-        && (parts == 1 || copied * parts <= experts * WIDE + tile_rows)
+        && (parts == 1 || copied * parts < experts * WIDE + tile_rows)
 }
 
 /// Number of (token, expert) pairs for whose products there is room: for two experts a token, or for as many bytes as
@@ -102,7 +102,8 @@ mod tests {
         assert!(!chosen([63, 8, 4096, 1024], 64, 1), "few tokens");
         assert!(!chosen([4096, 8, 248, 1024], 256, 1), "a short inner length");
         assert!(!chosen([64, 8, 4096, 1024], 64, 16), "16 parts copy less than 64 tiles of whole inner lengths");
-        assert!(chosen([64, 64, 4096, 1024], 64, 16));
+        assert!(!chosen([64, 64, 4096, 1024], 64, 16), "both copy as much");
+        assert!(chosen([256, 64, 1408, 2048], 128, 4));
         assert!(chosen([512, 8, 4096, 1024], 128, 4));
         assert!(!chosen([512, 2, 4096, 512], 128, 8));
     }
