@@ -13,10 +13,10 @@
 //   one swizzle width of MN to the next, stride = from 8 k to the next 8 (ISA, "Strides", and its examples for 32 and 64 bytes with
 //   bf16; CuTe, mma_traits_sm90_gmma.hpp: ((T,2^b,m),(8,k)):((1,T,LBO),(2^b T,SBO)));
 // - MN-major with n = 72 and 128-byte rows, one whole swizzle width and 8 columns of the next: "Leading Dimension Byte Offset"
-//   (9.7.15.5.1.2.1.1 or 9.7.16.5.1.2.1.1, by version) defines the offset for swizzled layouts as the one "from the first (swizzle-byte-size/16) rows to
-//   the next", in units of 8 elements, without a lower bound on how many of the next exist; the unused columns of the second panel
-//   are not part of any 8 x 8 core matrix of n = 72. This is the only layout here that CuTe does not use: it takes the widest
-//   swizzle that divides n. Nothing confirms it but the text; tests/it/head_linear.rs, widths_of_tiles, tries it first;
+//   (ISA 9.7.15.5.1.2.1.1 or 9.7.16.5.1.2.1.1, by version) defines the offset of swizzled layouts as that "from the first
+//   (swizzle-byte-size/16) rows to the next", in units of 8 elements, whether or not all of the next exist, and no 8 x 8 core matrix
+//   of n = 72 has a column that is not used. CuTe never does this: it takes the widest swizzle that divides n. Nothing confirms it but
+//   the text; widths_of_tiles in tests/it/head_linear.rs tries it first;
 // - a step of 16 k inside a K-major swizzled row is 32 bytes more on the start address: the swizzle acts on the sum (ISA, canonical
 //   layouts with 2k columns of T; CuTe's DescriptorIterator adds just so, and FlashAttention-3 rests on it);
 // - fragments: warp w holds rows 16 w to 16 w + 15. Accumulator d[i]: row lane / 4 + 8 (i / 2 % 2), column 8 (i / 4) + 2 (lane % 4)

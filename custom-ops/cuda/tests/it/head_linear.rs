@@ -248,7 +248,7 @@ fn rerun_with_kernels_for_older_gpus() {
             "head_linear::nan_affects",
         ],
     );
-    rerun_on_older_gpu(&RTX_30, &["head_linear::all_tile_sizes", "head_linear::many_heads_of_which_few"]);
+    rerun_on_older_gpu(&RTX_30, &["head_linear::large_tiles", "head_linear::many_heads_of_which_few"]);
 }
 
 #[test]

@@ -222,6 +222,22 @@ fn zero_and_negative_scales() {
 }
 
 #[test]
+fn decoding_all_head_widths() {
+    on_device(|device| {
+        for dtype in HALVES {
+            for dim in [32, 64, 72, 96, 128, 256] {
+                // Lists of up to 16 and of more entries.
+                for group_size in [2, 20] {
+                    let case =
+                        Case { q_len: 1, kv_len: 290, group_size, head_dim: dim, value_dim: dim, ..Case::default() };
+                    check(device, Case { dtype, gates: Gates::Random(0.6), is_causal: true, ..case });
+                }
+            }
+        }
+    });
+}
+
+#[test]
 fn decoding_splits_long_caches() {
     on_device(|device| {
         for dtype in DType::ALL {
@@ -279,7 +295,7 @@ fn rerun_with_kernels_for_older_gpus() {
     );
     rerun_on_older_gpu(
         &RTX_30,
-        &["routed_attention::all_head_widths", "routed_attention::decoding_splits", "routed_attention::wide_heads"],
+        &["routed_attention::all_head_widths", "routed_attention::decoding_all_head", "routed_attention::wide_heads"],
     );
 }
 
