@@ -63,11 +63,11 @@ fn check(device: &Device, case: Case) {
     let stream = device.stream();
     let request =
         Request { gates: memory.ptr(), batch, q_len, lists_per_batch, group, tile_rows, kv_len, is_causal, list_bytes };
-    // SAFETY: the memory has these sizes and lives until the stream is synchronised.
-    let Plan { tiles: params, max_tiles } = unsafe {
-        let arena = Arena::new(workspace.ptr(), room);
-        plan(&request, &stream, &arena).unwrap()
-    };
+    // Twice in the same memory: the second kernel may start while the first runs, as in the later parts of RoutedMLP.
+    let [Plan { tiles: params, max_tiles }, _] = [(); 2].map(|()| {
+        // SAFETY: the memory has these sizes and lives until the stream is synchronised.
+        unsafe { plan(&request, &stream, &Arena::new(workspace.ptr(), room)) }.unwrap()
+    });
     stream.synchronize().unwrap();
 
     let (lists, entries) = (batch * lists_per_batch, q_len * group);
