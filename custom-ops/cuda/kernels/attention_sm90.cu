@@ -678,7 +678,10 @@ template <class C> MOH_DEVICE void attention(const AttentionSm90Params& p) {
 #define MOH_ATTENTION_BIAS(head, ...)                                                                                  \
     MOH_ATTENTION(moh_attention_sm90_f16_d##head##_bias, f16, head, __VA_ARGS__, true)                                 \
     MOH_ATTENTION(moh_attention_sm90_bf16_d##head##_bias, bf16, head, __VA_ARGS__, true)
-#define MOH_ATTENTION_BOTH(...) MOH_ATTENTION_PLAIN(__VA_ARGS__) MOH_ATTENTION_BIAS(__VA_ARGS__)
+// Longer blocks for long sequences.
+#define MOH_ATTENTION_LONG(head, ...)                                                                                  \
+    MOH_ATTENTION(moh_attention_sm90_f16_d##head##_long, f16, head, __VA_ARGS__, false)                                \
+    MOH_ATTENTION(moh_attention_sm90_bf16_d##head##_long, bf16, head, __VA_ARGS__, false)
 MOH_ATTENTION_PLAIN(64, 3, 128, 10, 2)
 MOH_ATTENTION_BIAS(64, 2, 128, 9, 2) // with three warpgroups registers would spill
 MOH_ATTENTION_PLAIN(80, 2, 128, 9, 2)
@@ -686,5 +689,6 @@ MOH_ATTENTION_BIAS(80, 2, 128, 7, 2)
 MOH_ATTENTION_PLAIN(96, 2, 128, 7, 2)
 MOH_ATTENTION_BIAS(96, 2, 128, 5, 2)
 MOH_ATTENTION_PLAIN(128, 2, 128, 5, 2)
+MOH_ATTENTION_LONG(128, 2, 160, 4, 2)
 MOH_ATTENTION_BIAS(128, 2, 96, 5, 2)
 MOH_ATTENTION_PLAIN(256, 2, 64, 5, 1)

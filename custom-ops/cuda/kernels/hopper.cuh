@@ -209,6 +209,7 @@ template <class T, int n> MOH_DEVICE void wgmma_rs(float (&d)[n / 2], const uint
 #define MOH_NAMES_40 MOH_TEN_0 MOH_TEN(1) MOH_TEN(2) MOH_TEN(3)
 #define MOH_NAMES_48 MOH_NAMES_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
 #define MOH_NAMES_64 MOH_NAMES_40 MOH_TEN(4) MOH_TEN(5) ", %60, %61, %62, %63"
+#define MOH_NAMES_80 MOH_NAMES_40 MOH_TEN(4) MOH_TEN(5) MOH_TEN(6) MOH_TEN(7)
 #define MOH_NAMES_128                                                                                                  \
     MOH_NAMES_40 MOH_TEN(4) MOH_TEN(5) MOH_TEN(6) MOH_TEN(7) MOH_TEN(8) MOH_TEN(9) MOH_TEN(10) MOH_TEN(11)             \
         ", %120, %121, %122, %123, %124, %125, %126, %127"
@@ -236,6 +237,7 @@ template <class T, int n> MOH_DEVICE void wgmma_rs(float (&d)[n / 2], const uint
 #define MOH_D16(i) MOH_D8(i), MOH_D8(i + 8)
 #define MOH_D48 MOH_D32(0), MOH_D16(32)
 #define MOH_D64 MOH_D32(0), MOH_D32(32)
+#define MOH_D80 MOH_D64, MOH_D16(64)
 #define MOH_D128 MOH_D64, MOH_D32(64), MOH_D32(96)
 #define MOH_WGMMA_BOTH(...) MOH_WGMMA(f16, __VA_ARGS__) MOH_WGMMA(bf16, __VA_ARGS__)
 MOH_WGMMA_BOTH(16, MOH_NAMES_8, 8, 9, 10, 11, 12, 13, MOH_D8(0))
@@ -244,5 +246,6 @@ MOH_WGMMA_BOTH(64, MOH_NAMES_32, 32, 33, 34, 35, 36, 37, MOH_D32(0))
 MOH_WGMMA_BOTH(72, MOH_NAMES_36, 36, 37, 38, 39, 40, 41, MOH_D36)
 MOH_WGMMA_BOTH(96, MOH_NAMES_48, 48, 49, 50, 51, 52, 53, MOH_D48)
 MOH_WGMMA_BOTH(128, MOH_NAMES_64, 64, 65, 66, 67, 68, 69, MOH_D64)
+MOH_WGMMA_BOTH(160, MOH_NAMES_80, 80, 81, 82, 83, 84, 85, MOH_D80)
 MOH_WGMMA_BOTH(256, MOH_NAMES_128, 128, 129, 130, 131, 132, 133, MOH_D128)
 #endif

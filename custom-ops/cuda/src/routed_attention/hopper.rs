@@ -7,6 +7,7 @@ use crate::modules;
 use crate::params::{AttentionSm90Params, TensorMap};
 use crate::tensor_map::Boxed;
 use moh_operators::Error;
+use moh_operators::routed_attention::Problem;
 use std::ffi::CString;
 
 /// An instance of the kernel; repeats the numbers of `MOH_ATTENTION` in attention_sm90.cu.
@@ -22,29 +23,65 @@ struct Instance {
     slots: usize,
     /// Units of query rows in shared memory, per warpgroup.
     query_slots: usize,
-    /// Whether it adds a bias.
-    biased: bool,
+    kind: Kind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Without a bias.
+    Plain,
+    /// Without a bias, with longer blocks of keys.
+    Long,
+    /// With a bias.
+    Bias,
+}
+
+impl Kind {
+    /// The suffix of the kernel's name.
+    fn suffix(self) -> &'static str {
+        match self {
+            Kind::Plain => "",
+            Kind::Long => "_long",
+            Kind::Bias => "_bias",
+        }
+    }
 }
 
 const UNIT_ROWS: usize = 64;
 /// Columns of a panel in shared memory, except for the tail.
 const PANEL: usize = 64;
 #[rustfmt::skip]
-const INSTANCES: [Instance; 9] = [
-    Instance { width: 64, warpgroups: 3, keys: 128, slots: 10, query_slots: 2, biased: false },
-    Instance { width: 80, warpgroups: 2, keys: 128, slots: 9, query_slots: 2, biased: false },
-    Instance { width: 96, warpgroups: 2, keys: 128, slots: 7, query_slots: 2, biased: false },
-    Instance { width: 128, warpgroups: 2, keys: 128, slots: 5, query_slots: 2, biased: false },
-    Instance { width: 256, warpgroups: 2, keys: 64, slots: 5, query_slots: 1, biased: false },
-    Instance { width: 64, warpgroups: 2, keys: 128, slots: 9, query_slots: 2, biased: true },
-    Instance { width: 80, warpgroups: 2, keys: 128, slots: 7, query_slots: 2, biased: true },
-    Instance { width: 96, warpgroups: 2, keys: 128, slots: 5, query_slots: 2, biased: true },
-    Instance { width: 128, warpgroups: 2, keys: 96, slots: 5, query_slots: 2, biased: true },
+const INSTANCES: [Instance; 10] = [
+    Instance { width: 64, warpgroups: 3, keys: 128, slots: 10, query_slots: 2, kind: Kind::Plain },
+    Instance { width: 80, warpgroups: 2, keys: 128, slots: 9, query_slots: 2, kind: Kind::Plain },
+    Instance { width: 96, warpgroups: 2, keys: 128, slots: 7, query_slots: 2, kind: Kind::Plain },
+    Instance { width: 128, warpgroups: 2, keys: 128, slots: 5, query_slots: 2, kind: Kind::Plain },
+    Instance { width: 128, warpgroups: 2, keys: 160, slots: 4, query_slots: 2, kind: Kind::Long },
+    Instance { width: 256, warpgroups: 2, keys: 64, slots: 5, query_slots: 1, kind: Kind::Plain },
+    Instance { width: 64, warpgroups: 2, keys: 128, slots: 9, query_slots: 2, kind: Kind::Bias },
+    Instance { width: 80, warpgroups: 2, keys: 128, slots: 7, query_slots: 2, kind: Kind::Bias },
+    Instance { width: 96, warpgroups: 2, keys: 128, slots: 5, query_slots: 2, kind: Kind::Bias },
+    Instance { width: 128, warpgroups: 2, keys: 96, slots: 5, query_slots: 2, kind: Kind::Bias },
 ];
 
 impl Instance {
-    fn of(width: usize, biased: bool) -> Option<Instance> {
-        INSTANCES.into_iter().find(|instance| width <= instance.width && instance.biased == biased)
+    /// The narrowest instance for a problem.
+    ///
+    /// Longer blocks take fewer instructions a key, but compute keys beyond `kv_len`: they are used if they add at
+    /// most 2 % of the keys, and not with a causal mask, whose blocks on the diagonal they would lengthen too.
+    fn of(p: &Problem, biased: bool) -> Option<Instance> {
+        let width = p.head_dim.max(p.value_dim);
+        let kind = if biased { Kind::Bias } else { Kind::Plain };
+        let found = INSTANCES.into_iter().find(|instance| width <= instance.width && instance.kind == kind)?;
+        let computed = |instance: &Instance| p.kv_len.next_multiple_of(instance.keys);
+        let is_better = |long: &Instance| {
+            long.width == found.width
+                && long.kind == Kind::Long
+                && kind == Kind::Plain
+                && !p.is_causal
+                && 50 * computed(long) <= 51 * computed(&found)
+        };
+        Some(INSTANCES.into_iter().find(is_better).unwrap_or(found))
     }
 
     /// Columns after the last full panel of 64; they have a narrower panel.
@@ -62,7 +99,8 @@ impl Instance {
         let units = self.warpgroups * self.query_slots;
         let data = 2 * self.width * (self.slots * self.keys + units * UNIT_ROWS);
         let plain = data + units * UNIT_ROWS * 8 + QUEUE * 16 + 8 * 2 * (QUEUE + self.slots + units);
-        let bias = if self.biased { self.warpgroups * (UNIT_ROWS * (2 * self.keys + 16) + 8 * 2) } else { 0 };
+        let bias =
+            if self.kind == Kind::Bias { self.warpgroups * (UNIT_ROWS * (2 * self.keys + 16) + 8 * 2) } else { 0 };
         plain.next_multiple_of(16) + bias
     }
 
@@ -92,7 +130,7 @@ impl Attention<'_, '_> {
             && p.kv_len > 0
             && self.params.bias.is_multiple_of(16)
             && rows.is_some_and(|rows| i32::try_from(rows).is_ok())
-            && Instance::of(p.head_dim.max(p.value_dim), self.is_biased())
+            && Instance::of(p, self.is_biased())
                 .is_some_and(|instance| instance.shared_bytes() <= self.call.stream.properties().shared_bytes as usize)
     }
 
@@ -130,8 +168,7 @@ impl Attention<'_, '_> {
 /// As [`CudaOperator::launch`](crate::CudaOperator::launch), [`Attention::fits_mma`] and [`Attention::fits_hopper`].
 pub(super) unsafe fn launch(attention: &Attention<'_, '_>) -> Result<(), Error> {
     let (p, stream) = (&attention.problem, attention.call.stream);
-    let biased = attention.is_biased();
-    let instance = Instance::of(p.head_dim.max(p.value_dim), biased).ok_or(Error::OutOfMemory { bytes: 0 })?;
+    let instance = Instance::of(p, attention.is_biased()).ok_or(Error::OutOfMemory { bytes: 0 })?;
     let multiprocessors = stream.properties().multiprocessors.max(1) as usize;
     let (rows, resident) =
         instance.tiling(p.batch * p.kv_num_heads, p.q_len * p.group_size(), p.kv_len, multiprocessors);
@@ -163,8 +200,7 @@ pub(super) unsafe fn launch(attention: &Attention<'_, '_>) -> Result<(), Error> 
         resident: i32::from(resident),
         scale_log2: common.scale * std::f32::consts::LOG2_E,
     };
-    let suffix = if biased { "_bias" } else { "" };
-    let name = format!("moh_attention_sm90_{}_d{}{suffix}", attention.type_name(), instance.width);
+    let name = format!("moh_attention_sm90_{}_d{}{}", attention.type_name(), instance.width, instance.kind.suffix());
     let name = CString::new(name).unwrap_or_default();
     let kernel = Kernel { module: modules::ATTENTION_SM90, name: &name };
     let blocks = plan.max_tiles.min(multiprocessors) as u32;
@@ -174,6 +210,7 @@ pub(super) unsafe fn launch(attention: &Attention<'_, '_>) -> Result<(), Error> 
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
     use std::io::Write;
     use std::process::{Command, Stdio};
@@ -186,16 +223,16 @@ mod tests {
             inside.split(", ").map(|number| number.parse().ok()).collect()
         };
         let of = |line: &str| {
-            let plain = numbers(line, "MOH_ATTENTION_PLAIN").map(|numbers| (numbers, 0));
-            let (numbers, biased) = plain.or_else(|| Some((numbers(line, "MOH_ATTENTION_BIAS")?, 1)))?;
-            <[usize; 6]>::try_from([numbers, vec![biased]].concat()).ok()
+            let kinds = [("MOH_ATTENTION_PLAIN", 0), ("MOH_ATTENTION_LONG", 1), ("MOH_ATTENTION_BIAS", 2)];
+            let (numbers, kind) = kinds.into_iter().find_map(|(name, kind)| Some((numbers(line, name)?, kind)))?;
+            <[usize; 6]>::try_from([numbers, vec![kind]].concat()).ok()
         };
         source.lines().filter_map(of).collect()
     }
 
     #[test]
     fn instances_are_those_of_the_kernel() {
-        let fields = |i: Instance| [i.width, i.warpgroups, i.keys, i.slots, i.query_slots, usize::from(i.biased)];
+        let fields = |i: Instance| [i.width, i.warpgroups, i.keys, i.slots, i.query_slots, i.kind as usize];
         let (mut here, mut there) = (INSTANCES.map(fields).to_vec(), instances_of_the_kernel());
         here.sort_unstable();
         there.sort_unstable();
@@ -207,7 +244,8 @@ mod tests {
     fn shared_bytes_is_the_size_of_shared() {
         let mut source = String::from("#include \"attention_sm90.cu\"\n");
         for instance in INSTANCES {
-            let Instance { width, warpgroups, keys, slots, query_slots, biased } = instance;
+            let Instance { width, warpgroups, keys, slots, query_slots, kind } = instance;
+            let biased = kind == Kind::Bias;
             let config = format!("Config<f16, {width}, {warpgroups}, {keys}, {slots}, {query_slots}, {biased}>");
             source += &format!("static_assert(sizeof(Shared<{config}>) == {});\n", instance.shared_bytes());
         }
@@ -235,8 +273,32 @@ mod tests {
     }
 
     #[test]
+    fn long_blocks_are_used_where_few_keys_are_added() {
+        let keys = |kv_len, is_causal, biased| {
+            let problem = Problem {
+                batch: 1,
+                q_len: 64,
+                kv_len,
+                num_heads: 1,
+                kv_num_heads: 1,
+                head_dim: 128,
+                value_dim: 128,
+                cache_layout: false,
+                scale: 1.0,
+                is_causal,
+                bias_strides: None,
+            };
+            Instance::of(&problem, biased).unwrap().keys
+        };
+        // (4096, 4160), (1024, 1120), (384, 320) and (512, 480) keys in blocks of 128 and 160.
+        assert_eq!([4096, 1024, 300, 460].map(|kv_len| keys(kv_len, false, false)), [160, 128, 160, 160]);
+        assert_eq!(keys(4096, true, false), 128);
+        assert_eq!(keys(4096, false, true), 96);
+    }
+
+    #[test]
     fn tiles_have_more_rows_when_there_are_many() {
-        let instance = Instance::of(64, false).unwrap_or(INSTANCES[0]);
+        let instance = INSTANCES[0];
         assert_eq!(instance.tiling(2048, 256, 256, 132), (256, true));
         assert_eq!(instance.tiling(32, 256, 256, 132), (64, true));
         assert_eq!(instance.tiling(512, 1024, 1024, 132), (192, false));

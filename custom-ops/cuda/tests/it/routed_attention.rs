@@ -151,6 +151,21 @@ fn biases_of_all_shapes_and_alignments() {
     });
 }
 
+/// Tiles whose first rows see fewer blocks of keys, and of the bias, than their last ones.
+#[test]
+fn causal_tiles_with_a_bias() {
+    on_device(|device| {
+        for (dtype, dim, kv_num_heads, q_len, kv_len) in [
+            (DType::F16, 64, 16, 260, 300), // keys and values stay in shared memory
+            (DType::BF16, 72, 4, 290, 611), // keys and values are streamed
+        ] {
+            let bias = Some(([false, true, true, true], Mask::Some));
+            let case = Case { kv_num_heads, q_len, kv_len, dtype, bias, is_causal: true, ..Case::default() };
+            check(device, Case { head_dim: dim, value_dim: dim, gates: Gates::Random(0.9), seed: 11, ..case });
+        }
+    });
+}
+
 #[test]
 fn groups_of_query_heads_share_keys() {
     on_device(|device| {
@@ -264,8 +279,10 @@ fn long_sequences_in_tiles() {
         for (dtype, dim, q_len, kv_len) in [
             (DType::F16, 64, 500, 256), // tiles with many rows; keys and values stay in shared memory
             (DType::BF16, 72, 300, 512),
-            (DType::F16, 64, 400, 800), // keys and values are streamed
-            (DType::BF16, 128, 330, 460),
+            (DType::F16, 64, 400, 800),   // keys and values are streamed
+            (DType::BF16, 128, 330, 460), // without a causal mask, in blocks of 160 keys
+            (DType::F16, 128, 330, 620),
+            (DType::F16, 128, 400, 310),
             (DType::F16, 96, 260, 500),
             (DType::BF16, 256, 200, 330),
         ] {
