@@ -99,17 +99,18 @@ template <class P> struct Combination {
         }
     }
 
-    // The bias is loaded before the products, so that storing the results waits for nothing.
+    // The bias is loaded behind the first products, so that storing the results waits for nothing.
     static MOH_DEVICE void consume(Consumer<P>& consumer, const LinearParams& p, const Message& tile) {
         const int own = consumer.units(tile), pair = consumer.lane % 4;
         // Of columns 8 j + 2 pair and one more.
         uint32_t bias[P::columns / 8];
+        consumer.multiply(tile, [&] {
 #pragma unroll
-        for (int j = 0; j < P::columns / 8; j++) {
-            const int column = tile.column + 8 * j + 2 * pair;
-            bias[j] = p.bias && column < p.columns ? load_two(p.bias, column) : 0;
-        }
-        consumer.multiply(tile);
+            for (int j = 0; j < P::columns / 8; j++) {
+                const int column = tile.column + 8 * j + 2 * pair;
+                bias[j] = p.bias && column < p.columns ? load_two(p.bias, column) : 0;
+            }
+        });
         bool finite = true;
 #pragma unroll
         for (int u = 0; u < 2; u++)

@@ -156,43 +156,42 @@ template <class P, bool is_mlp, bool pairs> struct Projection {
         if (write_zeros) zeros.write<T>(p, zeros.end);
     }
 
-    // All that the results need from memory is loaded before the products, so that storing them waits for nothing.
+    // What the results need from memory is loaded behind the first products, so that storing them waits for nothing.
     static MOH_DEVICE void consume(Consumer<P>& consumer, const LinearParams& p, const Message& tile, bool dense) {
         const int own = consumer.units(tile), pair = consumer.lane % 4, columns = dense ? p.heads * p.columns : p.columns;
-        // The output's rows, null where the tile has none.
-        T* output[2][2];
+        int token[2][2]; // -1 where the tile has no row
         // Dense: whether the head of the thread's columns 32 i + 8 pair to + 7 is on for row s of unit u, as bit 8 u + 4 s + i.
         uint32_t heads_on = dense ? 0 : ~0u;
-#pragma unroll
-        for (int u = 0; u < 2; u++)
-#pragma unroll
-            for (int s = 0; s < 2; s++) {
-                const int row = consumer.row(u, s);
-                const bool exists = row < tile.rows;
-                int64_t token = tile.row + row;
-                if (exists && !dense) token = p.entries[int64_t(tile.head) * p.tokens + token];
-                output[u][s] = exists ? static_cast<T*>(p.output) + token * p.output_row + tile.head * p.output_head + tile.column : nullptr;
-#pragma unroll
-                for (int i = 0; i < tile_columns / 32; i++) {
-                    const int column = tile.column + 32 * i + 8 * pair;
-                    if (dense && exists && column < columns && p.gates[token * p.heads + column / p.columns] != 0.0f)
-                        heads_on |= 1u << (8 * u + 4 * s + i);
-                }
-            }
         // The bias of columns 8 j + 2 pair and one more.
         uint32_t bias[P::columns / 8];
+        consumer.multiply(tile, [&] {
 #pragma unroll
-        for (int j = 0; j < P::columns / 8; j++) {
-            const int column = tile.column + 8 * j % tile_columns + 2 * pair, part = 8 * j / tile_columns * p.columns;
-            bias[j] = p.bias && column < columns ? load_two(p.bias, tile.head * p.bias_head + part + column) : 0;
-        }
-        consumer.multiply(tile);
+            for (int u = 0; u < 2; u++)
+#pragma unroll
+                for (int s = 0; s < 2; s++) {
+                    const int row = consumer.row(u, s);
+                    const bool exists = row < tile.rows;
+                    token[u][s] = !exists ? -1 : dense ? tile.row + row : p.entries[int64_t(tile.head) * p.tokens + tile.row + row];
+#pragma unroll
+                    for (int i = 0; i < tile_columns / 32; i++) {
+                        const int column = tile.column + 32 * i + 8 * pair;
+                        if (dense && exists && column < columns && p.gates[int64_t(token[u][s]) * p.heads + column / p.columns] != 0.0f)
+                            heads_on |= 1u << (8 * u + 4 * s + i);
+                    }
+                }
+#pragma unroll
+            for (int j = 0; j < P::columns / 8; j++) {
+                const int column = tile.column + 8 * j % tile_columns + 2 * pair, part = 8 * j / tile_columns * p.columns;
+                bias[j] = p.bias && column < columns ? load_two(p.bias, tile.head * p.bias_head + part + column) : 0;
+            }
+        });
 
 #pragma unroll
         for (int u = 0; u < 2; u++)
 #pragma unroll
             for (int s = 0; s < 2; s++) {
                 if (u >= own) continue;
+                T* const output = static_cast<T*>(p.output) + token[u][s] * p.output_row + tile.head * p.output_head + tile.column;
                 auto value = [&](int j, int e) { return consumer.sums[u][4 * j + 2 * s + e] + element<T>(bias[j], e); };
                 auto result = [&](int j, int e) {
                     float x = value(j, e);
@@ -200,9 +199,7 @@ template <class P, bool is_mlp, bool pairs> struct Projection {
                     return pairs ? x * value(j + tile_columns / 8, e) : x;
                 };
                 auto word = [&](int j) { return pack<T>(result(j, 0), result(j, 1)); };
-                auto at = [&](int j) -> T* {
-                    return output[u][s] && tile.column + 8 * j < columns ? output[u][s] + 8 * j : nullptr;
-                };
+                auto at = [&](int j) -> T* { return token[u][s] >= 0 && tile.column + 8 * j < columns ? output + 8 * j : nullptr; };
                 auto is_on = [&](int i) { return (heads_on >> (8 * u + 4 * s + i) & 1) != 0; };
                 store_row<tile_columns / 8>(word, at, is_on);
             }

@@ -152,26 +152,28 @@ template <class P> struct Consumer {
     MOH_DEVICE int row(int unit, int second) const { return (w + 2 * unit) * kUnitRows + 16 * warp + lane / 4 + 8 * second; }
 
     MOH_DEVICE void multiply(const Message& tile) {
+        multiply(tile, [] {});
+    }
+    // Also calls load(), if the warpgroup has units, while the products of the first stage are computed.
+    template <class Load> MOH_DEVICE void multiply(const Message& tile, Load load) {
         const int own = units(tile);
         if (own == 2)
-            multiply_units<2>();
+            multiply_units<2>(load);
         else if (own == 1)
-            multiply_units<1>();
+            multiply_units<1>(load);
         else
-            multiply_units<0>();
+            multiply_units<0>(load);
     }
 
-    template <int own> MOH_DEVICE void multiply_units() {
+    template <int own, class Load> MOH_DEVICE void multiply_units(Load load) {
 #pragma unroll
         for (int u = 0; u < own; u++)
 #pragma unroll
             for (int i = 0; i < P::columns / 2; i++) sums[u][i] = 0.0f;
         int before = -1, flags;
         do {
-            mbarrier_wait(&shared.full[at.slot], at.parity);
-            flags = shared.message[at.slot].w >> 16;
-            // A tile has products in all of its stages, or one stage without a product.
-            if (own > 0 && (flags & Message::product)) issue<own>(at.slot);
+            flags = multiply_stage<own>();
+            if (own > 0 && before < 0) load();
             wgmma_wait<1>();
             release(before);
             before = at.slot;
@@ -181,6 +183,15 @@ template <class P> struct Consumer {
 #pragma unroll
         for (int u = 0; u < own; u++) keep(sums[u]);
         release(before);
+    }
+
+    // Waits for the next stage and issues its products. Returns its flags.
+    template <int own> MOH_DEVICE int multiply_stage() {
+        mbarrier_wait(&shared.full[at.slot], at.parity);
+        const int flags = shared.message[at.slot].w >> 16;
+        // A tile has products in all of its stages, or one stage without a product.
+        if (own > 0 && (flags & Message::product)) issue<own>(at.slot);
+        return flags;
     }
 
     template <int own> MOH_DEVICE void issue(int slot) {
