@@ -134,19 +134,20 @@ keep() {
     ls -l "$home"
 }
 
-# unpack_into FOLDER NAME: the pieces of that name, once.
+# unpack_into FOLDER NAME: once all pieces NAME.N.00, NAME.N.01, ... are here.
 unpack_into() {
-    if [ -f "$home/$2.00" ] && [ ! -f "$home/$2.unpacked" ]; then
-        mkdir -p "$1"
-        "$python" ci/gpu/archive.py unpack "$1" "$home/$2".[0-9][0-9]
-        touch "$home/$2.unpacked"
-    fi
+    local parts=("$home/$2".*.[0-9][0-9]) total
+    total=${parts[0]#"$home/$2."}
+    [ "${#parts[@]}" = "${total%.*}" ] && [ ! -f "$home/$2.unpacked" ] || return 0
+    mkdir -p "$1"
+    "$python" ci/gpu/archive.py unpack "$1" "${parts[@]}"
+    touch "$home/$2.unpacked"
 }
 
 unpack() {
     keep >/dev/null
-    [ -f "$home/moh-gpu.00" ] || fail "no $home/moh-gpu.00: run ci/gpu.sh --pack on a machine with Rust, and carry target/gpu/1 here"
     unpack_into "$home/bin" moh-gpu
+    [ -f "$home/moh-gpu.unpacked" ] || fail "$home lacks pieces of moh-gpu: run ci/gpu.sh --pack on a machine with Rust, and carry target/gpu/1 here"
     # First on Python's path: the machine may have an onnxruntime without CUDA.
     unpack_into "$home/python" wheel
     unpack_into "$home/python" ort
