@@ -173,6 +173,7 @@ begin() {
     rows=$out/$stage.jsonl
     rm -rf "$logs" "$rows"
     mkdir -p "$logs" "$out"
+    : >"$rows"
     printf '\n== stage %s\n' "$stage"
 }
 
@@ -388,7 +389,7 @@ count() { grep -c "$1" "$rows" || true; }
 
 stage_faults() {
     local kind limit code
-    for kind in error wrong hang crash; do
+    for kind in error lost wrong hang crash; do
         if [ "$kind" = hang ]; then limit=15; else limit=60; fi
         begin "fault-$kind" 90
         # The sixth launch is in the second row.
@@ -401,9 +402,11 @@ stage_faults() {
         expect "$kind: the stage fails" [ "$code" = 1 ]
         expect "$kind: the row before it is kept" [ "$(count '"part": "faulty".*"status": "dry run"')" -ge 1 ]
         expect "$kind: the next part runs" [ "$(count '"part": "after", "outcome": "passed"')" = 1 ]
+        # Of part `faulty`, "lost" has two rows and one record of what was left out.
         case $kind in
         hang) expect "hang: killed in its time" [ "$(count '"part": "faulty", "outcome": "killed", "seconds": 1[0-9],')" = 1 ] ;;
         error) expect "error: the row has the library's message" [ "$(count '"status": "FAILED".*there is no operator')" = 1 ] ;;
+        lost) expect "lost: no further row runs" [ "$(count 'after a failure of the GPU')-$(count '"part": "faulty", "name"')" = 1-2 ] ;;
         wrong) expect "wrong: the row says so" [ "$(count '"status": "WRONG"')" = 1 ] ;;
         crash) expect "crash: the part fails" [ "$(count '"part": "faulty", "outcome": "FAILED"')" = 1 ] ;;
         esac
