@@ -4,11 +4,12 @@
 # usage: ci/cuda-report.sh                    a table of all kernels (Markdown), from the last build with feature kernels
 #        ci/cuda-report.sh --write            the same as docs/cuda-resources.md, after a run of the kernels on the emulator
 #        ci/cuda-report.sh --drift            whether that file's registers and spills are those of the last build
+#        ci/cuda-report.sh --launches         which kernels a call of each operator launches, by the emulator's log
 #        ci/cuda-report.sh --check LIBRARY    whether a library links no CUDA library; its size and that of the kernels in it
 #
 # Registers and spills are ptxas' words. Threads and bytes of shared memory are the most that any launch asked for, from
-# target/cuda-emulator/launches.tsv, which the emulator writes as MOH_EMULATOR_LOG. Instructions are counted in the disassembly: HGMMA is
-# wgmma, HMMA mma.sync, UTMALDG a TMA load, LDGSTS cp.async, LDL and STL local memory. Needs ci/cuda-toolchain.sh's tools, and python3.
+# target/cuda-emulator/launches.tsv, which the emulator writes as MOH_EMULATOR_LOG. Instructions are counted in the disassembly; the text that
+# --write puts above the table says what each is. Needs ci/cuda-toolchain.sh's tools, and python3.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -47,13 +48,24 @@ table() {
         grep -q "^$(basename "$image" .fatbin)	" "$resources" || continue
         PATH=$tools:$PATH "$tools/cuobjdump" --dump-sass "$image"
     done | awk '
-        function flush() { if (kernel != "") print kernel "\t" target "\t" hg "\t" hm "\t" tma "\t" ldgsts "\t" local_memory }
+        function flush() {
+            if (kernel != "")
+                print kernel, target, hg + 0, hm + 0, tma + 0, multicast + 0, ldgsts + 0, ldg + 0, lds + 0, sts + 0, local_memory + 0, waits + 0, starts + 0
+        }
+        BEGIN { OFS = "\t" }
         /arch = sm_/ { flush(); kernel = ""; target = $NF }
-        /Function : / { flush(); kernel = $NF; hg = hm = tma = ldgsts = local_memory = 0 }
-        / HGMMA/ { hg++ } / HMMA/ { hm++ } / UTMALDG/ { tma++ } / LDGSTS/ { ldgsts++ } / (LDL|STL)/ { local_memory++ }
+        /Function : / { flush(); kernel = $NF; hg = hm = tma = multicast = ldgsts = ldg = lds = sts = local_memory = waits = starts = 0 }
+        / HGMMA/ { hg++ } / HMMA/ { hm++ } / UTMALDG/ { tma++ } / UTMALDG[^ ]*MULTICAST/ { multicast++ } / LDGSTS/ { ldgsts++ }
+        / LDG[. ]/ { ldg++ } / LDSM?[. ]/ { lds++ } / STSM?[. ]/ { sts++ } / (LDL|STL)/ { local_memory++ }
+        / ACQBULK/ { waits++ } / PREEXIT/ { starts++ }
         END { flush() }' >"$counts"
     if [ -f "$launches" ]; then set -- "$launches"; else set --; fi
     python3 ci/cuda_resources.py table "$resources" "$counts" "$@"
+}
+
+launch_table() {
+    cargo build --release --locked --quiet -p moh-cuda --features kernels --example moh_cuda
+    MOH_CUDA_DRIVER=$(ci/cuda-emulator.sh) python3 ci/cuda_launches.py "${CARGO_TARGET_DIR:-target}/release/examples/libmoh_cuda.so"
 }
 
 write() {
@@ -69,17 +81,21 @@ Written by `ci/cuda-report.sh --write`, with nvcc 13.0.88; `ci/cuda-report.sh --
 
 - Registers a thread, and spilled bytes, are ptxas' counts.
 - Shared memory is the largest number of bytes that a launch of the tests asked for.
-- Instructions are counted in the kernel's code: `HGMMA` is wgmma, `HMMA` mma.sync, `UTMALDG` a TMA load, `LDGSTS` cp.async, `LDL, STL` local memory.
+- Instructions are counted in the kernel's code, also those outside of loops: `HGMMA` is wgmma, `HMMA` mma.sync, `UTMALDG` a TMA load (of these
+  with multicast to a cluster: `multicast`), `LDGSTS` cp.async, `LDG` a load from global memory, `LDS` and `STS` shared memory (with ldmatrix and
+  stmatrix), `LDL, STL` local memory. `PDL`: how often the kernel waits for the one before it (`ACQBULK`) and lets the next one start (`PREEXIT`).
 - Where targets differ: sm_80 / sm_90. Kernels of `*_sm90.cu` are only for sm_90a. Their threads start with 168 registers (128 with 512 threads); producers then release
   registers to consumers.
 - A `bf16` kernel with the same counts as its `f16` kernel is left out.
 TEXT
+    launch_table >>"$document"
     table >>"$document"
 }
 
 case ${1:-} in
 '') table ;;
 --write) write ;;
+--launches) launch_table ;;
 --drift) python3 ci/cuda_resources.py drift "$resources" "$document" ;;
 --check) check "${2:?usage: ci/cuda-report.sh --check LIBRARY}" ;;
 *)

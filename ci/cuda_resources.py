@@ -8,7 +8,9 @@ import collections
 import sys
 
 TARGETS = ["sm_80", "sm_90", "sm_90a"]
-COUNTED = ["HGMMA", "HMMA", "UTMALDG", "LDGSTS", "LDL, STL"]
+COUNTED = ["HGMMA", "HMMA", "UTMALDG", "multicast", "LDGSTS", "LDG", "LDS", "STS", "LDL, STL", "ACQBULK", "PREEXIT"]
+# The last two are one column.
+COLUMNS = [*COUNTED[:-2], "PDL"]
 
 
 def rows(path):
@@ -33,15 +35,16 @@ def cells(kernel, of_target, counts, launches):
     targets = sorted(of_target, key=TARGETS.index)
     threads, shared = launches.get(kernel, ("", ""))
     found = [threads, shared, joined([of_target[t][0] for t in targets]), joined([of_target[t][1] for t in targets])]
-    for i in range(len(COUNTED)):
-        found.append(joined([counts.get((kernel, t), ["0"] * len(COUNTED))[i] for t in targets]))
-    return found
+    of = [counts.get((kernel, t), ["0"] * len(COUNTED)) for t in targets]
+    found += [joined([numbers[i] for numbers in of]) for i in range(len(COUNTED) - 2)]
+    waits_starts = ["" if numbers[-2:] == ["0", "0"] else "+".join(numbers[-2:]) for numbers in of]
+    return [*found, joined(waits_starts)]
 
 
 def table(resources_path, counts_path, launches_path=None):
     counts = {(kernel, target): rest for kernel, target, *rest in rows(counts_path)}
     launches = {}
-    for kernel, threads, shared in rows(launches_path) if launches_path else []:
+    for kernel, threads, shared, *_ in rows(launches_path) if launches_path else []:
         most = max(int(launches.get(kernel, ("", "0"))[1]), int(shared))
         launches[kernel] = (threads, str(most))
     of_module = collections.defaultdict(dict)
@@ -49,8 +52,8 @@ def table(resources_path, counts_path, launches_path=None):
         of_module[module][kernel] = cells(kernel, of_target, counts, launches)
     for module, kernels in sorted(of_module.items()):
         print(f"\n## {module}.cu\n")
-        print("| kernel | threads | shared | registers | spilled | " + " | ".join(COUNTED) + " |")
-        print("|---|" + "--:|" * (4 + len(COUNTED)))
+        print("| kernel | threads | shared | registers | spilled | " + " | ".join(COLUMNS) + " |")
+        print("|---|" + "--:|" * (4 + len(COLUMNS)))
         for kernel, found in sorted(kernels.items()):
             if "_bf16" in kernel and kernels.get(kernel.replace("_bf16", "_f16")) == found:
                 continue

@@ -134,19 +134,20 @@ keep() {
     ls -l "$home"
 }
 
-# unpack_into FOLDER NAME: the pieces of that name, once.
+# unpack_into FOLDER NAME: once all pieces NAME.N.00, NAME.N.01, ... are here.
 unpack_into() {
-    if [ -f "$home/$2.00" ] && [ ! -f "$home/$2.unpacked" ]; then
-        mkdir -p "$1"
-        "$python" ci/gpu/archive.py unpack "$1" "$home/$2".[0-9][0-9]
-        touch "$home/$2.unpacked"
-    fi
+    local parts=("$home/$2".*.[0-9][0-9]) total
+    total=${parts[0]#"$home/$2."}
+    [ "${#parts[@]}" = "${total%.*}" ] && [ ! -f "$home/$2.unpacked" ] || return 0
+    mkdir -p "$1"
+    "$python" ci/gpu/archive.py unpack "$1" "${parts[@]}"
+    touch "$home/$2.unpacked"
 }
 
 unpack() {
     keep >/dev/null
-    [ -f "$home/moh-gpu.00" ] || fail "no $home/moh-gpu.00: run ci/gpu.sh --pack on a machine with Rust, and carry target/gpu/1 here"
     unpack_into "$home/bin" moh-gpu
+    [ -f "$home/moh-gpu.unpacked" ] || fail "$home lacks pieces of moh-gpu: run ci/gpu.sh --pack on a machine with Rust, and carry target/gpu/1 here"
     # First on Python's path: the machine may have an onnxruntime without CUDA.
     unpack_into "$home/python" wheel
     unpack_into "$home/python" ort
@@ -172,6 +173,7 @@ begin() {
     rows=$out/$stage.jsonl
     rm -rf "$logs" "$rows"
     mkdir -p "$logs" "$out"
+    : >"$rows"
     printf '\n== stage %s\n' "$stage"
 }
 
@@ -387,7 +389,7 @@ count() { grep -c "$1" "$rows" || true; }
 
 stage_faults() {
     local kind limit code
-    for kind in error wrong hang crash; do
+    for kind in error lost wrong hang crash; do
         if [ "$kind" = hang ]; then limit=15; else limit=60; fi
         begin "fault-$kind" 90
         # The sixth launch is in the second row.
@@ -400,9 +402,11 @@ stage_faults() {
         expect "$kind: the stage fails" [ "$code" = 1 ]
         expect "$kind: the row before it is kept" [ "$(count '"part": "faulty".*"status": "dry run"')" -ge 1 ]
         expect "$kind: the next part runs" [ "$(count '"part": "after", "outcome": "passed"')" = 1 ]
+        # Of part `faulty`, "lost" has two rows and one record of what was left out.
         case $kind in
         hang) expect "hang: killed in its time" [ "$(count '"part": "faulty", "outcome": "killed", "seconds": 1[0-9],')" = 1 ] ;;
         error) expect "error: the row has the library's message" [ "$(count '"status": "FAILED".*there is no operator')" = 1 ] ;;
+        lost) expect "lost: no further row runs" [ "$(count 'after a failure of the GPU')-$(count '"part": "faulty", "name"')" = 1-2 ] ;;
         wrong) expect "wrong: the row says so" [ "$(count '"status": "WRONG"')" = 1 ] ;;
         crash) expect "crash: the part fails" [ "$(count '"part": "faulty", "outcome": "FAILED"')" = 1 ] ;;
         esac

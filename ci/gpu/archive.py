@@ -1,17 +1,16 @@
 """Archives that need only Python's standard library with zlib: a bare machine may lack xz and zstd, and Python's lzma.
 
-usage: archive.py pack FOLDER PREFIX      PREFIX.00, PREFIX.01, ...: FOLDER's files as .tar.gz in pieces of at most 24 MiB
+usage: archive.py pack FOLDER PREFIX      PREFIX.N.00, PREFIX.N.01, ...: FOLDER's files as .tar.gz in N pieces of 8 MiB
        archive.py unpack FOLDER PIECE...  the files of the pieces, which are in order
        archive.py logs FOLDER FILE.tar.gz one archive, written again as a whole
 """
 
-import glob
 import io
 import os
 import sys
 import tarfile
 
-PIECE = 24 << 20
+PIECE = 8 << 20
 
 
 class Pieces(io.RawIOBase):
@@ -66,10 +65,10 @@ class Joined(io.RawIOBase):
 
 
 def pack(folder, prefix):
-    for old in glob.glob(glob.escape(prefix) + ".[0-9][0-9]"):
-        os.remove(old)
     with Pieces(prefix) as target, io.BufferedWriter(target, 1 << 20) as stream, tarfile.open(fileobj=stream, mode="w|gz") as archive:
         archive.add(folder, arcname=".")
+    for number in range(target.number):
+        os.rename(f"{prefix}.{number:02}", f"{prefix}.{target.number}.{number:02}")
 
 
 def unpack(folder, pieces):

@@ -1,6 +1,6 @@
 """Spreads the pieces of a pack over calls, and prints what each carries.
 
-usage: calls.py FOLDER BYTES     pieces FOLDER/NAME.00, ... move to FOLDER/1, FOLDER/2, ...; a call takes BYTES with the source tree
+usage: calls.py FOLDER BYTES     pieces FOLDER/NAME.N.00, ... move to FOLDER/1, FOLDER/2, ...; a call takes BYTES with the source tree
 """
 
 import os
@@ -27,12 +27,12 @@ def main():
     source = tree()
     room = limit - source
     pieces = sorted(name for name in os.listdir(folder) if os.path.isfile(os.path.join(folder, name)))
-    order = list(NEEDED)
-    pieces.sort(key=lambda name: (order.index(name.rsplit(".", 1)[0]), name))
+    kind = lambda name: name.split(".")[0]
+    pieces.sort(key=lambda name: (list(NEEDED).index(kind(name)), name))
     calls = [[] for _ in CALLS]
     size = lambda name: os.path.getsize(os.path.join(folder, name))
     for name in pieces:
-        latest = next(i for i, (stage, _) in enumerate(CALLS) if stage == NEEDED[name.rsplit(".", 1)[0]])
+        latest = next(i for i, (stage, _) in enumerate(CALLS) if stage == NEEDED[kind(name)])
         fits = [i for i in range(latest + 1) if sum(map(size, calls[i])) + size(name) <= room]
         if not fits:
             sys.exit(f"gpu: {name} ({size(name) / MIB:.1f} MiB) fits in no call before stage {CALLS[latest][0]}: {room / MIB:.1f} MiB are left beside the source tree")

@@ -2,8 +2,8 @@
 
 Our kernels run on the emulator (MOH_CUDA_DRIVER). Rows are small, and times mean nothing.
 
-MOH_GPU_FAULT=KIND:N plants a fault into the Nth launch of our kernels: `error` (the library returns an error), `wrong` (a number of the
-output is wrong), `hang`, or `crash`.
+MOH_GPU_FAULT=KIND:N plants a fault into the Nth launch of our kernels: `error` (the library returns an error), `lost` (the same, and
+the device works no more), `wrong` (a number of the output is wrong), `hang`, or `crash`.
 """
 
 import os
@@ -32,7 +32,7 @@ class Device:
         self.kernels, self.random, self.launches = kernels, np.random.default_rng(1), 0
         self.workspace = aligned((8 << 20,), np.dtype(np.uint8))
         kind, _, number = os.environ.get("MOH_GPU_FAULT", "").partition(":")
-        self.fault, self.fault_at = kind, int(number or 0)
+        self.fault, self.fault_at, self.lost = kind, int(number or 0), False
 
     def seed(self, number):
         self.random = np.random.default_rng(number)
@@ -50,7 +50,7 @@ class Device:
         pass
 
     def alive(self):
-        return True
+        return not self.lost
 
     def normal(self, shape, dtype, scale=1.0):
         made = aligned(shape, TYPES[dtype])
@@ -101,7 +101,8 @@ class Device:
                 time.sleep(3600)
             if fault == "crash":
                 os.abort()
-            (self.kernels.call("NoSuchOperator", *arguments) if fault == "error" else call)(0)
+            self.lost |= fault == "lost"
+            (self.kernels.call("NoSuchOperator", *arguments) if fault in ("error", "lost") else call)(0)
             if fault == "wrong":
                 keep[1][(0,) * output.ndim] += 100
 

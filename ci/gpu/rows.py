@@ -19,7 +19,7 @@ class Case:
     ours: launches our kernel. output: its output. bytes: of all tensors.
     reference(): raises Wrong, or returns the error of a sample of the output against float64.
     distance(result): relative error of the output against a peer's result; None where they compute different things.
-    peers: {name: function that returns the result, or raises}. shown: what a peer's column says besides its time.
+    peers: {name: function that returns the result, or raises}. The one named "gathered" is no dense peer.
     """
 
     def __init__(self, ours, output, size, reference, peers, distance=None):
