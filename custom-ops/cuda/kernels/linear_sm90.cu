@@ -191,7 +191,10 @@ template <class P, bool is_mlp, bool pairs> struct Projection {
 #pragma unroll
             for (int s = 0; s < 2; s++) {
                 if (u >= own) continue;
-                T* const output = static_cast<T*>(p.output) + token[u][s] * p.output_row + tile.head * p.output_head + tile.column;
+                const auto start = uint64_t(static_cast<T*>(p.output) + token[u][s] * p.output_row + tile.head * p.output_head + tile.column);
+                uint32_t halves[2] = {uint32_t(start), uint32_t(start >> 32)};
+                keep(halves); // otherwise the compiler computes the address again for each store
+                T* const output = reinterpret_cast<T*>(halves[0] | uint64_t(halves[1]) << 32);
                 auto value = [&](int j, int e) { return consumer.sums[u][4 * j + 2 * s + e] + element<T>(bias[j], e); };
                 auto result = [&](int j, int e) {
                     float x = value(j, e);
