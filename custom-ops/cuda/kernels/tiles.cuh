@@ -84,5 +84,6 @@ struct NextTile {
         find(p, int(blockIdx.x));
     }
 };
+static_assert(sizeof(NextTile) == 32, "src/routed_attention/mma.rs and simt.rs repeat this");
 
 } // namespace
