@@ -292,18 +292,18 @@ kernels() {
 
 stage_A() {
     begin A 240
-    local attention=(routed_attention:: --skip rerun --skip random_calls) products=(head_linear::widths_around_hopper_tile_sizes head_linear::all_tile_sizes)
-    if [ "$dry" = 1 ]; then attention=(routed_attention::long_sequences_in_tiles) products=(head_linear::all_tile_sizes); fi
+    local attention=(routed_attention:: --skip rerun --skip random_calls) products=(head_linear::widths_of_tiles head_linear::large_tiles)
+    if [ "$dry" = 1 ]; then attention=(routed_attention::long_sequences_in_tiles) products=(head_linear::large_tiles); fi
     tests plan 60 -- plan::
     tests router 60 -- top_k_router::
     tests attention-80 60 MOH_CUDA_CAPABILITY=80 -- "${attention[@]}"
     tests attention-hopper 60 -- "${attention[@]}"
-    tests products-widths 60 -- head_linear::widths_around_hopper_tile_sizes
-    tests products-tiles 60 -- head_linear::all_tile_sizes
+    tests products-widths 60 -- head_linear::widths_of_tiles
+    tests products-tiles 60 -- head_linear::large_tiles
     tests attention-4-multiprocessors 60 MOH_CUDA_MULTIPROCESSORS=4 -- "${attention[@]}"
     tests products-4-multiprocessors 60 MOH_CUDA_MULTIPROCESSORS=4 -- "${products[@]}"
     part memcheck-attention 60 "$root/ci/gpu.sh" --run sanitize memcheck routed_attention::long_sequences_in_tiles
-    part memcheck-products 60 "$root/ci/gpu.sh" --run sanitize memcheck head_linear::widths_around_hopper_tile_sizes
+    part memcheck-products 60 "$root/ci/gpu.sh" --run sanitize memcheck head_linear::widths_of_tiles
     finish
 }
 
