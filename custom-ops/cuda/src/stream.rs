@@ -157,15 +157,19 @@ impl Stream<'_> {
         shared_bytes: u32,
         params: &P,
     ) -> Result<(), Error> {
-        let launches = self.launches.get();
-        if grid.contains(&0) || launches == Launches::Skipped {
+        if grid.contains(&0) {
             return Ok(());
         }
+        // Before what is counted only: a call is refused before its first kernel is launched.
         let available = self.properties.shared_bytes;
         if shared_bytes > available {
             let what = format!("kernel {}", kernel.name.to_string_lossy());
             let error = format!("needs {shared_bytes} bytes of shared memory per block, the GPU has {available}");
             return Err(Error::Cuda { what, error });
+        }
+        let launches = self.launches.get();
+        if launches == Launches::Skipped {
+            return Ok(());
         }
         let mut list = [ptr::from_ref(params).cast_mut().cast::<c_void>()];
         let named = |call: &str| format!("kernel {}: {call}", kernel.name.to_string_lossy());
