@@ -83,7 +83,7 @@ fn lists_around_tile_sizes() {
         for q_len in [768, 1024] {
             check(device, &Case { q_len, width: 8, out_width: 8, gates: Gates::First(1), experts: 2, ..LONG });
         }
-        rerun_on_older_gpu(&["routed_mlp::lists_around", "routed_mlp::one_to_four", "routed_mlp::long_hidden"]);
+        rerun_on_older_gpu(&A100, &["routed_mlp::lists_around", "routed_mlp::one_to_four", "routed_mlp::long_hidden"]);
     });
 }
 
