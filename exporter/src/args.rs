@@ -311,6 +311,7 @@ impl Args {
             verify: if args.verify { Some(true) } else { args.no_verify.then_some(false) },
             reference: args.reference.map(|path| ReferenceFile { path, tolerance: args.reference_tolerance }),
             force: args.force,
+            progress: None,
         };
         Some(Export { checkpoint: args.checkpoint?, output: args.output?, options, quiet: args.quiet, json: args.json })
     }

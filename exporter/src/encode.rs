@@ -3,7 +3,7 @@
 use crate::error::Error;
 use crate::graph::{Attribute, Dim, ElementType, Graph, Initializer, Node, Value};
 use crate::proto::{self, attribute_proto::AttributeType};
-use crate::weights::{INLINE_BYTES, Plan, write_initializer};
+use crate::weights::{INLINE_BYTES, Plan, append_initializer};
 use moh_operators::{AttributeKind, Body, BodyNode, BodyValue, DOMAIN, VERSION};
 use prost::Message;
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ pub fn encode(graph: &Graph, plan: &Plan, data_name: &str) -> Result<Vec<u8>, Er
     let offsets: BTreeMap<&str, u64> = plan.iter().collect();
     let inline = |init: &Initializer| {
         let mut bytes = Vec::with_capacity(init.bytes());
-        write_initializer(init, &mut bytes)?;
+        append_initializer(init, &mut bytes)?;
         Ok(proto::TensorProto { raw_data: Some(bytes), ..tensor(init) })
     };
     let initializers = graph.initializers.iter().map(|init| match offsets.get(init.name.as_str()) {

@@ -71,6 +71,8 @@ pub struct Options {
     pub reference: Option<ReferenceFile>,
     /// Whether to replace what is there, but for files of other models.
     pub force: bool,
+    /// Is told how many bytes of the weight file are ready, and how many it will have.
+    pub progress: Option<fn(u64, u64)>,
 }
 
 /// A safetensors file with inputs of the model, under their names, and the outputs that the user's own code gives for them.
@@ -99,6 +101,7 @@ impl Default for Options {
             verify: None,
             reference: None,
             force: false,
+            progress: None,
         }
     }
 }
@@ -230,7 +233,7 @@ pub fn export(path: &Path, output: &Path, options: &Options) -> Result<Report, E
 
     let staging = Staging::new(output)?;
     let subject = Subject { model: &model, recorded: &recorded, plan: &plan, dtype, options };
-    let found = stage(&staging, &graph, &plan, &sides)
+    let found = stage(&staging, &graph, &plan, &sides, options)
         .and_then(|()| subject.check(&staging, skipped(&model, dtype, options), reference.as_ref()))
         .map_err(|error| staging.at_output(error))?;
     // Another export may have put its files there meanwhile.
@@ -242,10 +245,17 @@ pub fn export(path: &Path, output: &Path, options: &Options) -> Result<Report, E
 }
 
 /// Prepares the files.
-fn stage(staging: &Staging, graph: &Graph, plan: &Plan, sides: &[(&'static str, Side)]) -> Result<(), Error> {
+fn stage(
+    staging: &Staging,
+    graph: &Graph,
+    plan: &Plan,
+    sides: &[(&'static str, Side)],
+    options: &Options,
+) -> Result<(), Error> {
     let data_name = staging.data_name();
     staging::write_file(&staging.model(), &encode(graph, plan, &data_name)?)?;
-    weights::write_data(graph, plan, &staging.path(&data_name))?;
+    let (length, told) = (plan.length(), options.progress.unwrap_or(|_, _| ()));
+    weights::write_data(graph, plan, &staging.path(&data_name), &|done| told(done, length))?;
     for (name, side) in sides {
         side.write(&staging.path(name))?;
     }

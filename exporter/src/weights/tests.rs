@@ -9,7 +9,7 @@ fn write(weight: Weight, ty: ElementType, transposed: bool) -> Result<Vec<u8>, E
     }
     let source = Source::Weight { weight, transposed };
     let mut bytes = Vec::new();
-    write_initializer(&Initializer { name: "w".to_owned(), ty, dims, source }, &mut bytes)?;
+    append_initializer(&Initializer { name: "w".to_owned(), ty, dims, source }, &mut bytes)?;
     Ok(bytes)
 }
 
@@ -48,7 +48,7 @@ const COLUMNS: usize = 70;
 
 #[test]
 fn bands_of_columns() {
-    const { assert!((CHUNK_BYTES / 4 / ROWS).next_multiple_of(32) < COLUMNS) };
+    const { assert!(BAND_BYTES / (4 * ROWS) < COLUMNS && CHUNK_BYTES / (4 * COLUMNS) < ROWS) };
     let value = |row: usize, column: usize| (row * 100 + column) as f32;
     let values = (0..ROWS * COLUMNS).map(|i| value(i / COLUMNS, i % COLUMNS)).collect();
     let bytes = write(Weight::from_f32("w", [ROWS, COLUMNS], values), ElementType::F32, true).unwrap();

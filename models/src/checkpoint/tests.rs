@@ -60,6 +60,13 @@ fn assert_says(error: &Error, parts: &[&str]) {
     }
 }
 
+/// All elements as they are stored.
+fn bytes_of(weight: &Weight) -> Vec<u8> {
+    let mut bytes = vec![7];
+    weight.read(0..weight.elements(), &mut bytes).unwrap();
+    bytes
+}
+
 /// A safetensors file with that header, whatever it says.
 fn raw(header: &[u8], data: &[u8]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes()[..], header, data].concat()
