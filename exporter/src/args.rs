@@ -30,6 +30,8 @@ pub(crate) enum Command {
     Inspect(InspectArgs),
     /// Write a checkpoint of random weights, to measure a model before it is trained.
     Random(RandomArgs),
+    /// Compare an exported model with its checkpoint, layer by layer: for models of any size.
+    Verify(VerifyArgs),
     /// Print a script that completes this program's commands and options in a shell.
     Completions {
         /// The shell.
@@ -124,6 +126,29 @@ pub(crate) struct RandomArgs {
     #[arg(short, long)]
     pub(crate) force: bool,
     /// Print what was written as JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Arguments of `verify`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct VerifyArgs {
+    /// The exported model.
+    #[arg(value_name = "MODEL.onnx")]
+    pub(crate) model: PathBuf,
+    /// The checkpoint that it was exported from.
+    pub(crate) checkpoint: PathBuf,
+    /// Model family [default: the config's key `family`].
+    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(families::NAMES))]
+    pub(crate) family: Option<String>,
+    #[command(flatten)]
+    pub(crate) source: SourceArgs,
+    #[command(flatten)]
+    pub(crate) part: PartArgs,
+    /// Where copies of the layers are put, one at a time [default: the system's folder for temporary files].
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) scratch: Option<PathBuf>,
+    /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod background;
 mod call;
 pub mod difference;
 pub mod encode;
@@ -39,6 +40,7 @@ use staging::{Staging, data_name};
 use std::path::{Path, PathBuf};
 use verify::{Reference, Subject};
 use weights::Plan;
+pub use weights::Weights;
 
 /// How to export.
 #[derive(Debug, Clone)]
@@ -71,6 +73,8 @@ pub struct Options {
     pub reference: Option<ReferenceFile>,
     /// Whether to replace what is there, but for files of other models.
     pub force: bool,
+    /// Where the weights go.
+    pub weights: Weights,
     /// Is told how many bytes of the weight file are ready, and how many it will have.
     pub progress: Option<fn(u64, u64)>,
 }
@@ -101,6 +105,7 @@ impl Default for Options {
             verify: None,
             reference: None,
             force: false,
+            weights: Weights::Copy,
             progress: None,
         }
     }
@@ -229,7 +234,7 @@ pub fn export(path: &Path, output: &Path, options: &Options) -> Result<Report, E
         Some(ReferenceFile { path, tolerance }) => Some(Reference::open(path, *tolerance, &model, &graph)?),
         None => None,
     };
-    let plan = Plan::new(&graph);
+    let plan = Plan::with(&graph, options.weights, output)?;
 
     let staging = Staging::new(output)?;
     let subject = Subject { model: &model, recorded: &recorded, plan: &plan, dtype, options };

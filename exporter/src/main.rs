@@ -10,9 +10,10 @@ mod signals;
 mod version;
 
 use anyhow::Result;
-use args::{Command, InspectArgs, RandomArgs};
+use args::{Command, InspectArgs, RandomArgs, VerifyArgs};
 use clap::Parser;
 use moh_export::inspect::{self, Lengths};
+use moh_export::verify::verify_layers;
 use moh_export::{BF16_NOTE, ElementType, check_part, measured};
 use moh_models::presets::Preset;
 use moh_models::{Config, Model, Warning};
@@ -41,6 +42,7 @@ fn run() -> Result<()> {
     match args.command.take() {
         Some(Command::Inspect(args)) => inspect(&args),
         Some(Command::Random(args)) => random(&args),
+        Some(Command::Verify(args)) => verify(&args),
         Some(Command::Completions { shell }) => help::completions(shell),
         Some(Command::Man { folder }) => help::man(&folder),
         None => {
@@ -114,6 +116,24 @@ fn inspect(args: &InspectArgs) -> Result<()> {
 /// Whether a path names a configuration rather than weights.
 fn is_config(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "json") && !path.to_string_lossy().ends_with(".index.json")
+}
+
+/// A model that disagrees is a failure, after the table that says where.
+fn verify(args: &VerifyArgs) -> Result<()> {
+    let checkpoint = args.source.open(&args.checkpoint, args.part.part())?;
+    let model = Model::load(&checkpoint, args.family.as_deref())?;
+    check_part(args.part.part(), &model)?;
+    warn(model.warnings());
+    let scratch = args.scratch.clone().unwrap_or_else(std::env::temp_dir);
+    let report = verify_layers(&args.model, &model, &scratch)?;
+    match args.json {
+        true => say(&serde_json::to_string_pretty(&report)?),
+        false => say(&report),
+    }
+    match report.agrees {
+        true => Ok(()),
+        false => anyhow::bail!("{} disagrees with {}", args.model.display(), args.checkpoint.display()),
+    }
 }
 
 fn random(args: &RandomArgs) -> Result<()> {

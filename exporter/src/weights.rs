@@ -2,12 +2,12 @@
 
 mod stream;
 
+use crate::background;
 use crate::error::Error;
 use crate::graph::{ElementType, Graph, Initializer, Source};
 use half::slice::HalfFloatSliceExt;
 use moh_models::checkpoint::Place;
 use moh_models::{Weight, WeightType};
-use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
 
@@ -23,14 +23,48 @@ pub(crate) const INLINE_BYTES: usize = 1024;
 /// Alignment of tensors in the weight file: what CUDA's libraries want, and more than any CPU does.
 const ALIGNMENT: u64 = 256;
 
+/// Where an export's weights go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum Weights {
+    /// Into a file beside the model.
+    #[default]
+    Copy,
+    /// Into the model file, which holds up to 2 GB.
+    Inline,
+}
+
+/// The largest message that protobuf allows, less what nodes, names and shapes may take.
+const INLINE_LIMIT: u64 = (1 << 31) - (32 << 20);
+
 /// Offsets of the large tensors in the weight file, by name, in order of offset.
 #[derive(Debug, Clone, Default)]
 pub struct Plan {
     offsets: Vec<(String, u64)>,
     length: u64,
+    inline: bool,
 }
 
 impl Plan {
+    /// Places the large tensors of `graph`, for the model file `output`.
+    ///
+    /// # Errors
+    /// [`Error::Inline`] where they do not fit into that file, and should.
+    pub fn with(graph: &Graph, weights: Weights, output: &Path) -> Result<Plan, Error> {
+        if weights == Weights::Copy {
+            return Ok(Plan::new(graph));
+        }
+        let bytes = graph.initializers.iter().map(|init| init.bytes() as u64).sum();
+        if bytes > INLINE_LIMIT {
+            return Err(Error::Inline { path: output.to_owned(), bytes, limit: INLINE_LIMIT });
+        }
+        Ok(Plan { inline: true, ..Plan::default() })
+    }
+
+    /// Whether the model file holds that tensor itself.
+    pub(crate) fn holds_inline(&self, init: &Initializer) -> bool {
+        self.inline || init.bytes() < INLINE_BYTES
+    }
+
     /// Places the large tensors of `graph` one after the other.
     pub fn new(graph: &Graph) -> Plan {
         let mut end = 0u64;
@@ -41,7 +75,7 @@ impl Plan {
             (init.name.clone(), offset)
         };
         let offsets = large.map(place).collect();
-        Plan { offsets, length: end }
+        Plan { offsets, length: end, inline: false }
     }
 
     /// Bytes of the weight file.
@@ -71,8 +105,7 @@ pub fn write_data(graph: &Graph, plan: &Plan, path: &Path, progress: &dyn Fn(u64
     if tensors.is_empty() {
         return Ok(0);
     }
-    let file = File::create(path).map_err(Error::io(path))?;
-    stream::write(&tensors, file, progress).map_err(|e| e.on(path))
+    background::write(path, |out| stream::write(&tensors, out, progress))
 }
 
 /// Appends an initializer's elements, converted to its type.
@@ -81,10 +114,14 @@ pub fn write_data(graph: &Graph, plan: &Plan, path: &Path, progress: &dyn Fn(u64
 /// A checkpoint's file that cannot be read; a weight that is NaN or infinite, or beyond the type.
 pub(crate) fn append_initializer(init: &Initializer, out: &mut Vec<u8>) -> Result<(), Error> {
     let (mut converter, mut bytes) = (Converter::default(), Vec::new());
-    let Source::Weight { weight, .. } = &init.source else { return converter.constant(init, out) };
-    for block in blocks(init) {
-        weight.read(block.elements.clone(), &mut bytes)?;
-        converter.convert(init, &block, &bytes, out)?;
+    match &init.source {
+        Source::Bytes(bytes) => out.extend_from_slice(bytes),
+        Source::Weight { weight, .. } => {
+            for block in blocks(init) {
+                weight.read(block.elements.clone(), &mut bytes)?;
+                converter.convert(init, &block, &bytes, out)?;
+            }
+        }
     }
     Ok(())
 }
@@ -94,6 +131,13 @@ struct Block {
     elements: Range<usize>,
     /// The columns that are wanted of these rows of a matrix that is to be transposed.
     columns: Option<Range<usize>>,
+}
+
+impl Block {
+    /// Whether it is the first one of a band of a transposed matrix.
+    fn begins_band(&self) -> bool {
+        self.columns.is_some() && self.elements.start == 0
+    }
 }
 
 /// The parts of an initializer's weight, in the order in which they are wanted.
@@ -126,19 +170,9 @@ struct Converter {
 }
 
 impl Converter {
-    fn constant(&mut self, init: &Initializer, out: &mut Vec<u8>) -> Result<(), Error> {
-        match &init.source {
-            Source::Bytes(bytes) => {
-                out.extend_from_slice(bytes);
-                Ok(())
-            }
-            Source::Weight { .. } => Err(moh_models::Error::Internal("a weight where a constant is expected").into()),
-        }
-    }
-
     /// Adds a block, whose elements are `bytes`, to `out`, which ends where the block before it has ended.
     fn convert(&mut self, init: &Initializer, block: &Block, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), Error> {
-        let Source::Weight { weight, .. } = &init.source else { return self.constant(init, out) };
+        let Source::Weight { weight, .. } = &init.source else { return Ok(()) };
         let (first, ty) = (block.elements.start, init.ty);
         let Some(columns) = &block.columns else { return self.append(weight, ty, first, bytes, out) };
         let (height, width) = (weight.shape()[0], weight.shape()[1]);
@@ -155,7 +189,7 @@ impl Converter {
             }
         }
         let band = height * columns.len() * ty.size();
-        if first == 0 {
+        if block.begins_band() {
             out.resize(out.len() + band, 0);
         }
         let start = out.len() - band;
@@ -249,7 +283,7 @@ fn check(weight: &Weight, ty: ElementType, first: usize, values: &[f32]) -> Resu
 }
 
 /// Appends the values, which are finite, as little-endian elements of `ty`.
-fn append(ty: ElementType, values: &[f32], bytes: &mut Vec<u8>) {
+pub(crate) fn append(ty: ElementType, values: &[f32], bytes: &mut Vec<u8>) {
     let start = bytes.len();
     bytes.resize(start + values.len() * ty.size(), 0);
     let halves = |bytes| <[u8]>::as_chunks_mut::<2>(bytes).0.iter_mut();
