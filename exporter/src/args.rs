@@ -3,7 +3,7 @@
 use clap::builder::PossibleValuesParser;
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use moh_export::{DEFAULT_OPSET, ElementType, Options, Part, ReferenceFile, Sizes, passes};
+use moh_export::{DEFAULT_OPSET, ElementType, Options, Part, ReferenceFile, Sizes, Weights, passes};
 use moh_models::families;
 use moh_models::presets::{self, Source};
 use moh_models::{Checkpoint, Config};
@@ -244,6 +244,10 @@ struct ExportArgs {
     #[arg(long, value_name = "X", requires = "reference", value_parser = tolerance)]
     reference_tolerance: Option<f32>,
 
+    /// Where the weights go: a file of their own, or the model file itself, which holds up to 2 GB.
+    #[arg(long, value_enum, default_value_t)]
+    weights: Weights,
+
     /// Replace the model and its files, but never another model's files.
     #[arg(short, long)]
     force: bool,
@@ -336,6 +340,7 @@ impl Args {
             verify: if args.verify { Some(true) } else { args.no_verify.then_some(false) },
             reference: args.reference.map(|path| ReferenceFile { path, tolerance: args.reference_tolerance }),
             force: args.force,
+            weights: args.weights,
             progress: None,
         };
         Some(Export { checkpoint: args.checkpoint?, output: args.output?, options, quiet: args.quiet, json: args.json })

@@ -12,14 +12,16 @@ mod version;
 use anyhow::Result;
 use args::{Command, InspectArgs, RandomArgs, VerifyArgs};
 use clap::Parser;
+use indicatif::{ProgressBar, ProgressStyle};
 use moh_export::inspect::{self, Lengths};
-use moh_export::verify::verify_layers;
-use moh_export::{BF16_NOTE, ElementType, check_part, measured};
+use moh_export::verify::{Verification, verify_layers};
+use moh_export::{BF16_NOTE, ElementType, VERIFY_PARAMETERS, check_part, measured};
 use moh_models::presets::Preset;
-use moh_models::{Config, Model, Warning};
-use std::io::Write;
+use moh_models::{Config, Model, Warning, WeightType};
+use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::OnceLock;
 
 fn main() -> ExitCode {
     match run() {
@@ -48,7 +50,11 @@ fn run() -> Result<()> {
         None => {
             // clap has required both paths where there is no other command.
             let Some(export) = args.export() else { return Ok(()) };
-            let report = moh_export::export(&export.checkpoint, &export.output, &export.options)?;
+            let mut options = export.options;
+            if !export.quiet && !export.json && std::io::stderr().is_terminal() {
+                options.progress = Some(progress);
+            }
+            let report = moh_export::export(&export.checkpoint, &export.output, &options)?;
             if !export.quiet {
                 warn(&report.warnings);
             }
@@ -60,8 +66,28 @@ fn run() -> Result<()> {
                 (false, true) => say(&serde_json::to_string_pretty(&report)?),
                 (false, false) => say(&report),
             }
+            let skipped = matches!(report.verification, Verification::Skipped(_));
+            if skipped && report.parameters > VERIFY_PARAMETERS && !export.quiet {
+                let (model, checkpoint) = (export.output.display(), export.checkpoint.display());
+                eprintln!(
+                    "note: to compare a model of this size layer by layer: moh-export verify {model} {checkpoint}"
+                );
+            }
             Ok(())
         }
+    }
+}
+
+/// Shows how much of the weight file is ready, on stderr.
+fn progress(done: u64, all: u64) {
+    static BAR: OnceLock<ProgressBar> = OnceLock::new();
+    let bar = BAR.get_or_init(|| {
+        let style = ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes}, {bytes_per_sec}, {eta} left");
+        ProgressBar::new(all).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+    });
+    match done < all {
+        true => bar.set_position(done),
+        false => bar.finish_and_clear(),
     }
 }
 
@@ -124,8 +150,10 @@ fn verify(args: &VerifyArgs) -> Result<()> {
     let model = Model::load(&checkpoint, args.family.as_deref())?;
     check_part(args.part.part(), &model)?;
     warn(model.warnings());
+    let is_bf16 = |name| checkpoint.get(name).is_some_and(|tensor| tensor.dtype() == WeightType::BF16);
+    let all_bf16 = checkpoint.names().all(is_bf16);
     let scratch = args.scratch.clone().unwrap_or_else(std::env::temp_dir);
-    let report = verify_layers(&args.model, &model, &scratch)?;
+    let report = verify_layers(&args.model, &model, all_bf16, &scratch)?;
     match args.json {
         true => say(&serde_json::to_string_pretty(&report)?),
         false => say(&report),

@@ -166,7 +166,8 @@ fn write_shards(
         std::fs::remove_file(&single).map_err(Error::io(&single))?;
     }
     let files = with_lengths(staging.commit(&others)?);
-    let parameters = shards.iter().flat_map(|shard| shard.iter()).map(|(_, shape)| shape.iter().product::<usize>()).sum();
+    let parameters =
+        shards.iter().flat_map(|shard| shard.iter()).map(|(_, shape)| shape.iter().product::<usize>()).sum();
     Ok(Written { files, parameters, dtype, seed })
 }
 
@@ -247,7 +248,12 @@ mod tests {
 
     fn tensors() -> Tensors {
         let tensor = |name: &str, shape: &[usize]| (name.to_owned(), shape.to_vec());
-        vec![tensor("a.weight", &[3, 5]), tensor("b.norm.weight", &[4]), tensor("b.weight", &[70_001]), tensor("c.bias", &[2])]
+        vec![
+            tensor("a.weight", &[3, 5]),
+            tensor("b.norm.weight", &[4]),
+            tensor("b.weight", &[70_001]),
+            tensor("c.bias", &[2]),
+        ]
     }
 
     fn read(folder: &Path) -> Checkpoint {
@@ -257,7 +263,8 @@ mod tests {
     #[test]
     fn files_of_a_size() {
         let tensors = tensors();
-        let lengths = |limit| shards(&tensors, ElementType::F32, limit).iter().map(|shard| shard.len()).collect::<Vec<_>>();
+        let lengths =
+            |limit| shards(&tensors, ElementType::F32, limit).iter().map(|shard| shard.len()).collect::<Vec<_>>();
         assert_eq!(lengths(1 << 40), [4]);
         assert_eq!(lengths(1), [1, 1, 1, 1]);
         assert_eq!(lengths(76), [2, 1, 1]);

@@ -154,10 +154,8 @@ fn blocks(init: &Initializer) -> Vec<Block> {
     let (rows, columns) = (weight.shape()[0], weight.elements() / weight.shape()[0].max(1));
     let band = (BAND_BYTES / (rows * init.ty.size()).max(1)).clamp(1, columns.max(1));
     let in_band = |band: Range<usize>| {
-        parts(rows, (step / columns.max(1)).max(1)).map(move |rows| Block {
-            elements: rows.start * columns..rows.end * columns,
-            columns: Some(band.clone()),
-        })
+        parts(rows, (step / columns.max(1)).max(1))
+            .map(move |rows| Block { elements: rows.start * columns..rows.end * columns, columns: Some(band.clone()) })
     };
     parts(columns, band).flat_map(in_band).collect()
 }

@@ -104,12 +104,12 @@ impl Reference {
     }
 }
 
-/// Compares the model in `file` with `model`, whose checkpoint it was exported from. Parts of it are written to `scratch`, one at a
-/// time.
+/// Compares the model in `file` with `model`, whose checkpoint it was exported from. `all_bf16` says that all of the checkpoint's
+/// tensors are bfloat16, so that an export in that type has rounded none. Parts of the model are written to `scratch`, one at a time.
 ///
 /// # Errors
 /// [`Error::Exported`] for a file that is no export of such a model; [`Error::VerifyRun`]. A part that disagrees is no error.
-pub fn verify_layers(file: &Path, model: &Model, scratch: &Path) -> Result<LayerReport, Error> {
+pub fn verify_layers(file: &Path, model: &Model, all_bf16: bool, scratch: &Path) -> Result<LayerReport, Error> {
     let bad = |problem: String| Error::Exported { file: file.to_owned(), problem };
     let bytes = std::fs::read(file).map_err(Error::io(file))?;
     let proto = ModelProto::decode(bytes.as_slice()).map_err(|e| bad(format!("not an ONNX model: {e}")))?;
@@ -127,20 +127,23 @@ pub fn verify_layers(file: &Path, model: &Model, scratch: &Path) -> Result<Layer
     let parts = Parts::new(file, &proto, model, &names).map_err(bad)?;
     let references = references(model, &sizes, dtype, &names)?;
     let rounding = match dtype {
-        // Its weights are run in f32, which holds them exactly.
         ElementType::F16 => DType::F16,
+        ElementType::BF16 if !all_bf16 => DType::BF16,
+        // What runs is in f32, which holds bf16's numbers.
         _ => DType::F32,
     };
     let mut report = LayerReport { runtime: String::new(), agrees: true, layers: Vec::new(), notes: Vec::new() };
     if dtype == ElementType::BF16 {
-        report.notes.push("no CPU runtime runs bf16 models: its nodes were run in f32, with the same weights".to_owned());
+        report
+            .notes
+            .push("no CPU runtime runs bf16 models: its nodes were run in f32, with the same weights".to_owned());
     }
     let narrow = proto_has_bf16_attention(&proto, dtype);
     let tolerance = match narrow {
         true => tolerance::MODEL_BF16_ATTENTION.max(tolerance::model_output(rounding)),
         false => tolerance::model_output(rounding),
     };
-    let exact = dtype != ElementType::F16 && !narrow;
+    let exact = rounding == DType::F32 && !narrow;
     for index in 0..parts.count() {
         let checked = Check { parts: &parts, index, tolerance, exact, half: dtype == ElementType::F16 };
         let (runtime, layer) = checked.run(&references, scratch)?;

@@ -23,8 +23,11 @@ pub(super) fn read(file: &Path) -> Result<Container, Error> {
     let header = header(&source)?;
     let start = LENGTH as u64 + header.len() as u64;
     let available = usize::try_from(source.length() - start).unwrap_or(usize::MAX);
-    let header: Header = serde_json::from_str(&header)
-        .map_err(|reason| Error::Json { file: file.to_owned(), part: "header", reason })?;
+    let header: Header = serde_json::from_str(&header).map_err(|reason| Error::Json {
+        file: file.to_owned(),
+        part: "header",
+        reason,
+    })?;
     if header.tensors.is_empty() {
         return Err(Error::NoTensors { file: file.to_owned() });
     }

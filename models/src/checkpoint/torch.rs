@@ -13,9 +13,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::map::Source;
-use memmap2::Mmap;
 use super::{Container, Weight, WeightType};
 use crate::error::{ArchiveFault, Error, TensorFault};
+use memmap2::Mmap;
 use pickle::{Array, Node, Pickle, Tensor};
 use tensor::{View, array_bytes, array_type, element_type};
 use zip::Archive;

@@ -50,10 +50,7 @@ pub struct Place<'a> {
 #[derive(Clone)]
 enum Data {
     /// In a file, from that byte on.
-    Stored {
-        source: Arc<Source>,
-        offset: u64,
-    },
+    Stored { source: Arc<Source>, offset: u64 },
     Memory {
         /// Where the elements come from; empty where they were computed.
         file: PathBuf,

@@ -82,7 +82,8 @@ impl<'a> Parts<'a> {
             let inside = |layer: &str| layer.rsplit_once('.').is_some_and(|(block, _)| block == path);
             layers.iter().any(|layer| inside(&layer.path))
         };
-        let found = names.blocks.iter().filter(|(path, value)| ends_block(path) && producers.contains_key(value.as_str()));
+        let found =
+            names.blocks.iter().filter(|(path, value)| ends_block(path) && producers.contains_key(value.as_str()));
         let mut cuts: Vec<(&str, &str)> = found.map(|(path, value)| (path.as_str(), value.as_str())).collect();
         cuts.sort_by_key(|(_, value)| producers[value]);
         if cuts.is_empty() {
@@ -167,7 +168,8 @@ impl<'a> Parts<'a> {
             .collect::<Result<_, Error>>()?;
         data.finish()?;
         let shown: Vec<&str> = gates.iter().copied().filter(|name| !results.contains(name)).collect();
-        let inputs_free = self.model_of(&free, &tensors, results.iter().chain(&shown).copied(), &folder.path().join(FREE))?;
+        let inputs_free =
+            self.model_of(&free, &tensors, results.iter().chain(&shown).copied(), &folder.path().join(FREE))?;
         let given = self.closure(results.iter().copied(), true);
         let inputs_given = self.model_of(&given, &tensors, results.iter().copied(), &folder.path().join(GIVEN))?;
         let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
@@ -182,7 +184,8 @@ impl<'a> Parts<'a> {
         outputs: impl Iterator<Item = &'n str>,
         path: &Path,
     ) -> Result<Vec<String>, Error> {
-        let inputs: Vec<&str> = closure.read.iter().copied().filter(|name| !self.initializers.contains_key(name)).collect();
+        let inputs: Vec<&str> =
+            closure.read.iter().copied().filter(|name| !self.initializers.contains_key(name)).collect();
         let typed = |name: &str| {
             let all = self.graph.value_info.iter().chain(&self.graph.input).chain(&self.graph.output);
             let mut all = all.filter(|value| value.name.as_deref() == Some(name));
@@ -196,7 +199,11 @@ impl<'a> Parts<'a> {
         let graph = GraphProto {
             name: self.graph.name.clone(),
             node: nodes.map(|node| if self.widened { widened_node(node) } else { node }).collect(),
-            initializer: tensors.iter().filter(|(name, _)| closure.read.contains(name.as_str())).map(|(_, t)| t.clone()).collect(),
+            initializer: tensors
+                .iter()
+                .filter(|(name, _)| closure.read.contains(name.as_str()))
+                .map(|(_, t)| t.clone())
+                .collect(),
             input: inputs.iter().map(|name| typed(name)).collect::<Result<_, _>>()?,
             output: outputs.map(typed).collect::<Result<_, _>>()?,
             ..Default::default()
@@ -316,8 +323,11 @@ impl<'a> Data<'a> {
         }
         self.end = start + written;
         let entry = |key: &str, value: String| StringStringEntryProto { key: Some(key.to_owned()), value: Some(value) };
-        copy.external_data =
-            vec![entry("location", DATA.to_owned()), entry("offset", start.to_string()), entry("length", written.to_string())];
+        copy.external_data = vec![
+            entry("location", DATA.to_owned()),
+            entry("offset", start.to_string()),
+            entry("length", written.to_string()),
+        ];
         Ok(copy)
     }
 

@@ -28,7 +28,7 @@ impl Case {
     }
 
     fn verify(&self) -> Result<LayerReport, Error> {
-        let report = verify_layers(&self.file(), &self.model, self.folder.path());
+        let report = verify_layers(&self.file(), &self.model, false, self.folder.path());
         let left = std::fs::read_dir(self.folder.path()).unwrap().count();
         assert_eq!(left, 1, "the parts are gone");
         report
@@ -102,11 +102,16 @@ fn the_block_with_another_weight_is_found() {
 #[test]
 fn files_that_are_no_export_of_the_checkpoint() {
     let (llama, vit) = (Case::new("llama-moh-tiny", |_| ()), Case::new("vit-tiny-b", |_| ()));
-    let other = verify_layers(&llama.file(), &vit.model, llama.folder.path()).unwrap_err();
+    let other = verify_layers(&llama.file(), &vit.model, false, llama.folder.path()).unwrap_err();
     assert!(other.to_string().contains("not an export of this moh-vit checkpoint"), "{other}");
     std::fs::write(vit.file(), b"not a model").unwrap();
     let none = vit.verify().unwrap_err();
     assert!(none.to_string().contains("model.onnx: not an ONNX model"), "{none}");
-    std::fs::File::options().write(true).open(llama.folder.path().join("out/model.onnx_data")).unwrap().set_len(100).unwrap();
+    std::fs::File::options()
+        .write(true)
+        .open(llama.folder.path().join("out/model.onnx_data"))
+        .unwrap()
+        .set_len(100)
+        .unwrap();
     assert!(matches!(llama.verify(), Err(Error::Io { path, .. }) if path.ends_with("model.onnx_data")));
 }
