@@ -3,7 +3,7 @@
 use clap::builder::PossibleValuesParser;
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use moh_export::{DEFAULT_OPSET, ElementType, Options, Part, ReferenceFile, Sizes, passes};
+use moh_export::{DEFAULT_OPSET, ElementType, Options, Part, ReferenceFile, Sizes, Weights, passes};
 use moh_models::families;
 use moh_models::presets::{self, Source};
 use moh_models::{Checkpoint, Config};
@@ -30,6 +30,8 @@ pub(crate) enum Command {
     Inspect(InspectArgs),
     /// Write a checkpoint of random weights, to measure a model before it is trained.
     Random(RandomArgs),
+    /// Compare an exported model with its checkpoint, layer by layer: for models of any size.
+    Verify(VerifyArgs),
     /// Print a script that completes this program's commands and options in a shell.
     Completions {
         /// The shell.
@@ -128,6 +130,29 @@ pub(crate) struct RandomArgs {
     pub(crate) json: bool,
 }
 
+/// Arguments of `verify`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct VerifyArgs {
+    /// The exported model.
+    #[arg(value_name = "MODEL.onnx")]
+    pub(crate) model: PathBuf,
+    /// The checkpoint that it was exported from.
+    pub(crate) checkpoint: PathBuf,
+    /// Model family [default: the config's key `family`].
+    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(families::NAMES))]
+    pub(crate) family: Option<String>,
+    #[command(flatten)]
+    pub(crate) source: SourceArgs,
+    #[command(flatten)]
+    pub(crate) part: PartArgs,
+    /// Where copies of the layers are put, one at a time [default: the system's folder for temporary files].
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) scratch: Option<PathBuf>,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
 /// Larger sizes are mistakes.
 const MAX_SIZE: usize = 1 << 24;
 
@@ -218,6 +243,10 @@ struct ExportArgs {
     /// Largest difference from the reference, in units of an output's largest value or of 1 [default: 2e-4 in f32, 2e-2 in f16].
     #[arg(long, value_name = "X", requires = "reference", value_parser = tolerance)]
     reference_tolerance: Option<f32>,
+
+    /// Where the weights go: a file of their own, or the model file itself, which holds up to 2 GB.
+    #[arg(long, value_enum, default_value_t)]
+    weights: Weights,
 
     /// Replace the model and its files, but never another model's files.
     #[arg(short, long)]
@@ -311,6 +340,8 @@ impl Args {
             verify: if args.verify { Some(true) } else { args.no_verify.then_some(false) },
             reference: args.reference.map(|path| ReferenceFile { path, tolerance: args.reference_tolerance }),
             force: args.force,
+            weights: args.weights,
+            progress: None,
         };
         Some(Export { checkpoint: args.checkpoint?, output: args.output?, options, quiet: args.quiet, json: args.json })
     }

@@ -3,7 +3,7 @@
 use crate::error::Error;
 use crate::graph::{Attribute, Dim, ElementType, Graph, Initializer, Node, Value};
 use crate::proto::{self, attribute_proto::AttributeType};
-use crate::weights::{INLINE_BYTES, Plan, write_initializer};
+use crate::weights::{Plan, append_initializer};
 use moh_operators::{AttributeKind, Body, BodyNode, BodyValue, DOMAIN, VERSION};
 use prost::Message;
 use std::collections::BTreeMap;
@@ -16,12 +16,12 @@ pub fn encode(graph: &Graph, plan: &Plan, data_name: &str) -> Result<Vec<u8>, Er
     let offsets: BTreeMap<&str, u64> = plan.iter().collect();
     let inline = |init: &Initializer| {
         let mut bytes = Vec::with_capacity(init.bytes());
-        write_initializer(init, &mut bytes)?;
+        append_initializer(init, &mut bytes)?;
         Ok(proto::TensorProto { raw_data: Some(bytes), ..tensor(init) })
     };
     let initializers = graph.initializers.iter().map(|init| match offsets.get(init.name.as_str()) {
         Some(&offset) => Ok(external(init, data_name, offset)),
-        None if init.bytes() < INLINE_BYTES => inline(init),
+        None if plan.holds_inline(init) => inline(init),
         None => Err(moh_models::Error::Internal("a tensor without a place in the weight file").into()),
     });
     let model = proto::ModelProto {

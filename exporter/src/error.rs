@@ -79,6 +79,16 @@ pub enum Error {
         /// The type.
         ty: crate::graph::ElementType,
     },
+    /// Weights that do not fit into a model file.
+    #[error("{}: the weights have {bytes} bytes, and a model file holds at most {limit}", path.display())]
+    Inline {
+        /// The model file.
+        path: PathBuf,
+        /// Bytes of the weights.
+        bytes: u64,
+        /// What fits.
+        limit: u64,
+    },
     /// A part of a model that has none.
     #[error("the family {family} has no encoder and decoder to choose from")]
     Part {
@@ -126,6 +136,14 @@ pub enum Error {
     /// The written model computes something else than our own implementation of the checkpoint, in candle.
     #[error("the exported model disagrees with our own implementation of the checkpoint: {0}")]
     Disagreement(String),
+    /// A model file that cannot be compared with a checkpoint.
+    #[error("{}: {problem}", file.display())]
+    Exported {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
     /// A file of inputs and outputs that nothing can be compared with.
     #[error("{}: {problem}", file.display())]
     Reference {
@@ -162,13 +180,5 @@ impl Error {
     pub fn io(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Error {
         let path = path.into();
         move |reason| Error::Io { path, reason }
-    }
-
-    /// Says which file an [`Error::Io`] of a stream was about.
-    pub(crate) fn on(self, path: &std::path::Path) -> Error {
-        match self {
-            Error::Io { reason, .. } => Error::Io { path: path.to_owned(), reason },
-            other => other,
-        }
     }
 }

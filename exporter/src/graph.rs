@@ -1,4 +1,4 @@
-//! The ONNX graph between recording and encoding: nodes, named weights that are still mapped, inputs and outputs.
+//! The ONNX graph between recording and encoding: nodes, named weights that are still in their files, inputs and outputs.
 
 use moh_models::Weight;
 use moh_operators::Body;

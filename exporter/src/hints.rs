@@ -33,6 +33,7 @@ fn of_export(error: &Error) -> Option<String> {
                 .to_owned()
         }
         Error::Tokens { .. } => "choose another --tokens".to_owned(),
+        Error::Inline { .. } => "leave out --weights inline".to_owned(),
         Error::Range { .. } => "export with --dtype f32".to_owned(),
         Error::Part { .. } => "leave out --part".to_owned(),
         Error::Dimension { name, .. } => format!("leave out --{name}"),

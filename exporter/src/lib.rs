@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod background;
 mod call;
 pub mod difference;
 pub mod encode;
@@ -39,6 +40,7 @@ use staging::{Staging, data_name};
 use std::path::{Path, PathBuf};
 use verify::{Reference, Subject};
 use weights::Plan;
+pub use weights::Weights;
 
 /// How to export.
 #[derive(Debug, Clone)]
@@ -71,6 +73,10 @@ pub struct Options {
     pub reference: Option<ReferenceFile>,
     /// Whether to replace what is there, but for files of other models.
     pub force: bool,
+    /// Where the weights go.
+    pub weights: Weights,
+    /// Is told how many bytes of the weight file are ready, and how many it will have.
+    pub progress: Option<fn(u64, u64)>,
 }
 
 /// A safetensors file with inputs of the model, under their names, and the outputs that the user's own code gives for them.
@@ -99,6 +105,8 @@ impl Default for Options {
             verify: None,
             reference: None,
             force: false,
+            weights: Weights::Copy,
+            progress: None,
         }
     }
 }
@@ -226,11 +234,11 @@ pub fn export(path: &Path, output: &Path, options: &Options) -> Result<Report, E
         Some(ReferenceFile { path, tolerance }) => Some(Reference::open(path, *tolerance, &model, &graph)?),
         None => None,
     };
-    let plan = Plan::new(&graph);
+    let plan = Plan::with(&graph, options.weights, output)?;
 
     let staging = Staging::new(output)?;
     let subject = Subject { model: &model, recorded: &recorded, plan: &plan, dtype, options };
-    let found = stage(&staging, &graph, &plan, &sides)
+    let found = stage(&staging, &graph, &plan, &sides, options)
         .and_then(|()| subject.check(&staging, skipped(&model, dtype, options), reference.as_ref()))
         .map_err(|error| staging.at_output(error))?;
     // Another export may have put its files there meanwhile.
@@ -242,10 +250,17 @@ pub fn export(path: &Path, output: &Path, options: &Options) -> Result<Report, E
 }
 
 /// Prepares the files.
-fn stage(staging: &Staging, graph: &Graph, plan: &Plan, sides: &[(&'static str, Side)]) -> Result<(), Error> {
+fn stage(
+    staging: &Staging,
+    graph: &Graph,
+    plan: &Plan,
+    sides: &[(&'static str, Side)],
+    options: &Options,
+) -> Result<(), Error> {
     let data_name = staging.data_name();
     staging::write_file(&staging.model(), &encode(graph, plan, &data_name)?)?;
-    weights::write_data(graph, plan, &staging.path(&data_name))?;
+    let (length, told) = (plan.length(), options.progress.unwrap_or(|_, _| ()));
+    weights::write_data(graph, plan, &staging.path(&data_name), &|done| told(done, length))?;
     for (name, side) in sides {
         side.write(&staging.path(name))?;
     }

@@ -9,15 +9,18 @@ mod hints;
 mod signals;
 
 use anyhow::Result;
-use args::{Command, InspectArgs, RandomArgs};
+use args::{Command, InspectArgs, RandomArgs, VerifyArgs};
 use clap::Parser;
+use indicatif::{ProgressBar, ProgressStyle};
 use moh_export::inspect::{self, Lengths};
-use moh_export::{BF16_NOTE, ElementType, check_part, measured};
+use moh_export::verify::{Verification, verify_layers};
+use moh_export::{BF16_NOTE, ElementType, VERIFY_PARAMETERS, check_part, measured};
 use moh_models::presets::Preset;
-use moh_models::{Config, Model, Warning};
-use std::io::Write;
+use moh_models::{Config, Model, Warning, WeightType};
+use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::OnceLock;
 
 fn main() -> ExitCode {
     match run() {
@@ -40,12 +43,17 @@ fn run() -> Result<()> {
     match args.command.take() {
         Some(Command::Inspect(args)) => inspect(&args),
         Some(Command::Random(args)) => random(&args),
+        Some(Command::Verify(args)) => verify(&args),
         Some(Command::Completions { shell }) => help::completions(shell),
         Some(Command::Man { folder }) => help::man(&folder),
         None => {
             // clap has required both paths where there is no other command.
             let Some(export) = args.export() else { return Ok(()) };
-            let report = moh_export::export(&export.checkpoint, &export.output, &export.options)?;
+            let mut options = export.options;
+            if !export.quiet && !export.json && std::io::stderr().is_terminal() {
+                options.progress = Some(progress);
+            }
+            let report = moh_export::export(&export.checkpoint, &export.output, &options)?;
             if !export.quiet {
                 warn(&report.warnings);
             }
@@ -57,8 +65,28 @@ fn run() -> Result<()> {
                 (false, true) => say(&serde_json::to_string_pretty(&report)?),
                 (false, false) => say(&report),
             }
+            let skipped = matches!(report.verification, Verification::Skipped(_));
+            if skipped && report.parameters > VERIFY_PARAMETERS && !export.quiet {
+                let (model, checkpoint) = (export.output.display(), export.checkpoint.display());
+                eprintln!(
+                    "note: to compare a model of this size layer by layer: moh-export verify {model} {checkpoint}"
+                );
+            }
             Ok(())
         }
+    }
+}
+
+/// Shows how much of the weight file is ready, on stderr.
+fn progress(done: u64, all: u64) {
+    static BAR: OnceLock<ProgressBar> = OnceLock::new();
+    let bar = BAR.get_or_init(|| {
+        let style = ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes}, {bytes_per_sec}, {eta} left");
+        ProgressBar::new(all).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+    });
+    match done < all {
+        true => bar.set_position(done),
+        false => bar.finish_and_clear(),
     }
 }
 
@@ -113,6 +141,26 @@ fn inspect(args: &InspectArgs) -> Result<()> {
 /// Whether a path names a configuration rather than weights.
 fn is_config(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "json") && !path.to_string_lossy().ends_with(".index.json")
+}
+
+/// A model that disagrees is a failure, after the table that says where.
+fn verify(args: &VerifyArgs) -> Result<()> {
+    let checkpoint = args.source.open(&args.checkpoint, args.part.part())?;
+    let model = Model::load(&checkpoint, args.family.as_deref())?;
+    check_part(args.part.part(), &model)?;
+    warn(model.warnings());
+    let is_bf16 = |name| checkpoint.get(name).is_some_and(|tensor| tensor.dtype() == WeightType::BF16);
+    let all_bf16 = checkpoint.names().all(is_bf16);
+    let scratch = args.scratch.clone().unwrap_or_else(std::env::temp_dir);
+    let report = verify_layers(&args.model, &model, all_bf16, &scratch)?;
+    match args.json {
+        true => say(&serde_json::to_string_pretty(&report)?),
+        false => say(&report),
+    }
+    match report.agrees {
+        true => Ok(()),
+        false => anyhow::bail!("{} disagrees with {}", args.model.display(), args.checkpoint.display()),
+    }
 }
 
 fn random(args: &RandomArgs) -> Result<()> {

@@ -35,6 +35,10 @@ pub fn record(model: &Model, options: Options) -> Result<Graph> {
 /// # Errors
 /// As [`record`].
 pub fn record_sized(model: &Model, options: Options, sizes: &Sizes) -> Result<Graph> {
+    Ok(recorded(model, options, sizes)?.graph)
+}
+
+fn recorded(model: &Model, options: Options, sizes: &Sizes) -> Result<Recorder> {
     let mut recorder = Recorder::new(options, sizes.clone());
     let inputs: Vec<Value> = model.inputs().iter().map(|port| recorder.port(port)).collect();
     let recorded = inputs.iter().map(|v| (v.name.clone(), v.clone()));
@@ -47,7 +51,24 @@ pub fn record_sized(model: &Model, options: Options, sizes: &Sizes) -> Result<Gr
         recorder.output(declared, &value.name);
     }
     recorder.graph.outputs.append(&mut recorder.gate_outputs);
-    Ok(recorder.graph)
+    Ok(recorder)
+}
+
+/// Names of values in the graph of a model, by the path of the module that they belong to.
+#[derive(Debug, Clone, Default)]
+pub struct Names {
+    /// What modules other than attention give back.
+    pub blocks: BTreeMap<String, String>,
+    /// The routers' gates.
+    pub gates: BTreeMap<String, String>,
+}
+
+/// The names that [`record_sized`] gives to values.
+///
+/// # Errors
+/// As [`record`].
+pub fn names(model: &Model, options: Options, sizes: &Sizes) -> Result<Names> {
+    Ok(recorded(model, options, sizes)?.modules)
 }
 
 /// Family, routing and tool version.
@@ -87,6 +108,7 @@ struct Recorder {
     names: BTreeSet<String>,
     /// Initializers already made, by what they hold.
     known: BTreeMap<String, Value>,
+    modules: Names,
 }
 
 impl Recorder {
@@ -111,6 +133,7 @@ impl Recorder {
             path: Vec::new(),
             names: BTreeSet::new(),
             known: BTreeMap::new(),
+            modules: Names::default(),
         }
     }
 
@@ -225,6 +248,10 @@ impl Recorder {
                 for name in node.inputs.iter_mut().chain(&mut node.outputs).filter(|name| *name == value) {
                     name.clone_from(&declared.name);
                 }
+            }
+            let modules = self.modules.blocks.values_mut().chain(self.modules.gates.values_mut());
+            for name in modules.filter(|name| *name == value) {
+                name.clone_from(&declared.name);
             }
             self.graph.values.remove(value);
             self.graph.values.insert(declared.name.clone(), declared.clone());
@@ -545,12 +572,16 @@ impl Ops for Recorder {
     fn gates(&mut self, gates: Value, _active: usize) -> Result<Value> {
         let declared = Value { name: format!("{GATES}{}", self.path.join(".")), ..gates.clone() };
         self.names.insert(declared.name.clone());
+        self.modules.gates.insert(self.path(), gates.name.clone());
         self.graph.nodes.push(identity(&gates.name, &declared.name));
         self.gate_outputs.push(declared);
         Ok(gates)
     }
 
-    fn tap(&mut self, _kind: Tap, _value: &Value) -> Result<()> {
+    fn tap(&mut self, kind: Tap, value: &Value) -> Result<()> {
+        if kind == Tap::Output {
+            self.modules.blocks.insert(self.path(), value.name.clone());
+        }
         Ok(())
     }
 }

@@ -58,6 +58,8 @@ pub struct Report {
     /// The whole export.
     #[serde(rename = "seconds", serialize_with = "seconds")]
     pub elapsed: Duration,
+    /// The most memory that this process has had, in bytes; `None` where the system does not say.
+    pub peak_memory: Option<u64>,
 }
 
 fn layers<S: Serializer>(layers: &[Layer], to: S) -> Result<S::Ok, S::Error> {
@@ -141,8 +143,16 @@ impl Report {
             verification,
             reference,
             elapsed,
+            peak_memory: peak_memory(),
         })
     }
+}
+
+/// The largest resident set of this process up to now, in bytes.
+fn peak_memory() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let kilobytes = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?.trim().strip_suffix(" kB")?;
+    Some(kilobytes.trim().parse::<u64>().ok()? * 1024)
 }
 
 /// A number with a unit prefix: 1.23 M.
@@ -233,6 +243,10 @@ impl fmt::Display for Report {
         if let Some(reference) = &self.reference {
             writeln!(f, "reference     {reference}")?;
         }
-        write!(f, "time          {:.2} s", self.elapsed.as_secs_f64())
+        write!(f, "time          {:.2} s", self.elapsed.as_secs_f64())?;
+        match self.peak_memory {
+            Some(peak) => write!(f, ", at most {} of memory", bytes(peak)),
+            None => Ok(()),
+        }
     }
 }

@@ -206,6 +206,10 @@ impl Staging {
         }
         let mut written = Vec::new();
         let data = self.data_name();
+        if !self.path(&data).exists() {
+            // Of the model before, which is gone.
+            let _ = fs::remove_file(self.output.with_file_name(&data));
+        }
         let model = self.output.file_name().unwrap_or_default().to_string_lossy().into_owned();
         for name in [&data].into_iter().chain(side_files).chain([&model]) {
             let (from, to) = (self.path(name), self.output.with_file_name(name));

@@ -4,9 +4,11 @@
 //! and counted. In f16, and with attention in bf16, a few rows route differently and their outputs are another model's, rightly:
 //! there the outputs are compared with the reference's gates fed in, and differing rows are only counted.
 
+mod layers;
 mod reference;
 mod runner;
 
+pub use layers::{LayerAgreement, LayerReport, verify_layers};
 pub use reference::{Compared, OutputError, Reference};
 
 use crate::encode::encode;
@@ -192,12 +194,7 @@ impl Subject<'_> {
     }
 
     fn expected(&self, eager: &mut Eager, sample: &[Sample]) -> Result<Expected, Error> {
-        let tensor = |s: &Sample| match &s.data {
-            SampleData::F32(data) => Tensor::from_slice(data, s.shape.as_slice(), &Device::Cpu),
-            SampleData::I64(data) => Tensor::from_slice(data, s.shape.as_slice(), &Device::Cpu),
-        };
-        let inputs = sample.iter().map(|s| Ok((s.name.clone(), tensor(s).map_err(moh_models::Error::from)?)));
-        let outputs = self.model.forward(eager, &Inputs::new(inputs.collect::<Result<Vec<_>, Error>>()?))?;
+        let outputs = self.model.forward(eager, &eager_inputs(sample)?)?;
         let taps = eager.take_taps();
         let with = |prefix: &'static str| {
             let chosen = taps.iter().filter(move |(name, _)| name.starts_with(prefix));
@@ -218,25 +215,8 @@ impl Subject<'_> {
         runner
     }
 
-    /// The sample in the element types of the exported model.
     fn host_inputs(&self, sample: &[Sample]) -> Result<Vec<(String, Host)>, Error> {
-        let ports = self.model.inputs();
-        let half = |name: &str| {
-            let port = ports.iter().find(|port| port.name == name);
-            self.dtype == ElementType::F16 && port.is_some_and(|port| port.ty == Type::Model)
-        };
-        let one = |s: &Sample| {
-            let shape = s.shape.clone();
-            let tensor = match &s.data {
-                SampleData::F32(data) if half(&s.name) => {
-                    Host::new(shape, data.iter().map(|&v| half::f16::from_f32(v)).collect::<Vec<_>>())
-                }
-                SampleData::F32(data) => Host::new(shape, data.clone()),
-                SampleData::I64(data) => Host::new(shape, data.clone()),
-            };
-            Ok((s.name.clone(), tensor?))
-        };
-        sample.iter().map(one).collect()
+        host_inputs(self.model, self.dtype, sample)
     }
 
     /// Counts rows that select other heads; returns those whose selection f32 does not decide.
@@ -319,6 +299,37 @@ impl Subject<'_> {
         }
         Ok(())
     }
+}
+
+/// The sample for candle.
+fn eager_inputs(sample: &[Sample]) -> Result<Inputs<Tensor>, Error> {
+    let tensor = |s: &Sample| match &s.data {
+        SampleData::F32(data) => Tensor::from_slice(data, s.shape.as_slice(), &Device::Cpu),
+        SampleData::I64(data) => Tensor::from_slice(data, s.shape.as_slice(), &Device::Cpu),
+    };
+    let inputs = sample.iter().map(|s| Ok((s.name.clone(), tensor(s).map_err(moh_models::Error::from)?)));
+    Ok(Inputs::new(inputs.collect::<Result<Vec<_>, Error>>()?))
+}
+
+/// The sample in the element types of a model exported as `dtype`.
+fn host_inputs(model: &Model, dtype: ElementType, sample: &[Sample]) -> Result<Vec<(String, Host)>, Error> {
+    let ports = model.inputs();
+    let half = |name: &str| {
+        let port = ports.iter().find(|port| port.name == name);
+        dtype == ElementType::F16 && port.is_some_and(|port| port.ty == Type::Model)
+    };
+    let one = |s: &Sample| {
+        let shape = s.shape.clone();
+        let tensor = match &s.data {
+            SampleData::F32(data) if half(&s.name) => {
+                Host::new(shape, data.iter().map(|&v| half::f16::from_f32(v)).collect::<Vec<_>>())
+            }
+            SampleData::F32(data) => Host::new(shape, data.clone()),
+            SampleData::I64(data) => Host::new(shape, data.clone()),
+        };
+        Ok((s.name.clone(), tensor?))
+    };
+    sample.iter().map(one).collect()
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Checkpoints: a `config.json` and named tensors, memory-mapped.
+//! Checkpoints: a `config.json` and named tensors, which stay in their files until they are read.
 //!
 //! What a checkpoint holds is not trusted: every length, offset and name is checked when it is opened.
 //! The files must not change while a [`Checkpoint`] or one of its [`Weight`]s lives.

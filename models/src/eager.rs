@@ -25,7 +25,12 @@ pub struct Eager {
     routing: Option<Vec<Routing>>,
     /// Of the router whose gates come next.
     choice: Option<Choice>,
+    /// Whether weights are read again each time.
+    forgets: bool,
 }
+
+/// Numbers of a matrix that are in memory at a time where weights are not kept.
+const AT_A_TIME: usize = 1 << 26;
 
 impl Eager {
     /// An interpreter that keeps no intermediate values.
@@ -36,6 +41,12 @@ impl Eager {
     /// Keeps gates and taps of the forwards that follow, under the golden data's names (`gates.blocks.0.attn`).
     pub fn with_taps(mut self) -> Eager {
         self.taps = Some(BTreeMap::new());
+        self
+    }
+
+    /// Keeps no weight: each is read when it is wanted, large matrices in parts. For models that do not fit into memory.
+    pub fn forgetting(mut self) -> Eager {
+        self.forgets = true;
         self
     }
 
@@ -61,12 +72,15 @@ impl Eager {
         self.taps.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
-    /// The checkpoint's tensor in float32, converted once.
+    /// The checkpoint's tensor in float32, converted once where weights are kept.
     fn load(&mut self, weight: &Weight) -> Result<Tensor> {
         if let Some(tensor) = self.weights.get(weight.name()) {
             return Ok(tensor.clone());
         }
-        let tensor = Tensor::from_vec(weight.to_f32(), weight.shape(), &Device::Cpu)?;
+        let tensor = Tensor::from_vec(weight.to_f32()?, weight.shape(), &Device::Cpu)?;
+        if self.forgets {
+            return Ok(tensor);
+        }
         self.weights.insert(weight.name().to_owned(), tensor.clone());
         Ok(tensor)
     }
@@ -170,16 +184,26 @@ impl Ops for Eager {
     }
 
     fn linear(&mut self, x: &Tensor, linear: &Linear) -> Result<Tensor> {
-        let weight = self.load(&linear.weight)?;
         let (rows, width) = (x.elem_count() / x.dim(D::Minus1)?.max(1), x.dim(D::Minus1)?);
-        let y = x.contiguous()?.reshape((rows, width))?.matmul(&weight.t()?)?;
+        let (flat, out) = (x.contiguous()?.reshape((rows, width))?, linear.weight.shape()[0]);
+        let step = if self.forgets { (AT_A_TIME / width.max(1)).max(1) } else { out };
+        let y = match out <= step {
+            true => flat.matmul(&self.load(&linear.weight)?.t()?)?,
+            false => {
+                let part = |start: usize| {
+                    let part = self.load(&linear.weight.rows(start..out.min(start + step)))?;
+                    Ok(flat.matmul(&part.t()?)?)
+                };
+                Tensor::cat(&(0..out).step_by(step).map(part).collect::<Result<Vec<_>>>()?, 1)?
+            }
+        };
         let y = match &linear.bias {
             Some(bias) => y.broadcast_add(&self.load(bias)?)?,
             None => y,
         };
         let mut dims = x.dims().to_vec();
         if let Some(last) = dims.last_mut() {
-            *last = weight.dim(0)?;
+            *last = out;
         }
         Ok(y.reshape(dims)?)
     }
@@ -260,10 +284,21 @@ impl Ops for Eager {
     }
 
     fn embedding(&mut self, weight: &Weight, indices: &Tensor) -> Result<Tensor> {
-        let weight = self.load(weight)?;
-        let rows = weight.index_select(&indices.flatten_all()?, 0)?;
+        let (indices_of, width) = (indices.flatten_all()?, weight.shape()[1]);
+        let rows = match self.forgets {
+            false => self.load(weight)?.index_select(&indices_of, 0)?,
+            true => {
+                let mut values = Vec::new();
+                for row in indices_of.to_vec1::<i64>()? {
+                    let row = usize::try_from(row).ok().filter(|row| *row < weight.shape()[0]);
+                    let row = row.ok_or(Error::Internal("an index beyond an embedding"))?;
+                    weight.read_f32(row * width..(row + 1) * width, &mut values)?;
+                }
+                Tensor::from_vec(values, (indices_of.elem_count(), width), &Device::Cpu)?
+            }
+        };
         let mut dims = indices.dims().to_vec();
-        dims.push(weight.dim(1)?);
+        dims.push(width);
         Ok(rows.reshape(dims)?)
     }
 

@@ -35,7 +35,7 @@ impl Staged {
         let staging = Staging::new(&folder.path().join("model.onnx")).unwrap();
         let staged = Staged { model, dtype, options, recorded, graph, plan, staging, _folder: folder };
         staged.write_model(&staged.graph);
-        weights::write_data(&staged.graph, &staged.plan, &staged.data()).unwrap();
+        weights::write_data(&staged.graph, &staged.plan, &staged.data(), &|_| ()).unwrap();
         staged
     }
 
@@ -77,7 +77,7 @@ impl Staged {
     /// Replaces the first element of a small tensor in the model file alone: the views that verification makes keep theirs.
     fn change_model(self, name: &str, value: f32) -> Staged {
         let mut bytes = Vec::new();
-        weights::write_initializer(self.initializer(name), &mut bytes).unwrap();
+        weights::append_initializer(self.initializer(name), &mut bytes).unwrap();
         let element = self.dtype.bytes_of(value);
         bytes[..element.len()].copy_from_slice(&element);
         let mut graph = self.graph.clone();

@@ -9,7 +9,7 @@ fn write(weight: Weight, ty: ElementType, transposed: bool) -> Result<Vec<u8>, E
     }
     let source = Source::Weight { weight, transposed };
     let mut bytes = Vec::new();
-    write_initializer(&Initializer { name: "w".to_owned(), ty, dims, source }, &mut bytes)?;
+    append_initializer(&Initializer { name: "w".to_owned(), ty, dims, source }, &mut bytes)?;
     Ok(bytes)
 }
 
@@ -42,13 +42,41 @@ fn conversion_rounds_to_nearest() {
     }
 }
 
+/// A model file has a largest size. The tensor has no elements to write: only its shape counts.
+#[test]
+fn weights_that_no_model_file_holds() {
+    let tensor = |rows: usize| Initializer {
+        name: "w".to_owned(),
+        ty: ElementType::F32,
+        dims: vec![rows, 1 << 20],
+        source: Source::Bytes(Vec::new()),
+    };
+    let graph = |rows: usize| Graph {
+        name: String::new(),
+        opset: 21,
+        ir_version: 10,
+        inputs: Vec::new(),
+        outputs: Vec::new(),
+        initializers: vec![tensor(rows)],
+        nodes: Vec::new(),
+        values: Default::default(),
+        functions: Vec::new(),
+        metadata: Default::default(),
+    };
+    assert!(Plan::with(&graph(500), Weights::Inline, Path::new("m.onnx")).is_ok());
+    let error = Plan::with(&graph(512), Weights::Inline, Path::new("m.onnx")).unwrap_err();
+    let text = "m.onnx: the weights have 2147483648 bytes, and a model file holds at most 2113929216";
+    assert_eq!(error.to_string(), text);
+    assert!(Plan::with(&graph(512), Weights::Copy, Path::new("m.onnx")).is_ok());
+}
+
 /// More columns than one band has.
 const ROWS: usize = 20_000;
 const COLUMNS: usize = 70;
 
 #[test]
 fn bands_of_columns() {
-    const { assert!((CHUNK_BYTES / 4 / ROWS).next_multiple_of(32) < COLUMNS) };
+    const { assert!(BAND_BYTES / (4 * ROWS) < COLUMNS && CHUNK_BYTES / (4 * COLUMNS) < ROWS) };
     let value = |row: usize, column: usize| (row * 100 + column) as f32;
     let values = (0..ROWS * COLUMNS).map(|i| value(i / COLUMNS, i % COLUMNS)).collect();
     let bytes = write(Weight::from_f32("w", [ROWS, COLUMNS], values), ElementType::F32, true).unwrap();

@@ -3,8 +3,12 @@
 use std::process::Command;
 
 /// The page of each command, and the command.
-const COMMANDS: [(&str, Option<&str>); 3] =
-    [("moh-export.1", None), ("moh-export-inspect.1", Some("inspect")), ("moh-export-random.1", Some("random"))];
+const COMMANDS: [(&str, Option<&str>); 4] = [
+    ("moh-export.1", None),
+    ("moh-export-inspect.1", Some("inspect")),
+    ("moh-export-random.1", Some("random")),
+    ("moh-export-verify.1", Some("verify")),
+];
 
 /// What the program prints.
 fn printed(arguments: &[&str]) -> String {
@@ -34,7 +38,7 @@ fn options() -> Vec<(&'static str, Vec<String>)> {
 fn completions_know_every_command_and_option() {
     for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
         let script = printed(&["completions", shell]);
-        assert!(["inspect", "random"].iter().all(|command| script.contains(command)), "{shell}");
+        assert!(["inspect", "random", "verify"].iter().all(|command| script.contains(command)), "{shell}");
         for option in options().into_iter().flat_map(|(_, options)| options) {
             // fish names options without their dashes.
             let named = if shell == "fish" { format!("-l {}", &option[2..]) } else { option };

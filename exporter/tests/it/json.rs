@@ -34,6 +34,7 @@ fn an_export() {
         "verification",
         "reference",
         "seconds",
+        "peak_memory",
         "prefix",
         "ignored",
         "defaults",

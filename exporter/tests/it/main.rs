@@ -15,4 +15,5 @@ mod published;
 mod reference;
 #[cfg(unix)]
 mod signals;
+mod size;
 mod support;

@@ -45,7 +45,7 @@ fn state_dict(key: &str, factor: f32) -> (Vec<u8>, Vec<u8>) {
         let shape: Vec<i64> = weight.shape().iter().map(|&n| n as i64).collect();
         let strides: Vec<i64> = (0..shape.len()).map(|axis| shape[axis + 1..].iter().product()).collect();
         pairs.push((weight.name(), tensor(storage("DoubleStorage", key, total), offset, &shape, &strides)));
-        data.extend(weight.to_f32().iter().flat_map(|&v| f64::from(factor * v).to_le_bytes()));
+        data.extend(weight.to_f32().unwrap().iter().flat_map(|&v| f64::from(factor * v).to_le_bytes()));
         offset += weight.elements() as i64;
     }
     (dict(&pairs), data)

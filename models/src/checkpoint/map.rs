@@ -1,8 +1,9 @@
-//! Files in memory.
+//! Files: read where and when something is wanted of them, or mapped.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use memmap2::Mmap;
 
@@ -11,29 +12,49 @@ use crate::error::Error;
 /// The longest JSON text that is read: what the safetensors format allows for a header.
 pub(super) const JSON_LIMIT: u64 = 100_000_000;
 
-/// A whole file, mapped.
-pub(super) struct Map {
+/// An open file. What is read of it does not stay in this process's memory, as pages of a map would.
+pub(super) struct Source {
     path: PathBuf,
-    bytes: Mmap,
+    length: u64,
+    file: Mutex<File>,
 }
 
-impl Map {
-    /// Maps a file.
-    #[expect(unsafe_code, reason = "there is no safe way to map a file")]
-    pub(super) fn open(path: &Path) -> Result<Map, Error> {
+impl Source {
+    /// Opens a regular file.
+    pub(super) fn open(path: &Path) -> Result<Source, Error> {
         let file = open(path)?;
-        // SAFETY: the mapping is private and read-only, and its length is the file's at this moment. That nobody writes to or
-        // truncates the file while it is mapped is asked of the user in the module's documentation: no system call can ensure it.
-        let bytes = unsafe { Mmap::map(&file) }.map_err(|reason| Error::Io { file: path.to_owned(), reason })?;
-        Ok(Map { path: path.to_owned(), bytes })
+        let length = file.metadata().map_err(|reason| Error::Io { file: path.to_owned(), reason })?.len();
+        Ok(Source { path: path.to_owned(), length, file: Mutex::new(file) })
     }
 
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    pub(super) fn bytes(&self) -> &[u8] {
-        &self.bytes
+    /// The file's length in bytes when it was opened.
+    pub(super) fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// Fills `out` with the bytes from `offset` on.
+    pub(super) fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), Error> {
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let read = file.seek(SeekFrom::Start(offset)).and_then(|_| file.read_exact(out));
+        read.map_err(|reason| match reason.kind() {
+            ErrorKind::UnexpectedEof => {
+                Error::Shortened { file: self.path.clone(), expected: self.length, wanted: offset + out.len() as u64 }
+            }
+            _ => Error::Io { file: self.path.clone(), reason },
+        })
+    }
+
+    /// The whole file, mapped.
+    #[expect(unsafe_code, reason = "there is no safe way to map a file")]
+    pub(super) fn map(&self) -> Result<Mmap, Error> {
+        let file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the mapping is private and read-only, and its length is the file's at this moment. That nobody writes to or
+        // truncates the file while it is mapped is asked of the user in the module's documentation: no system call can ensure it.
+        unsafe { Mmap::map(&*file) }.map_err(|reason| Error::Io { file: self.path.clone(), reason })
     }
 }
 

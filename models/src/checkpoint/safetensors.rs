@@ -10,50 +10,56 @@ use std::sync::Arc;
 
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 
-use super::map::{JSON_LIMIT, Map};
+use super::map::{JSON_LIMIT, Source};
 use super::{Container, Weight, WeightType};
 use crate::error::Error;
 
 const LENGTH: usize = 8;
 const METADATA: &str = "__metadata__";
 
-/// Maps a file and checks all that its header says.
+/// Reads a file's header and checks all that it says.
 pub(super) fn read(file: &Path) -> Result<Container, Error> {
-    let map = Arc::new(Map::open(file)?);
-    let (header, data) = split(file, map.bytes())?;
-    let header: Header =
-        serde_json::from_str(header).map_err(|reason| Error::Json { file: file.to_owned(), part: "header", reason })?;
+    let source = Arc::new(Source::open(file)?);
+    let header = header(&source)?;
+    let start = LENGTH as u64 + header.len() as u64;
+    let available = usize::try_from(source.length() - start).unwrap_or(usize::MAX);
+    let header: Header = serde_json::from_str(&header).map_err(|reason| Error::Json {
+        file: file.to_owned(),
+        part: "header",
+        reason,
+    })?;
     if header.tensors.is_empty() {
         return Err(Error::NoTensors { file: file.to_owned() });
     }
     let mut places = Vec::with_capacity(header.tensors.len());
     for (name, entry) in header.tensors {
-        places.push(Place::check(file, name, entry, data.len())?);
+        places.push(Place::check(file, name, entry, available)?);
     }
     places.sort_by_key(|place| (place.begin, place.end));
-    check_cover(file, &places, data.len())?;
-    let start = map.bytes().len() - data.len();
-    let weight = |p: Place| Weight::mapped(p.name, p.shape, p.dtype, Arc::clone(&map), start + p.begin..start + p.end);
+    check_cover(file, &places, available)?;
+    let weight = |p: Place| Weight::stored(p.name, p.shape, p.dtype, Arc::clone(&source), start + p.begin as u64);
     let tensors = places.into_iter().map(weight).collect();
     Ok(Container { tensors, metadata: header.metadata, ..Container::default() })
 }
 
-/// The header's text and the bytes after it.
-fn split<'a>(file: &Path, bytes: &'a [u8]) -> Result<(&'a str, &'a [u8]), Error> {
-    let Some((length, rest)) = bytes.split_first_chunk::<LENGTH>() else {
-        return Err(Error::TooShort { file: file.to_owned(), found: bytes.len() });
+/// The header's text.
+fn header(source: &Source) -> Result<String, Error> {
+    let file = || source.path().to_owned();
+    let Some(rest) = source.length().checked_sub(LENGTH as u64) else {
+        return Err(Error::TooShort { file: file(), found: source.length() as usize });
     };
-    let expected = u64::from_le_bytes(*length);
-    let header_and_data = usize::try_from(expected).ok().and_then(|length| rest.split_at_checked(length));
-    let Some((header, data)) = header_and_data else {
-        return Err(Error::HeaderLength { file: file.to_owned(), expected, found: rest.len() });
-    };
-    if expected > JSON_LIMIT {
-        return Err(Error::JsonTooLong { file: file.to_owned(), found: expected, limit: JSON_LIMIT });
+    let mut length = [0; LENGTH];
+    source.read(0, &mut length)?;
+    let expected = u64::from_le_bytes(length);
+    if expected > rest {
+        return Err(Error::HeaderLength { file: file(), expected, found: usize::try_from(rest).unwrap_or(usize::MAX) });
     }
-    let header =
-        std::str::from_utf8(header).map_err(|reason| Error::Utf8 { file: file.to_owned(), part: "header", reason })?;
-    Ok((header, data))
+    if expected > JSON_LIMIT {
+        return Err(Error::JsonTooLong { file: file(), found: expected, limit: JSON_LIMIT });
+    }
+    let mut text = vec![0; expected as usize];
+    source.read(LENGTH as u64, &mut text)?;
+    String::from_utf8(text).map_err(|e| Error::Utf8 { file: file(), part: "header", reason: e.utf8_error() })
 }
 
 /// A tensor's checked type and place in the data.

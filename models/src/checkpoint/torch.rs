@@ -12,30 +12,31 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::map::Map;
+use super::map::Source;
 use super::{Container, Weight, WeightType};
 use crate::error::{ArchiveFault, Error, TensorFault};
+use memmap2::Mmap;
 use pickle::{Array, Node, Pickle, Tensor};
 use tensor::{View, array_bytes, array_type, element_type};
 use zip::Archive;
 
 /// Maps a file and checks the tensors of the dictionary below `key`, or of the only one that holds weights.
 pub(super) fn read(file: &Path, key: Option<&str>) -> Result<Container, Error> {
-    let map = Arc::new(Map::open(file)?);
-    if let Some(found) = other_format(map.bytes()) {
+    let source = Arc::new(Source::open(file)?);
+    let map = source.map()?;
+    if let Some(found) = other_format(&map) {
         return Err(Error::NotTorch { file: file.to_owned(), found });
     }
-    let (zip, part) = match map.bytes().starts_with(PICKLE) {
+    let (zip, part) = match map.starts_with(PICKLE) {
         true => (None, "the pickle"),
         false => {
-            let archive =
-                Archive::open(map.bytes()).map_err(|fault| Error::Archive { file: file.to_owned(), fault })?;
+            let archive = Archive::open(&map).map_err(|fault| Error::Archive { file: file.to_owned(), fault })?;
             (Some(Zip { folder: folder(file, &archive)?, archive }), "data.pkl")
         }
     };
-    let reader = Reader { file, map: &map, zip };
+    let reader = Reader { file, source: &source, map: &map, zip };
     let bytes = match &reader.zip {
-        None => map.bytes(),
+        None => &map,
         Some(zip) => {
             reader.check_byte_order(zip)?;
             reader.entry(zip, "data.pkl")?
@@ -99,7 +100,8 @@ struct Zip<'a> {
 
 struct Reader<'a> {
     file: &'a Path,
-    map: &'a Arc<Map>,
+    source: &'a Arc<Source>,
+    map: &'a Mmap,
     /// `None`: the file is a pickle.
     zip: Option<Zip<'a>>,
 }
@@ -130,7 +132,7 @@ impl<'a> Reader<'a> {
 
     fn container(&self, pickle: &Pickle<'a>, state: state::State<'a>) -> Result<Container, Error> {
         let (mut tensors, mut unreadable) = (Vec::new(), BTreeMap::new());
-        let mut left = self.map.bytes().len();
+        let mut left = self.map.len();
         for (name, value) in state.entries {
             let read = match (pickle.node(value), &self.zip) {
                 (Some(Node::Tensor(tensor)), Some(zip)) => match element_type(&tensor.storage) {
@@ -169,10 +171,10 @@ impl<'a> Reader<'a> {
         let view = View::check(pickle, tensor, dtype, storage.len()).map_err(fault)?;
         let size = dtype.bytes();
         if let Some(elements) = view.contiguous() {
-            let range = storage.start + elements.start * size..storage.start + elements.end * size;
-            return Ok(Weight::mapped(name.to_owned(), view.shape, dtype, Arc::clone(self.map), range));
+            let offset = (storage.start + elements.start * size) as u64;
+            return Ok(Weight::stored(name.to_owned(), view.shape, dtype, Arc::clone(self.source), offset));
         }
-        let bytes = view.copy(&self.map.bytes()[storage], size, left).map_err(fault)?;
+        let bytes = view.copy(&self.map[storage], size, left).map_err(fault)?;
         Ok(Weight::copied(name.to_owned(), view.shape, dtype, self.file, bytes))
     }
 
@@ -203,8 +205,8 @@ impl<'a> Reader<'a> {
             (Some(_), Cow::Owned(bytes)) => Weight::copied(name, view.shape, dtype, self.file, bytes),
             (Some(_), Cow::Borrowed(bytes)) => {
                 // They are part of the map: an array is read in place.
-                let start = bytes.as_ptr().addr() - self.map.bytes().as_ptr().addr();
-                Weight::mapped(name, view.shape, dtype, Arc::clone(self.map), start..start + bytes.len())
+                let offset = bytes.as_ptr().addr() - self.map.as_ptr().addr();
+                Weight::stored(name, view.shape, dtype, Arc::clone(self.source), offset as u64)
             }
         }))
     }

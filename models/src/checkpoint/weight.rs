@@ -5,12 +5,12 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use half::f16;
-use half::slice::HalfFloatSliceExt;
-
-use super::map::Map;
+use super::map::Source;
 use crate::error::Error;
 use crate::weight_type::WeightType;
+
+/// Elements that are read at a time where all of them are wanted.
+const STEP: usize = 1 << 18;
 
 /// A tensor: name, shape, type, and bytes in row-major order, little-endian. Cloning it copies none of them.
 #[derive(Clone)]
@@ -49,15 +49,15 @@ pub struct Place<'a> {
 
 #[derive(Clone)]
 enum Data {
-    Mapped {
-        map: Arc<Map>,
-        range: Range<usize>,
-    },
+    /// In a file, from that byte on.
+    Stored { source: Arc<Source>, offset: u64 },
     Memory {
         /// Where the elements come from; empty where they were computed.
         file: PathBuf,
         bytes: Vec<u8>,
     },
+    /// The elements of others, one after the other, as f32.
+    Joined(Vec<Weight>),
     /// Of a tensor that is only planned: zeros, of which none is stored.
     Absent,
 }
@@ -67,15 +67,15 @@ impl Weight {
         Weight(Arc::new(Inner { name, shape, dtype, data, origins }))
     }
 
-    /// `range` of the file holds `shape` elements of `dtype`.
-    pub(super) fn mapped(
+    /// The file holds `shape` elements of `dtype` from byte `offset` on.
+    pub(super) fn stored(
         name: String,
         shape: Vec<usize>,
         dtype: WeightType,
-        map: Arc<Map>,
-        range: Range<usize>,
+        source: Arc<Source>,
+        offset: u64,
     ) -> Weight {
-        Weight::new(name, shape, dtype, Data::Mapped { map, range }, None)
+        Weight::new(name, shape, dtype, Data::Stored { source, offset }, None)
     }
 
     /// `bytes` hold `shape` elements of `dtype`, which `file` has in another order.
@@ -106,7 +106,7 @@ impl Weight {
         Weight::new(name, shape, WeightType::F32, Data::Absent, None)
     }
 
-    /// Rows `range` of the first axis as a tensor of their own, named `name[start:end]`. Copies nothing of a mapped file.
+    /// Rows `range` of the first axis as a tensor of their own, named `name[start:end]`. Reads nothing of a file.
     ///
     /// # Panics
     /// If the range goes beyond the first axis.
@@ -121,10 +121,11 @@ impl Weight {
         let row = self.0.shape[1..].iter().product::<usize>() * self.dtype().bytes();
         let bytes = range.start * row..range.end * row;
         let data = match &self.0.data {
-            Data::Mapped { map, range } => {
-                Data::Mapped { map: map.clone(), range: range.start + bytes.start..range.start + bytes.end }
+            Data::Stored { source, offset } => {
+                Data::Stored { source: source.clone(), offset: offset + bytes.start as u64 }
             }
             Data::Memory { file, bytes: all } => Data::Memory { file: file.clone(), bytes: all[bytes].to_vec() },
+            Data::Joined(parts) => Data::Joined(rows_of(parts, range.clone())),
             Data::Absent => Data::Absent,
         };
         let first = range.start * self.0.shape[1..].iter().product::<usize>();
@@ -136,7 +137,7 @@ impl Weight {
         Weight::new(name, shape, self.dtype(), data, Some(origins.into()))
     }
 
-    /// Matrices of one width, one below the other, copied as f32 under a new name.
+    /// Matrices of one width, one below the other, as f32 under a new name. They are read when this one is.
     pub(crate) fn stacked(name: String, parts: &[Weight]) -> Weight {
         let rows = parts.iter().map(|part| part.shape()[0]).sum();
         let shape = [rows, parts.first().map_or(0, |part| part.shape()[1])];
@@ -150,8 +151,7 @@ impl Weight {
                 .extend(part.origins().iter().cloned().map(|origin| Origin { start: start + origin.start, ..origin }));
             start += part.elements();
         }
-        let bytes = parts.iter().flat_map(Weight::to_f32).flat_map(f32::to_le_bytes).collect();
-        let data = Data::Memory { file: PathBuf::new(), bytes };
+        let data = Data::Joined(parts.to_vec());
         Weight::new(name, shape.to_vec(), WeightType::F32, data, Some(origins.into()))
     }
 
@@ -208,84 +208,121 @@ impl Weight {
         self.0.shape.iter().fold(1, |n, &dim| n.saturating_mul(dim))
     }
 
-    /// The elements in row-major order, little-endian, at any alignment.
-    pub fn bytes(&self) -> &[u8] {
+    /// Puts elements `range` into `out`, in row-major order and little-endian; what was there is gone.
+    ///
+    /// # Errors
+    /// [`Error::Io`] or [`Error::Shortened`] where the file cannot be read any more.
+    ///
+    /// # Panics
+    /// If the range goes beyond the elements.
+    pub fn read(&self, range: Range<usize>, out: &mut Vec<u8>) -> Result<(), Error> {
+        assert!(range.end <= self.elements(), "elements {range:?} of {:?}", self.0.name);
+        let size = self.dtype().bytes();
+        let (start, length) = (range.start * size, range.len() * size);
         match &self.0.data {
-            Data::Mapped { map, range } => &map.bytes()[range.clone()],
-            Data::Memory { bytes, .. } => bytes,
-            Data::Absent => &[],
+            Data::Stored { source, offset } => {
+                out.resize(length, 0);
+                source.read(offset + start as u64, out)
+            }
+            Data::Memory { bytes, .. } => {
+                out.clear();
+                out.extend_from_slice(&bytes[start..start + length]);
+                Ok(())
+            }
+            Data::Joined(parts) => {
+                out.clear();
+                let mut first = 0;
+                for part in parts {
+                    let end = first + part.elements();
+                    let wanted = range.start.max(first)..range.end.min(end);
+                    if !wanted.is_empty() {
+                        let mut values = Vec::new();
+                        part.read_f32(wanted.start - first..wanted.end - first, &mut values)?;
+                        out.extend(values.into_iter().flat_map(f32::to_le_bytes));
+                    }
+                    first = end;
+                }
+                Ok(())
+            }
+            Data::Absent => {
+                out.clear();
+                out.resize(length, 0);
+                Ok(())
+            }
         }
     }
 
     /// The file that the elements come from; empty for a tensor that was computed.
     pub fn file(&self) -> &Path {
         match &self.0.data {
-            Data::Mapped { map, .. } => map.path(),
+            Data::Stored { source, .. } => source.path(),
             Data::Memory { file, .. } => file,
-            Data::Absent => Path::new(""),
+            Data::Joined(_) | Data::Absent => Path::new(""),
         }
     }
 
     /// Where in the file the bytes begin; 0 for a tensor that was computed, or whose order in the file is another.
     pub fn offset(&self) -> u64 {
         match &self.0.data {
-            Data::Mapped { range, .. } => range.start as u64,
-            Data::Memory { .. } | Data::Absent => 0,
+            Data::Stored { offset, .. } => *offset,
+            Data::Memory { .. } | Data::Joined(_) | Data::Absent => 0,
         }
+    }
+
+    /// Whether the elements lie in the file in this order, from [`Weight::offset`] on.
+    pub fn is_stored(&self) -> bool {
+        matches!(self.0.data, Data::Stored { .. })
     }
 
     /// Appends elements `range` to `out`, each as the nearest f32.
     ///
+    /// # Errors
+    /// As [`Weight::read`].
+    ///
     /// # Panics
     /// If the range goes beyond the elements.
-    pub fn read_f32(&self, range: Range<usize>, out: &mut Vec<f32>) {
-        let size = self.dtype().bytes();
-        if matches!(self.0.data, Data::Absent) {
-            out.resize(out.len() + range.len(), 0.0);
-            return;
+    pub fn read_f32(&self, range: Range<usize>, out: &mut Vec<f32>) -> Result<(), Error> {
+        let mut bytes = Vec::new();
+        for start in range.clone().step_by(STEP) {
+            self.read(start..range.end.min(start + STEP), &mut bytes)?;
+            self.dtype().append_f32(&bytes, out);
         }
-        let bytes = &self.bytes()[range.start * size..range.end * size];
-        match self.dtype() {
-            WeightType::F32 => append(bytes, out, f32::from_le_bytes),
-            WeightType::F16 => append_f16(bytes, out),
-            WeightType::BF16 => append(bytes, out, |b| f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16)),
-            WeightType::F64 => append(bytes, out, |b| f64::from_le_bytes(b) as f32),
-            WeightType::Bool => append(bytes, out, |[b]| f32::from(b != 0)),
-            WeightType::U8 => append(bytes, out, |[b]| f32::from(b)),
-            WeightType::I8 => append(bytes, out, |b| f32::from(i8::from_le_bytes(b))),
-            WeightType::U16 => append(bytes, out, |b| f32::from(u16::from_le_bytes(b))),
-            WeightType::I16 => append(bytes, out, |b| f32::from(i16::from_le_bytes(b))),
-            WeightType::U32 => append(bytes, out, |b| u32::from_le_bytes(b) as f32),
-            WeightType::I32 => append(bytes, out, |b| i32::from_le_bytes(b) as f32),
-            WeightType::U64 => append(bytes, out, |b| u64::from_le_bytes(b) as f32),
-            WeightType::I64 => append(bytes, out, |b| i64::from_le_bytes(b) as f32),
-        }
+        Ok(())
     }
 
     /// All elements, each as the nearest f32.
-    pub fn to_f32(&self) -> Vec<f32> {
+    ///
+    /// # Errors
+    /// As [`Weight::read`].
+    pub fn to_f32(&self) -> Result<Vec<f32>, Error> {
         let mut values = Vec::with_capacity(self.elements());
-        self.read_f32(0..self.elements(), &mut values);
-        values
+        self.read_f32(0..self.elements(), &mut values)?;
+        Ok(values)
     }
 
     /// Checks that no element is infinite or NaN.
     ///
     /// # Errors
-    /// [`Error::NotFinite`] for the first one that is.
+    /// [`Error::NotFinite`] for the first one that is; those of [`Weight::read`].
     pub fn check_finite(&self) -> Result<(), Error> {
-        let bytes = self.bytes();
-        let index = match self.dtype() {
-            WeightType::F32 => find(bytes, |b| !f32::from_le_bytes(b).is_finite()),
-            WeightType::F64 => find(bytes, |b| !f64::from_le_bytes(b).is_finite()),
-            WeightType::F16 => find(bytes, |b| u16::from_le_bytes(b) & 0x7c00 == 0x7c00),
-            WeightType::BF16 => find(bytes, |b| u16::from_le_bytes(b) & 0x7f80 == 0x7f80),
-            _ => None,
-        };
-        let Some(index) = index else { return Ok(()) };
-        let mut value = Vec::new();
-        self.read_f32(index..index + 1, &mut value);
-        Err(self.not_finite(index, value.first().copied().map_or(f64::NAN, f64::from)))
+        let elements = if self.is_absent() { 0 } else { self.elements() };
+        let mut bytes = Vec::new();
+        for start in (0..elements).step_by(STEP) {
+            self.read(start..elements.min(start + STEP), &mut bytes)?;
+            let found = match self.dtype() {
+                WeightType::F32 => position(&bytes, |b| !f32::from_le_bytes(b).is_finite()),
+                WeightType::F64 => position(&bytes, |b| !f64::from_le_bytes(b).is_finite()),
+                WeightType::F16 => position(&bytes, |b| u16::from_le_bytes(b) & 0x7c00 == 0x7c00),
+                WeightType::BF16 => position(&bytes, |b| u16::from_le_bytes(b) & 0x7f80 == 0x7f80),
+                _ => None,
+            };
+            if let Some(index) = found.map(|index| start + index) {
+                let mut value = Vec::new();
+                self.read_f32(index..index + 1, &mut value)?;
+                return Err(self.not_finite(index, value.first().copied().map_or(f64::NAN, f64::from)));
+            }
+        }
+        Ok(())
     }
 
     /// The error that element `index` is `value`.
@@ -301,30 +338,20 @@ impl fmt::Debug for Weight {
     }
 }
 
-fn append<const N: usize>(bytes: &[u8], out: &mut Vec<f32>, convert: impl Fn([u8; N]) -> f32) {
-    out.extend(bytes.as_chunks::<N>().0.iter().map(|&element| convert(element)));
+/// Index of the first element that `wrong` says so of.
+fn position<const N: usize>(bytes: &[u8], wrong: impl Fn([u8; N]) -> bool) -> Option<usize> {
+    bytes.as_chunks::<N>().0.iter().position(|&element| wrong(element))
 }
 
-/// In blocks, because the conversion of a slice uses the processor's instruction, and that of one element does not.
-fn append_f16(bytes: &[u8], out: &mut Vec<f32>) {
-    const BLOCK: usize = 512;
-    let mut block = [f16::ZERO; BLOCK];
-    for elements in bytes.as_chunks::<2>().0.chunks(BLOCK) {
-        let block = &mut block[..elements.len()];
-        for (value, &element) in block.iter_mut().zip(elements) {
-            *value = f16::from_le_bytes(element);
-        }
-        let start = out.len();
-        out.resize(start + elements.len(), 0.0);
-        block.convert_to_f32_slice(&mut out[start..]);
-    }
-}
-
-/// Index of the first element that `wrong` says so of. Whole blocks first: without an exit inside, they are vectorised.
-fn find<const N: usize>(bytes: &[u8], wrong: impl Fn([u8; N]) -> bool) -> Option<usize> {
-    const BLOCK: usize = 1024;
-    let elements = bytes.as_chunks::<N>().0;
-    let block = elements.chunks(BLOCK).position(|block| block.iter().fold(false, |any, &b| any | wrong(b)))?;
-    let start = block * BLOCK;
-    elements[start..].iter().position(|&b| wrong(b)).map(|i| start + i)
+/// Rows `range` of matrices one below the other.
+fn rows_of(parts: &[Weight], range: Range<usize>) -> Vec<Weight> {
+    let mut first = 0;
+    let cut = |part: &Weight| {
+        let end = first + part.shape()[0];
+        let rows = range.start.max(first)..range.end.min(end);
+        let cut = (!rows.is_empty()).then(|| part.rows(rows.start - first..rows.end - first));
+        first = end;
+        cut
+    };
+    parts.iter().filter_map(cut).collect()
 }

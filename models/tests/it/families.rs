@@ -147,7 +147,7 @@ fn two_stage_gates_of_a_language_model() {
     let (_, taps) = run(&Model::load(&checkpoint, None).unwrap());
     let weight = |name: &str| {
         let weight = checkpoint.get(&format!("model.layers.0.self_attn.{name}.weight")).unwrap();
-        let (values, width) = (weight.to_f32(), weight.shape()[1]);
+        let (values, width) = (weight.to_f32().unwrap(), weight.shape()[1]);
         values.chunks(width).map(<[f32]>::to_vec).collect::<Vec<_>>()
     };
     let softmax = |x: &[f32], w: &[Vec<f32>]| -> Vec<f64> {

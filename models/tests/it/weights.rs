@@ -28,7 +28,7 @@ fn weights(case: &str) -> Weights {
     let checkpoint = Checkpoint::open(&golden(case), None).unwrap();
     let weight = |name: &str| {
         let weight = checkpoint.get(name).unwrap();
-        (name.to_owned(), (weight.shape().to_vec(), weight.to_f32()))
+        (name.to_owned(), (weight.shape().to_vec(), weight.to_f32().unwrap()))
     };
     checkpoint.names().map(weight).collect()
 }

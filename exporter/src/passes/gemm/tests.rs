@@ -110,7 +110,7 @@ fn a_flattened_layer_computes_the_same() {
 
         let rng = &mut Rng::new(7);
         let x: Vec<f32> = (0..batch * tokens * inputs).map(|_| rng.normal()).collect();
-        let (matrix, bias) = (matrix(inputs, outputs).to_f32(), bias(outputs).to_f32());
+        let (matrix, bias) = (matrix(inputs, outputs).to_f32().unwrap(), bias(outputs).to_f32().unwrap());
         let layer = |row: &[f32], i: usize| {
             let products = row.iter().zip(&matrix[i * inputs..]).map(|(a, b)| f64::from(*a) * f64::from(*b));
             products.sum::<f64>() + f64::from(bias[i])

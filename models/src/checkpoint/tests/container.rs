@@ -155,9 +155,9 @@ fn what_the_format_allows() {
     folder.write("model.safetensors", &file);
     let checkpoint = folder.open().unwrap();
     assert_eq!(checkpoint.metadata().get("format").map(String::as_str), Some("pt"));
-    assert_eq!(checkpoint.get("empty").unwrap().to_f32(), [0f32; 0]);
+    assert_eq!(checkpoint.get("empty").unwrap().to_f32().unwrap(), [0f32; 0]);
     let b = checkpoint.get("b").unwrap();
-    assert_eq!((b.to_f32(), b.offset()), (vec![2.0], file.len() as u64 - 8));
+    assert_eq!((b.to_f32().unwrap(), b.offset()), (vec![2.0], file.len() as u64 - 8));
 }
 
 /// Why headers are not read by the format's own crate: it takes a name that occurs twice, and its errors name no tensor.
@@ -200,8 +200,8 @@ fn mutated_files_are_refused_or_read_alike() {
         assert_eq!(checkpoint.names().count(), peer.len());
         for (name, view) in peer.iter() {
             let weight = checkpoint.get(name).unwrap();
-            assert_eq!((weight.shape(), weight.bytes()), (view.shape(), view.data()));
-            weight.to_f32();
+            assert_eq!((weight.shape(), &bytes_of(weight)[..]), (view.shape(), view.data()));
+            weight.to_f32().unwrap();
             let _ = weight.check_finite();
         }
     }

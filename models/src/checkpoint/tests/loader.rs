@@ -21,7 +21,7 @@ fn checkpoint() -> (Folder, Checkpoint) {
 fn a_model_that_fits() {
     let (_folder, checkpoint) = checkpoint();
     let mut loader = Loader::new(&checkpoint);
-    assert_eq!(loader.weight("a.weight", &[2]).to_f32(), [0.0; 2]);
+    assert_eq!(loader.weight("a.weight", &[2]).to_f32().unwrap(), [0.0; 2]);
     assert_eq!(loader.weight("b.weight", &[2, 1]).dtype(), WeightType::F16);
     assert!(loader.optional("c.weight", &[2]).is_some());
     assert!(loader.optional("c.bias", &[2]).is_none());
@@ -35,7 +35,7 @@ fn all_that_does_not_fit() {
     loader.weight("a.weight", &[2]);
     assert_eq!(loader.weight("b.weight", &[1, 2]).shape(), [1, 2]);
     assert!(loader.optional("b.weight", &[7]).is_none());
-    assert_eq!(loader.weight("x.weight", &[usize::MAX, 3]).bytes(), b"");
+    assert!(loader.weight("x.weight", &[usize::MAX, 3]).is_absent());
     loader.weight("x.weight", &[3]);
     loader.weight("d.weight", &[1]);
     assert!(loader.optional("e.weight", &[1]).is_none());

@@ -20,7 +20,7 @@ fn an_index_names_its_shards() {
         let checkpoint = Checkpoint::open(path, None).unwrap();
         assert_eq!(checkpoint.names().collect::<Vec<_>>(), ["a", "b", "c"]);
         assert_eq!(checkpoint.files().collect::<Vec<_>>(), [&first, &second]);
-        assert_eq!(checkpoint.get("b").unwrap().to_f32(), [2.0]);
+        assert_eq!(checkpoint.get("b").unwrap().to_f32().unwrap(), [2.0]);
         assert_eq!(checkpoint.get("b").unwrap().file(), second);
     }
 }

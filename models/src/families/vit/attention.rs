@@ -139,9 +139,14 @@ impl Raw {
             true => Weight::absent(&name, &shape),
             false => Weight::from_f32(name, shape, values()),
         };
-        let [fc1_weight, fc1_bias, fc2_weight, fc2_bias] = self.bias.map(|weight| weight.to_f32());
-        let mlp = BiasMlp { fc1_weight, fc1_bias, fc2_weight, fc2_bias };
-        let temperatures: Vec<f32> = self.temperature.to_f32().into_iter().map(softplus).collect();
+        let [fc1_weight, fc1_bias, fc2_weight, fc2_bias] = &self.bias;
+        let mlp = BiasMlp {
+            fc1_weight: fc1_weight.to_f32()?,
+            fc1_bias: fc1_bias.to_f32()?,
+            fc2_weight: fc2_weight.to_f32()?,
+            fc2_bias: fc2_bias.to_f32()?,
+        };
+        let temperatures: Vec<f32> = self.temperature.to_f32()?.into_iter().map(softplus).collect();
         let (heads, tokens) = (shape.heads.num_heads, shape.side * shape.side);
         let kind = match (self.aggregation, shape.window) {
             (Some(raw), Some(window)) => {

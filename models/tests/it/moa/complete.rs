@@ -111,7 +111,7 @@ fn masked_language_models() {
         assert_eq!(names(&model.outputs()), ["logits"]);
         assert_eq!(model.layers()[0].path, format!("{root}.layers.0.self_attn"));
         let oracle = Oracle::new(&case.checkpoint, &case.config);
-        let bias = case.checkpoint.get("encoder.lm_output_learned_bias").unwrap().to_f32();
+        let bias = case.checkpoint.get("encoder.lm_output_learned_bias").unwrap().to_f32().unwrap();
         let projection = match own_projection {
             true => "encoder.embed_out.weight".to_owned(),
             false => format!("{root}.embed_tokens.weight"),

@@ -54,7 +54,7 @@ impl Oracle {
     pub(crate) fn new(checkpoint: &Checkpoint, config: &Value) -> Oracle {
         let tensors = checkpoint.names().map(|name| {
             let weight = checkpoint.get(name).unwrap();
-            (name.to_owned(), (weight.shape().to_vec(), weight.to_f32().into_iter().map(f64::from).collect()))
+            (name.to_owned(), (weight.shape().to_vec(), weight.to_f32().unwrap().into_iter().map(f64::from).collect()))
         });
         Oracle { tensors: tensors.collect(), config: config.clone() }
     }

@@ -31,7 +31,7 @@ fn well_formed() {
     commented.extend(b"comment");
     for file in [plain, wide, commented] {
         let (_folder, checkpoint) = opened(&file);
-        assert_eq!(checkpoint.get("w").unwrap().to_f32(), [1.0, 2.0]);
+        assert_eq!(checkpoint.get("w").unwrap().to_f32().unwrap(), [1.0, 2.0]);
     }
 }
 
@@ -61,8 +61,8 @@ fn beyond_four_gibibytes() {
     drop(file);
     let checkpoint = folder.open().unwrap();
     assert_eq!(checkpoint.get("large").unwrap().shape(), [elements as usize]);
-    assert_eq!(checkpoint.get("last").unwrap().to_f32(), [3.5, 4.5]);
-    assert_eq!(checkpoint.get("after").unwrap().to_f32(), [5.5]);
+    assert_eq!(checkpoint.get("last").unwrap().to_f32().unwrap(), [3.5, 4.5]);
+    assert_eq!(checkpoint.get("after").unwrap().to_f32().unwrap(), [5.5]);
     assert!(checkpoint.get("after").unwrap().offset() > u64::from(u32::MAX));
 }
 
@@ -151,8 +151,8 @@ fn every_byte_may_be_wrong() {
             let Ok(checkpoint) = Checkpoint::open(&path, None) else { continue };
             for name in checkpoint.names() {
                 let weight = checkpoint.get(name).unwrap();
-                assert_eq!(weight.bytes().len(), weight.elements() * weight.dtype().bytes());
-                weight.to_f32();
+                assert_eq!(bytes_of(weight).len(), weight.elements() * weight.dtype().bytes());
+                weight.to_f32().unwrap();
             }
         }
     }

@@ -16,7 +16,7 @@ fn fault(tensor: Vec<u8>) -> TensorFault {
 
 fn values(tensor: Vec<u8>) -> Vec<f32> {
     let (_folder, checkpoint) = opened(&saved(dict(&[("w", tensor)]), &[&bytes(&[0.0, 1.0, 2.0, 3.0, 4.0, 5.0])]));
-    checkpoint.get("w").unwrap().to_f32()
+    checkpoint.get("w").unwrap().to_f32().unwrap()
 }
 
 #[test]

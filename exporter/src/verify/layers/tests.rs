@@ -1,0 +1,117 @@
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use super::*;
+use crate::{AttentionStyle, Options, export};
+use moh_models::Checkpoint;
+use std::path::PathBuf;
+use tempfile::TempDir;
+
+/// An export of golden data, and what to compare it with.
+struct Case {
+    folder: TempDir,
+    model: Model,
+}
+
+impl Case {
+    fn new(golden: &str, change: impl Fn(&mut Options)) -> Case {
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(golden);
+        let folder = tempfile::tempdir().unwrap();
+        let mut options = Options { verify: Some(false), ..Options::default() };
+        change(&mut options);
+        export(&golden, &folder.path().join("out/model.onnx"), &options).unwrap();
+        let model = Model::load(&Checkpoint::open(&golden, None).unwrap(), None).unwrap();
+        Case { folder, model }
+    }
+
+    fn file(&self) -> PathBuf {
+        self.folder.path().join("out/model.onnx")
+    }
+
+    fn verify(&self) -> Result<LayerReport, Error> {
+        let report = verify_layers(&self.file(), &self.model, false, self.folder.path());
+        let left = std::fs::read_dir(self.folder.path()).unwrap().count();
+        assert_eq!(left, 1, "the parts are gone");
+        report
+    }
+}
+
+const GOLDEN: [&str; 5] = ["llama-moh-tiny", "vit-tiny-b", "dit-tiny-75", "moa-enc-tiny", "moa-dec-tiny"];
+
+#[test]
+fn every_family_agrees_in_every_type() {
+    for name in GOLDEN {
+        for dtype in [ElementType::F32, ElementType::F16, ElementType::BF16] {
+            let case = Case::new(name, |options| options.dtype = Some(dtype));
+            let report = case.verify().unwrap();
+            assert!(report.agrees, "{name} {dtype}: {report}");
+            assert_eq!(report.layers.len(), blocks(&case.model) + 1, "{name}: {report}");
+            let rows: usize = report.layers.iter().map(|layer| layer.rows).sum();
+            assert!(rows > 0, "{name}: {report}");
+        }
+    }
+}
+
+/// Blocks with attention: a decoder's have two attention layers each.
+fn blocks(model: &Model) -> usize {
+    let layers = model.layers();
+    let paths: std::collections::BTreeSet<&str> =
+        layers.iter().filter_map(|layer| Some(layer.path.rsplit_once('.')?.0)).collect();
+    paths.len()
+}
+
+#[test]
+fn other_forms_of_a_model() {
+    let portable = Case::new("llama-moh-tiny", |options| options.passes.bodies.attention = AttentionStyle::Portable);
+    let sized = Case::new("llama-moh-tiny", |options| {
+        options.sizes = Sizes::new([("batch".to_owned(), 1), ("sequence".to_owned(), 2), ("past".to_owned(), 3)]);
+    });
+    let shown = Case::new("dit-tiny-75", |options| options.passes.gates.gates = crate::passes::Gates::Output);
+    for case in [portable, sized, shown] {
+        let report = case.verify().unwrap();
+        assert!(report.agrees, "{report}");
+    }
+}
+
+/// One weight of one block is another: that block disagrees and no other one does.
+#[test]
+fn the_block_with_another_weight_is_found() {
+    for name in ["llama-moh-tiny", "vit-tiny-b", "dit-tiny-75"] {
+        let case = Case::new(name, |options| options.dtype = Some(ElementType::F32));
+        let proto = ModelProto::decode(std::fs::read(case.file()).unwrap().as_slice()).unwrap();
+        let block = case.model.layers()[1].path.rsplit_once('.').unwrap().0.to_owned();
+        let graph = proto.graph.unwrap();
+        let in_block = |init: &&crate::proto::TensorProto| {
+            let name = init.name.as_deref().unwrap();
+            name.starts_with(&format!("{block}.mlp")) && !init.external_data.is_empty()
+        };
+        let tensor = graph.initializer.iter().find(in_block).unwrap();
+        let offset: usize = tensor.external_data[1].value.as_ref().unwrap().parse().unwrap();
+        let data = case.file().with_file_name("model.onnx_data");
+        let mut bytes = std::fs::read(&data).unwrap();
+        bytes[offset..offset + 4].copy_from_slice(&50f32.to_le_bytes());
+        std::fs::write(&data, bytes).unwrap();
+        let report = case.verify().unwrap();
+        let wrong: Vec<&str> =
+            report.layers.iter().filter(|layer| layer.problem.is_some()).map(|layer| layer.layer.as_str()).collect();
+        assert_eq!(wrong, [block.as_str()], "{name}: {report}");
+        assert!(!report.agrees && report.worst().unwrap().layer == block);
+        assert!(report.to_string().contains("1 of"), "{report}");
+    }
+}
+
+#[test]
+fn files_that_are_no_export_of_the_checkpoint() {
+    let (llama, vit) = (Case::new("llama-moh-tiny", |_| ()), Case::new("vit-tiny-b", |_| ()));
+    let other = verify_layers(&llama.file(), &vit.model, false, llama.folder.path()).unwrap_err();
+    assert!(other.to_string().contains("not an export of this moh-vit checkpoint"), "{other}");
+    std::fs::write(vit.file(), b"not a model").unwrap();
+    let none = vit.verify().unwrap_err();
+    assert!(none.to_string().contains("model.onnx: not an ONNX model"), "{none}");
+    std::fs::File::options()
+        .write(true)
+        .open(llama.folder.path().join("out/model.onnx_data"))
+        .unwrap()
+        .set_len(100)
+        .unwrap();
+    assert!(matches!(llama.verify(), Err(Error::Io { path, .. }) if path.ends_with("model.onnx_data")));
+}
