@@ -98,7 +98,7 @@ pub fn write(
         let mut out = BufWriter::with_capacity(1 << 20, file);
         let written = header(tensors, dtype, &mut out).and_then(|()| data(tensors, dtype, seed, &mut out));
         written.and_then(|()| out.into_inner()?.sync_all()).map_err(Error::io(&path))?;
-        write_file(&staging.path("config.json"), config.as_bytes())
+        write_file(&staging.side_path("config.json"), config.as_bytes())
     };
     prepare().map_err(|error| staging.at_output(error))?;
     let files = with_lengths(staging.commit(&["config.json".to_owned()])?);
