@@ -148,7 +148,6 @@ fn translator(
         Some(Dim::Fixed(n)) => *n,
         _ => 0,
     };
-    let layers = |model: &Model, module: &str| model.layers().iter().filter(|l| l.path.ends_with(module)).count();
     let tokens = encoder.model.tensors().iter().find(|(name, _)| name.ends_with("embed_tokens.weight"));
     let source = tokens.and_then(|(_, shape)| shape.first().copied()).unwrap_or(0);
     let target = last(&decoder.graph);
@@ -158,8 +157,6 @@ fn translator(
     let mut keys = vec![
         ("is_encoder_decoder", json!(true)),
         ("d_model", json!(last(&encoder.graph))),
-        ("encoder_layers", json!(layers(&encoder.model, "self_attn"))),
-        ("decoder_layers", json!(layers(&decoder.model, "self_attn"))),
         ("vocab_size", json!(source)),
         ("pad_token_id", json!(padding)),
         ("eos_token_id", json!(end)),

@@ -166,7 +166,10 @@ impl Staging {
     /// As [`Staging::new`].
     pub fn at(place: Place) -> Result<Staging, Error> {
         let parent = place.folder.as_path();
-        let made = NewFolders::make(&parent.join(place.model_folder))?;
+        let made = match place.model_folder {
+            "" => NewFolders::make(parent)?,
+            below => NewFolders::make(&parent.join(below))?,
+        };
         sweep(parent);
         let mut prepared = prepared();
         let locked = locked_folder(parent);

@@ -102,7 +102,7 @@ fn numbers(facts: &Facts<'_>) -> Result<String, Error> {
         ("heads in use".to_owned(), format!("{:.1} %", 100.0 * model.active_share())),
         (format!("parameters{part}"), format!("{}, as {}", short(model.parameters() as f64), facts.dtype)),
         (
-            format!("multiply-accumulates a token, at {} tokens", workload.tokens),
+            format!("multiply-accumulates a token{part}, at {} tokens", workload.tokens),
             format!(
                 "{} with all heads, {} with those in use ({:.1} % less)",
                 per_token(macs.dense),
@@ -300,7 +300,7 @@ fn rust(facts: &Facts<'_>, tokenizer: bool) -> String {
         Kind::LanguageModel { .. } if tokenizer => Some(format!("generate {model} --prompt \"Once upon a time\"")),
         Kind::LanguageModel { .. } => Some(format!("generate {model} --prompt \"1\" --ids")),
         Kind::Classifier { .. } => Some(format!("classify {model} picture.png")),
-        Kind::Diffusion => Some(format!("sample {model} -o samples.png")),
+        Kind::Diffusion => Some(format!("sample {model} --class 1 -o samples.png")),
         Kind::Translator | Kind::Other => None,
     };
     let command = command.map_or(String::new(), |command| format!("\n## moh-run\n\n    moh-run {command}\n"));

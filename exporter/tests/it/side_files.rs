@@ -101,7 +101,7 @@ fn shown(folder: &Path) -> String {
 fn translator() -> Case {
     let case = Case(tempfile::tempdir().unwrap());
     let config = json!({
-        "family": "moa", "layers": 1, "encoder_embed_dim": 16, "decoder_embed_dim": 16, "ffn_embed_dim": 32,
+        "family": "moa", "encoder_embed_dim": 16, "decoder_embed_dim": 16, "ffn_embed_dim": 32,
         "num_expert": 4, "attention_heads": 2, "head_dim": 8, "share_all_embeddings": true, "vocab_size": 20,
         "encoder_layers": 1, "decoder_layers": 1, "max_target_positions": 60,
     });
