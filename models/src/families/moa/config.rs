@@ -66,7 +66,7 @@ impl Calls {
     }
 }
 
-/// The key that chooses [`Calls`].
+/// The key that says which calls a decoder's graph is for: `first` or `later`; without it, for all.
 pub const DECODER_CALLS: &str = "decoder_calls";
 
 /// The sizes and kinds of a part's modules.
