@@ -250,14 +250,14 @@ print(tokenizer.decode(generator.get_sequence(0)))
 "#;
 
 fn optimum(facts: &Facts<'_>) -> String {
-    let subfolder = if facts.layout == Layout::Onnx { ", subfolder=\"onnx\"" } else { "" };
-    // Optimum looks for the usual names where it is told no other one.
+    // Optimum looks for the usual names, in the folder `onnx` too, where it is told no other one. Told of a subfolder, it would
+    // look for generation_config.json there.
     let file = &facts.place.model;
     let named = if file == "model.onnx" { String::new() } else { format!(", file_name={file:?}") };
     let code = match facts.kind {
         Kind::LanguageModel { .. } => format!(
             "from optimum.onnxruntime import ORTModelForCausalLM\nfrom transformers import AutoTokenizer\n\n\
-             model = ORTModelForCausalLM.from_pretrained(\".\"{subfolder}{named}, use_io_binding=False)\n\
+             model = ORTModelForCausalLM.from_pretrained(\".\"{named}, use_io_binding=False)\n\
              tokenizer = AutoTokenizer.from_pretrained(\".\")\n\
              tokens = tokenizer(\"Once upon a time\", return_tensors=\"pt\")\n\
              print(tokenizer.decode(model.generate(**tokens, max_length=50)[0]))\n"
@@ -265,7 +265,7 @@ fn optimum(facts: &Facts<'_>) -> String {
         Kind::Classifier { .. } => format!(
             "from optimum.onnxruntime import ORTModelForImageClassification\n\
              from PIL import Image\nfrom transformers import AutoImageProcessor, pipeline\n\n\
-             model = ORTModelForImageClassification.from_pretrained(\".\"{subfolder}{named})\n\
+             model = ORTModelForImageClassification.from_pretrained(\".\"{named})\n\
              processor = AutoImageProcessor.from_pretrained(\".\", use_fast=False)\n\
              classify = pipeline(\"image-classification\", model=model, image_processor=processor)\n\
              print(classify(Image.new(\"RGB\", (256, 256)))[0])  # or the path of a picture\n"
