@@ -3,7 +3,9 @@
 use clap::builder::PossibleValuesParser;
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use moh_export::{DEFAULT_OPSET, ElementType, Options, Part, ReferenceFile, Sizes, Weights, passes};
+use moh_export::{
+    DEFAULT_OPSET, ElementType, Layout, Options, Part, ReferenceFile, SideOptions, Sizes, Weights, passes,
+};
 use moh_models::families;
 use moh_models::presets::{self, Source};
 use moh_models::{Checkpoint, Config};
@@ -187,9 +189,12 @@ struct ExportArgs {
     #[arg(required = true)]
     checkpoint: Option<PathBuf>,
 
-    /// The model to write; its folder is made, weights go to <OUTPUT>_data beside it.
-    #[arg(short, long, value_name = "MODEL.onnx", required = true)]
+    /// The model to write; its folder is made, weights go to <OUTPUT>_data beside it. With --part both, the folder.
+    #[arg(short, long, value_name = "MODEL.onnx", required_unless_present = "triton")]
     output: Option<PathBuf>,
+
+    #[command(flatten)]
+    sides: SideArgs,
 
     /// Model family [default: the config's key `family`].
     #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(families::NAMES))]
@@ -198,8 +203,10 @@ struct ExportArgs {
     #[command(flatten)]
     source: SourceArgs,
 
-    #[command(flatten)]
-    part: PartArgs,
+    /// Part of an encoder-decoder model, each a model of its own; or both, as the three models that Optimum reads [default: the
+    /// config's key `part`].
+    #[arg(long, value_enum)]
+    part: Option<ExportedPart>,
 
     /// Element type of weights and activations [default: the checkpoint's; f16 for bf16].
     #[arg(long, value_enum)]
@@ -259,6 +266,36 @@ struct ExportArgs {
     /// Print the report as JSON.
     #[arg(long, conflicts_with = "quiet")]
     json: bool,
+}
+
+/// Where the files of an export lie, and which ones there are.
+#[derive(Debug, clap::Args)]
+struct SideArgs {
+    /// Where the model lies: beside config.json, or in the folder `onnx` below it, as transformers.js and Optimum like it.
+    #[arg(long, value_enum, default_value = "flat", conflicts_with = "triton")]
+    layout: Layout,
+
+    /// Instead of --output, a model of a Triton repository: FOLDER/config.pbtxt and FOLDER/1/model.onnx.
+    #[arg(long, value_name = "REPOSITORY/NAME", conflicts_with = "output")]
+    triton: Option<PathBuf>,
+
+    /// Copy libmoh_ops beside the model and name it in genai_config.json; with --triton, the path on the server to name in
+    /// config.pbtxt.
+    #[arg(long, value_name = "FILE", conflicts_with = "bare")]
+    with_library: Option<PathBuf>,
+
+    /// Write the model and its weights only: no configuration, tokenizer, model card or files of serving stacks.
+    #[arg(long)]
+    bare: bool,
+}
+
+/// Which part of a model to export.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum ExportedPart {
+    Encoder,
+    Decoder,
+    /// Both.
+    Both,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -331,7 +368,11 @@ impl Args {
             preset: args.source.preset,
             weights_key: args.source.weights_key,
             ignore_unexpected: args.source.ignore_unexpected,
-            part: args.part.part(),
+            part: match args.part {
+                Some(ExportedPart::Encoder) => Some(Part::Encoder),
+                Some(ExportedPart::Decoder) => Some(Part::Decoder),
+                Some(ExportedPart::Both) | None => None,
+            },
             dtype: args.dtype.map(Dtype::element_type),
             passes: args.passes,
             sizes: Sizes::new(sizes),
@@ -342,7 +383,12 @@ impl Args {
             force: args.force,
             weights: args.weights,
             progress: None,
+            layout: if args.sides.triton.is_some() { Layout::Triton } else { args.sides.layout },
+            sides: SideOptions { bare: args.sides.bare, library: args.sides.with_library },
+            both_parts: args.part == Some(ExportedPart::Both),
         };
-        Some(Export { checkpoint: args.checkpoint?, output: args.output?, options, quiet: args.quiet, json: args.json })
+        let in_repository = args.sides.triton.map(|folder| folder.join("model.onnx"));
+        let output = in_repository.or(args.output)?;
+        Some(Export { checkpoint: args.checkpoint?, output, options, quiet: args.quiet, json: args.json })
     }
 }

@@ -26,23 +26,23 @@ pub enum Error {
         /// The file.
         path: PathBuf,
     },
-    /// A file that would be copied beside the model is there already, with other contents. No other model is there.
-    #[error("{} exists already and differs from {}, which would be copied there", path.display(), source_file.display())]
+    /// A file that would be written beside the model is there already, with other contents. No other model is there.
+    #[error("{} exists already and differs from what this model needs there, made from {}", path.display(), source_file.display())]
     SideFile {
         /// The file.
         path: PathBuf,
-        /// What would be copied.
+        /// What the new contents follow from.
         source_file: PathBuf,
     },
     /// The same, where it belongs to another model.
     #[error(
-        "{} belongs to {} and differs from {}, which this model needs in its place",
+        "{} belongs to {} and differs from what this model needs there, made from {}",
         path.display(), owner.display(), source_file.display()
     )]
     ForeignSideFile {
         /// The file.
         path: PathBuf,
-        /// What would be copied.
+        /// What the new contents follow from.
         source_file: PathBuf,
         /// A file of the other model in that folder.
         owner: PathBuf,
@@ -56,6 +56,12 @@ pub enum Error {
     /// The output is a folder.
     #[error("output {}: this is a folder; name the model to write, such as {}", path.display(), path.join("model.onnx").display())]
     OutputFolder {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The output is one model where several are written.
+    #[error("output {}: both parts are three models; name the folder to write them to", path.display())]
+    OutputOfParts {
         /// The path.
         path: PathBuf,
     },

@@ -15,11 +15,13 @@ pub mod graph;
 pub mod inspect;
 pub mod measured;
 pub mod passes;
+mod place;
 pub mod proto;
 pub mod random;
 pub mod record;
 mod report;
-pub mod sides;
+mod seq2seq;
+mod side_files;
 pub mod staging;
 pub mod verify;
 pub mod weights;
@@ -28,15 +30,18 @@ pub use error::{Error, Versioned};
 pub use graph::ElementType;
 pub use moh_models::families::Sizes;
 pub use passes::{AttentionStyle, AttentionType};
+pub use place::Layout;
 pub use report::Report;
+pub use side_files::SideOptions;
 
 use encode::encode;
 use graph::Graph;
 pub use moh_models::families::moa::Part;
 use moh_models::presets::{self, Source};
 use moh_models::{Checkpoint, Model, WeightType};
-use sides::Side;
-use staging::{Staging, data_name};
+use place::Place;
+use side_files::{Facts, SideFile};
+use staging::Staging;
 use std::path::{Path, PathBuf};
 use verify::{Reference, Subject};
 use weights::Plan;
@@ -77,6 +82,12 @@ pub struct Options {
     pub weights: Weights,
     /// Is told how many bytes of the weight file are ready, and how many it will have.
     pub progress: Option<fn(u64, u64)>,
+    /// How the files are arranged.
+    pub layout: Layout,
+    /// Which files go along with the model.
+    pub sides: SideOptions,
+    /// Whether to write encoder and decoder, as three models on one weight file; the output is then a folder.
+    pub both_parts: bool,
 }
 
 /// A safetensors file with inputs of the model, under their names, and the outputs that the user's own code gives for them.
@@ -107,6 +118,9 @@ impl Default for Options {
             force: false,
             weights: Weights::Copy,
             progress: None,
+            layout: Layout::default(),
+            sides: SideOptions::default(),
+            both_parts: false,
         }
     }
 }
@@ -158,16 +172,9 @@ fn choose_dtype(model: &Model, options: &Options) -> (ElementType, Option<&'stat
     }
 }
 
-/// Refuses outputs that are there, unless `force`, or that would replace the checkpoint.
-fn check_output(output: &Path, checkpoint: &Checkpoint, options: &Options) -> Result<(), Error> {
-    if output.is_dir() {
-        return Err(Error::OutputFolder { path: output.to_owned() });
-    }
-    if output.extension().is_none_or(|extension| extension != "onnx") {
-        return Err(Error::OutputName { path: output.to_owned() });
-    }
-    let data = output.with_file_name(data_name(output));
-    for path in [output.to_owned(), data] {
+/// Refuses outputs that are there, unless `force`, or that would replace the checkpoint; `models` are their names.
+fn check_output(place: &Place, models: &[&str], checkpoint: &Checkpoint, options: &Options) -> Result<(), Error> {
+    for path in models.iter().copied().chain([place.data.as_str()]).map(|name| place.beside_model(name)) {
         let same = |file: &Path| matches!((file.canonicalize(), path.canonicalize()), (Ok(a), Ok(b)) if a == b);
         if checkpoint.files().any(same) {
             return Err(Error::OverwritesInput { path });
@@ -175,6 +182,17 @@ fn check_output(output: &Path, checkpoint: &Checkpoint, options: &Options) -> Re
         if path.symlink_metadata().is_ok() && !options.force {
             return Err(Error::Exists { path });
         }
+    }
+    Ok(())
+}
+
+/// Refuses outputs that are no name for a model.
+fn check_name(output: &Path) -> Result<(), Error> {
+    if output.is_dir() {
+        return Err(Error::OutputFolder { path: output.to_owned() });
+    }
+    if output.extension().is_none_or(|extension| extension != "onnx") {
+        return Err(Error::OutputName { path: output.to_owned() });
     }
     Ok(())
 }
@@ -202,15 +220,18 @@ fn check_sizes(sizes: &Sizes, model: &Model) -> Result<(), Error> {
     }
 }
 
-/// Exports the checkpoint at `path` (a file, an index or a folder) to `output`, whose folder is made.
+/// Exports the checkpoint at `path` (a file, an index or a folder) to `output`, whose folder is made. With
+/// [`Options::both_parts`], `output` is the folder.
 ///
 /// # Errors
 /// See [`Error`]; the output is then as it was.
 pub fn export(path: &Path, output: &Path, options: &Options) -> Result<Report, Error> {
+    if options.both_parts {
+        return seq2seq::export(path, output, options);
+    }
     let started = std::time::Instant::now();
     let ir_version = check_versions(options)?;
-    let source = Source::new(options.config.as_deref(), options.preset.as_deref());
-    let mut checkpoint = presets::open(path, source, options.weights_key.as_deref(), &options.ignore_unexpected)?;
+    let mut checkpoint = open(path, options)?;
     if let Some(part) = options.part {
         checkpoint.configure("part", part.name());
     }
@@ -218,8 +239,10 @@ pub fn export(path: &Path, output: &Path, options: &Options) -> Result<Report, E
     check_part(options.part, &model)?;
     check_sizes(&options.sizes, &model)?;
     options.passes.check()?;
-    check_output(output, &checkpoint, options)?;
-    let sides = sides::side_files(&checkpoint, output, options.force)?;
+    check_name(output)?;
+    let place = Place::new(output, options.layout);
+    let models = [place.model.as_str()];
+    check_output(&place, &models, &checkpoint, options)?;
 
     let (dtype, note) = choose_dtype(&model, options);
     let recording = record::Options { dtype, opset: options.opset, ir_version };
@@ -235,36 +258,37 @@ pub fn export(path: &Path, output: &Path, options: &Options) -> Result<Report, E
         None => None,
     };
     let plan = Plan::with(&graph, options.weights, output)?;
+    let external = plan.iter().next().is_some();
+    let facts = Facts::new(&checkpoint, &model, &graph, dtype, (options.layout, &place), external)?;
+    let (sides, side_notes) = side_files::side_files(&facts, &options.sides)?;
+    let (missing, _) = side_files::missing(&sides, &place, &models, options.force)?;
 
-    let staging = Staging::new(output)?;
+    let staging = Staging::at(place.clone())?;
     let subject = Subject { model: &model, recorded: &recorded, plan: &plan, dtype, options };
-    let found = stage(&staging, &graph, &plan, &sides, options)
+    let found = stage(&staging, &graph, &plan, &missing, options)
         .and_then(|()| subject.check(&staging, skipped(&model, dtype, options), reference.as_ref()))
         .map_err(|error| staging.at_output(error))?;
     // Another export may have put its files there meanwhile.
-    sides::side_files(&checkpoint, output, options.force)?;
-    let names: Vec<String> = sides.iter().map(|(name, _)| (*name).to_owned()).collect();
+    let (missing, kept) = side_files::missing(&sides, &place, &models, options.force)?;
+    let names: Vec<String> = missing.into_iter().map(|side| side.name).collect();
     let files = staging.commit(&names)?;
-    let notes = note.into_iter().map(str::to_owned).collect();
+    let notes = note.into_iter().map(str::to_owned).chain(side_notes).chain(kept).collect();
     Report::new(&checkpoint, &model, dtype, notes, files, found, started.elapsed())
 }
 
+/// Opens the checkpoint with the configuration that the options name.
+fn open(path: &Path, options: &Options) -> Result<Checkpoint, Error> {
+    let source = Source::new(options.config.as_deref(), options.preset.as_deref());
+    Ok(presets::open(path, source, options.weights_key.as_deref(), &options.ignore_unexpected)?)
+}
+
 /// Prepares the files.
-fn stage(
-    staging: &Staging,
-    graph: &Graph,
-    plan: &Plan,
-    sides: &[(&'static str, Side)],
-    options: &Options,
-) -> Result<(), Error> {
+fn stage(staging: &Staging, graph: &Graph, plan: &Plan, sides: &[SideFile], options: &Options) -> Result<(), Error> {
     let data_name = staging.data_name();
     staging::write_file(&staging.model(), &encode(graph, plan, &data_name)?)?;
     let (length, told) = (plan.length(), options.progress.unwrap_or(|_, _| ()));
     weights::write_data(graph, plan, &staging.path(&data_name), &|done| told(done, length))?;
-    for (name, side) in sides {
-        side.write(&staging.path(name))?;
-    }
-    Ok(())
+    sides.iter().try_for_each(|side| side.write(&staging.side_path(&side.name)))
 }
 
 /// Why the written model is not compared with our own implementation, if it is not.

@@ -158,7 +158,7 @@ fn write_shards(
             let index = serde_json::json!({"metadata": {"total_size": bytes}, "weight_map": weight_map});
             write_file(&staging.path(INDEX), format!("{index:#}\n").as_bytes())?;
         }
-        write_file(&staging.path("config.json"), config.as_bytes())
+        write_file(&staging.side_path("config.json"), config.as_bytes())
     };
     prepare().map_err(|error| staging.at_output(error))?;
     let single = folder.join(SINGLE);

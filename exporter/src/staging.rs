@@ -5,6 +5,7 @@
 //! on a file in each staging folder tells live runs from dead ones.
 
 use crate::error::Error;
+use crate::place::{Layout, Place};
 use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -19,7 +20,9 @@ const LOCK: &str = ".lock";
 /// The folder in which an export is prepared; it and what is in it vanish unless the export is committed.
 pub struct Staging {
     folder: PathBuf,
-    output: PathBuf,
+    place: Place,
+    /// The models to commit.
+    models: Vec<String>,
     /// Released by the system when the run ends, however it ends.
     _lock: File,
     /// Dropped after the staging folder is gone: only then are they empty.
@@ -154,8 +157,19 @@ impl Staging {
     /// # Errors
     /// [`Error::Io`] where that is not allowed or there is no room.
     pub fn new(output: &Path) -> Result<Staging, Error> {
-        let parent = folder_of(output);
-        let made = NewFolders::make(parent)?;
+        Staging::at(Place::new(output, Layout::Flat))
+    }
+
+    /// As [`Staging::new`], for files of any layout.
+    ///
+    /// # Errors
+    /// As [`Staging::new`].
+    pub fn at(place: Place) -> Result<Staging, Error> {
+        let parent = place.folder.as_path();
+        let made = match place.model_folder {
+            "" => NewFolders::make(parent)?,
+            below => NewFolders::make(&parent.join(below))?,
+        };
         sweep(parent);
         let mut prepared = prepared();
         let locked = locked_folder(parent);
@@ -165,29 +179,46 @@ impl Staging {
         // `made` takes the lock where it is dropped.
         drop(prepared);
         let (folder, lock) = locked?;
-        Ok(Staging { folder, output: output.to_owned(), _lock: lock, _made: made })
+        let models = vec![place.model.clone()];
+        let staging = Staging { folder, place, models, _lock: lock, _made: made };
+        let models = staging.path("");
+        fs::create_dir_all(&models).map_err(Error::io(models))?;
+        Ok(staging)
     }
 
-    /// Where `name` is prepared.
+    /// Another model beside the present one, on the same weights: what [`Staging::model`] is from here on.
+    pub(crate) fn add_model(&mut self, name: &str) {
+        self.place.model = name.to_owned();
+        if !self.models.iter().any(|model| model == name) {
+            self.models.push(name.to_owned());
+        }
+    }
+
+    /// Where a file beside the model is prepared.
     pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(self.place.model_folder).join(name)
+    }
+
+    /// Where a side file is prepared.
+    pub fn side_path(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }
 
     /// Where the model is prepared: it has its final name, and finds its weights beside it.
     pub fn model(&self) -> PathBuf {
-        self.folder.join(self.output.file_name().unwrap_or_default())
+        self.path(&self.place.model)
     }
 
     /// Name of the weight file.
     pub fn data_name(&self) -> String {
-        data_name(&self.output)
+        self.place.data.clone()
     }
 
     /// Says of an [`Error::Io`] on a prepared file where that file was to be.
     pub(crate) fn at_output(&self, error: Error) -> Error {
         match error {
             Error::Io { path, reason } => match path.strip_prefix(&self.folder) {
-                Ok(name) => Error::Io { path: self.output.with_file_name(name), reason },
+                Ok(name) => Error::Io { path: self.place.side(&name.to_string_lossy()), reason },
                 Err(_) => Error::Io { path, reason },
             },
             other => other,
@@ -200,19 +231,22 @@ impl Staging {
     /// [`Error::Io`]; then there is no model file.
     pub fn commit(self, side_files: &[String]) -> Result<Vec<PathBuf>, Error> {
         let _uninterrupted = prepared();
-        match fs::remove_file(&self.output) {
-            Err(e) if e.kind() != ErrorKind::NotFound => return Err(Error::io(&self.output)(e)),
-            _ => {}
+        for model in &self.models {
+            let path = self.place.beside_model(model);
+            match fs::remove_file(&path) {
+                Err(e) if e.kind() != ErrorKind::NotFound => return Err(Error::io(&path)(e)),
+                _ => {}
+            }
         }
-        let mut written = Vec::new();
+        let beside = |name: &String| (self.path(name), self.place.beside_model(name));
         let data = self.data_name();
         if !self.path(&data).exists() {
             // Of the model before, which is gone.
-            let _ = fs::remove_file(self.output.with_file_name(&data));
+            let _ = fs::remove_file(self.place.beside_model(&data));
         }
-        let model = self.output.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        for name in [&data].into_iter().chain(side_files).chain([&model]) {
-            let (from, to) = (self.path(name), self.output.with_file_name(name));
+        let sides = side_files.iter().map(|name| (self.side_path(name), self.place.side(name)));
+        let mut written = Vec::new();
+        for (from, to) in [beside(&data)].into_iter().chain(sides).chain(self.models.iter().map(beside)) {
             if from.exists() {
                 fs::rename(&from, &to).map_err(Error::io(&to))?;
                 written.push(to);

@@ -15,6 +15,10 @@ use std::time::Duration;
 /// The name that exported models have in their folder.
 pub const MODEL_FILE: &str = "model.onnx";
 
+/// Folders below an exported model's folder that an export may put the model into: transformers.js's, and a version in a
+/// Triton repository.
+const MODEL_FOLDERS: [&str; 2] = ["onnx", "1"];
+
 /// An exported model in a runtime, ready to run.
 pub struct Model {
     path: PathBuf,
@@ -33,7 +37,17 @@ impl fmt::Debug for Model {
 }
 
 impl Model {
-    /// Loads the model in `path`: an .onnx file with its external data beside it, or a folder that holds [`MODEL_FILE`].
+    /// The folder of the files that go along with the model, such as config.json: the model's own, or the one above, where the
+    /// model lies in a folder `onnx` or, in a Triton repository, `1`.
+    pub fn files_folder(&self) -> &Path {
+        let own = self.path.parent().unwrap_or(Path::new(""));
+        let below = own.file_name().is_some_and(|name| MODEL_FOLDERS.iter().any(|folder| name == *folder));
+        let above = own.parent().filter(|above| below && above.join("config.json").is_file());
+        if own.join("config.json").is_file() { own } else { above.unwrap_or(own) }
+    }
+
+    /// Loads the model in `path`: an .onnx file with its external data beside it, or a folder that holds
+    /// [`MODEL_FILE`], maybe in a folder `onnx` or `1`.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Read`] or [`Error::Malformed`] for the file, [`Error::OrtLibrary`], [`Error::OrtMissing`]
@@ -122,7 +136,13 @@ impl Model {
 
 /// The model file that `path` means.
 fn resolve(path: &Path) -> Result<PathBuf> {
-    let file = if path.is_dir() { path.join(MODEL_FILE) } else { path.to_owned() };
+    let below = || MODEL_FOLDERS.iter().map(|folder| path.join(folder).join(MODEL_FILE)).find(|file| file.is_file());
+    let file = match path.is_dir() {
+        true => {
+            Some(path.join(MODEL_FILE)).filter(|file| file.exists()).or_else(below).unwrap_or(path.join(MODEL_FILE))
+        }
+        false => path.to_owned(),
+    };
     match file.try_exists() {
         Ok(true) => Ok(file),
         Ok(false) => Err(Error::NotFound { path: file, what: "model", hint: instead(path) }),

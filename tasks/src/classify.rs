@@ -11,7 +11,6 @@ use crate::task;
 use moh_runtime::{Dim, ElementType, Model, Tensor, TensorInfo, Value};
 use serde::Deserialize;
 use std::collections::BTreeMap;
-use std::path::Path;
 
 const PIXEL_VALUES: &str = "pixel_values";
 const LOGITS: &str = "logits";
@@ -58,7 +57,7 @@ impl Classifier {
         let logits = logits.ok_or_else(|| {
             other(format!("expected an output {LOGITS} (batch, classes), found {}", list(model.outputs())))
         })?;
-        let folder = model.path().parent().unwrap_or(Path::new("")).to_owned();
+        let folder = model.files_folder().to_owned();
         let preprocessing = Preprocessing::from_folder(&folder, channels, size)?;
         let config: Labels = read_json(&folder.join("config.json"))?;
         let labels = config.id2label.into_iter().filter_map(|(id, label)| Some((id.parse().ok()?, label))).collect();

@@ -13,7 +13,6 @@ use crate::task;
 use moh_runtime::{Dim, ElementType, Model, Tensor, TensorInfo, Value};
 use serde::Deserialize;
 use std::ops::ControlFlow;
-use std::path::Path;
 
 const HIDDEN_STATES: &str = "hidden_states";
 const TIMESTEP: &str = "timestep";
@@ -85,7 +84,7 @@ impl DiffusionModel {
                 )));
             }
         };
-        let folder = model.path().parent().unwrap_or(Path::new(""));
+        let folder = model.files_folder();
         let config: Config = read_json(&folder.join("config.json"))?;
         let has_null_class = config.class_dropout_prob != Some(0.0);
         let classes = config.num_classes;

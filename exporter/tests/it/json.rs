@@ -51,7 +51,7 @@ fn an_export() {
     assert_eq!(report["layers"].as_array().unwrap().len(), 4);
     assert_eq!(report["layers"][1]["path"], "blocks.1.attn");
     let files = report["files"].as_array().unwrap();
-    assert_eq!(files.len(), 3);
+    assert_eq!(files.len(), 4);
     for file in files {
         let path = folder.path().join(file["path"].as_str().unwrap());
         assert_eq!(file["bytes"].as_u64().unwrap(), std::fs::metadata(path).unwrap().len());

@@ -13,6 +13,8 @@ mod malformed;
 mod messages;
 mod published;
 mod reference;
+mod seq2seq;
+mod side_files;
 #[cfg(unix)]
 mod signals;
 mod size;

@@ -112,7 +112,7 @@ fn what_a_killed_export_left_is_swept() {
     assert!(!live.status.success() && text(&live.stderr).contains("other.onnx"), "{}", text(&live.stderr));
     let mut left: Vec<_> = fs::read_dir(slow.out()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     left.sort();
-    assert_eq!(left, ["config.json", "other.onnx", "other.onnx_data"]);
+    assert_eq!(left, ["README.md", "config.json", "other.onnx", "other.onnx_data"]);
 }
 
 /// nohup starts programs with that signal ignored.

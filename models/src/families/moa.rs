@@ -27,6 +27,9 @@
 //! |---|---|---|---|
 //! | first | (batch, source, width) | (batch, 1, 0, head_dim) | (batch, source) |
 //! | later | (batch, 0, width) | (batch, 1, source, head_dim) | (batch, source) |
+//!
+//! The key `decoder_calls`, which the exporter sets, makes a graph for one of them: `first` has no caches among its inputs,
+//! `later` has neither `encoder_hidden_states` nor the source's `present`.
 
 mod config;
 mod embedding;
@@ -35,11 +38,12 @@ mod ports;
 
 use super::{Family, Inputs, Layer, Port, Sizes, Workload};
 use crate::checkpoint::{Checkpoint, Loader};
+use crate::error::Error;
 use crate::ops::{Binary, Ops, Result, Type};
 use crate::router::HeadCounts;
 use crate::sample::Sample;
-pub use config::Part;
-use config::Settings;
+use config::{Calls, Settings};
+pub use config::{DECODER_CALLS, Part};
 use embedding::{Embedding, Head};
 use layers::{Block, Caches, Call, Norm, Source};
 
@@ -188,7 +192,8 @@ impl Moa {
     }
 
     fn decode<O: Ops>(&self, ops: &mut O, inputs: &Inputs<O::Value>) -> Result<Vec<O::Value>> {
-        let states = inputs.get("encoder_hidden_states")?;
+        let calls = self.settings.calls;
+        let states = (calls != Calls::Later).then(|| inputs.get("encoder_hidden_states")).transpose()?;
         let bias = ops.scoped("encoder_attention_mask", |ops| {
             let padding = padding(ops, &inputs.get("encoder_attention_mask")?)?;
             key_bias(ops, &padding)
@@ -199,24 +204,27 @@ impl Moa {
                 let padding_idx = ops.scalar(Type::I64, embedding.padding_idx as f32)?;
                 let padding = ops.binary(Binary::Equal, &ids, &padding_idx)?;
                 let keep = choose(ops, &padding, Type::F32, 0.0, 1.0)?;
-                let cached = inputs.get(&ports::past_name(0, "decoder", "key"))?;
-                let x = embedding.forward(ops, &ids, &keep, Some(&cached))?;
+                let cached = || inputs.get(&ports::past_name(0, "decoder", "key"));
+                let cached = (calls != Calls::First).then(cached).transpose()?;
+                let x = embedding.forward(ops, &ids, &keep, cached.as_ref())?;
                 Ok((x, Some(ops.reshape(&padding, &[0, 0, 1])?)))
             })?,
             None => (inputs.get("inputs_embeds")?, None),
         };
         let call = Call { settings: &self.settings, padding: padding.as_ref() };
-        let source = Source { states: &states, bias: &bias };
+        let source = Source { states: states.as_ref(), bias: &bias };
         let mut present = Vec::with_capacity(4 * self.blocks.len());
         for (i, block) in self.blocks.iter().enumerate() {
-            let past = |of: &str, kind: &str| inputs.get(&ports::past_name(i, of, kind));
-            let mut caches = Caches {
-                target: [past("decoder", "key")?, past("decoder", "value")?],
-                source: [past("encoder", "key")?, past("encoder", "value")?],
+            let past = |of: &str| {
+                let of_kind = |kind: &str| inputs.get(&ports::past_name(i, of, kind));
+                let both = || Ok::<_, Error>([of_kind("key")?, of_kind("value")?]);
+                (calls != Calls::First).then(both).transpose()
             };
+            let mut caches = Caches { target: past("decoder")?, source: past("encoder")? };
             let path = format!("{}.layers.{i}", self.root);
             x = ops.scoped(&path, |ops| block.decode(ops, &call, &x, &source, &mut caches))?;
-            present.extend(caches.target.into_iter().chain(caches.source));
+            let source = caches.source.filter(|_| calls != Calls::Later);
+            present.extend(caches.target.into_iter().chain(source).flatten());
         }
         let mut outputs = vec![self.finish(ops, x)?];
         outputs.append(&mut present);

@@ -10,13 +10,12 @@ use printer::Printer;
 use serde_json::{Value, json};
 use std::io::{BufRead, IsTerminal, Read, Write};
 use std::ops::ControlFlow;
-use std::path::Path;
 use std::time::Duration;
 use tokenizers::Tokenizer;
 
 pub(crate) fn run(args: &GenerateArgs) -> Result<()> {
     let model = LanguageModel::new(super::load(&args.model, &args.runtime)?)?;
-    let folder = model.model().path().parent().unwrap_or(Path::new("")).to_owned();
+    let folder = model.model().files_folder().to_owned();
     let tokenizer = match args.ids {
         true => None,
         false => Some(text::load_tokenizer(&folder, model.vocabulary())?),

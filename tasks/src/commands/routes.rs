@@ -64,7 +64,7 @@ fn of_sample(model: Model, args: &RoutesArgs) -> Result<Routed> {
 
 fn of_text(model: Model, args: &RoutesArgs) -> Result<Routed> {
     let mut model = LanguageModel::new(model)?;
-    let folder = model.model().path().parent().unwrap_or(Path::new("")).to_owned();
+    let folder = model.model().files_folder().to_owned();
     let tokenizer = text::load_tokenizer(&folder, model.vocabulary())?;
     let config = GenerationConfig::from_folder(&folder)?;
     let [prompt] = &text::prompts(std::slice::from_ref(&args.input))?[..] else { bail!("expected one text") };

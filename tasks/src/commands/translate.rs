@@ -6,14 +6,14 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use moh_tasks::translate::{BeamOptions, Hypothesis, TranslationConfig, TranslationModel};
 use serde_json::{Value, json};
 use std::io::{BufRead, Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use tokenizers::Tokenizer;
 
 pub(crate) fn run(args: &TranslateArgs) -> Result<()> {
     let [encoder, decoder] = paths(&args.model)?;
     let encoder = super::load(&encoder, &args.runtime)?;
     let mut model = TranslationModel::new(encoder, super::load(&decoder, &args.runtime)?)?;
-    let folder = model.decoder().path().parent().unwrap_or(Path::new("")).to_owned();
+    let folder = model.decoder().files_folder().to_owned();
     let config = TranslationConfig::from_folder(&folder)?;
     let tokenizer = match args.ids {
         true => None,

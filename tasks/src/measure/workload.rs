@@ -6,7 +6,6 @@ use crate::generate::GenerationConfig;
 use crate::random::Random;
 use moh_runtime::{Dim, ElementType, Model, Tensor, TensorInfo, Value};
 use serde::Deserialize;
-use std::path::Path;
 
 const PAST: &str = "past_key_values.";
 const PRESENT: &str = "present.";
@@ -84,7 +83,7 @@ impl Workload {
     /// [`Error::Request`] for an input with an unknown dimension, [`Error::Read`] or [`Error::Malformed`] for the
     /// file.
     pub fn new(model: &Model) -> Result<Workload> {
-        let folder = model.path().parent().unwrap_or(Path::new(""));
+        let folder = model.files_folder();
         let output = |name: &str| model.outputs().iter().position(|output| output.name == name);
         // Where the length of a cache is fixed, its successor does not go back in.
         let caches = model.inputs().iter().filter_map(|input| {

@@ -1,6 +1,6 @@
 //! Files take their names one after the other: when one of them cannot, there is no model beside data that is not its own.
 
-use super::support::{Case, unverified};
+use super::support::{Case, FILES, unverified};
 use moh_export::staging::Staging;
 use moh_export::{ElementType, Error, Options};
 use std::fs;
@@ -69,7 +69,7 @@ fn a_new_model_replaces_an_old_one() {
     case.export(&unverified()).unwrap();
     case.export(&f16).unwrap();
     fresh.export(&f16).unwrap();
-    assert_eq!(case.left(), ["config.json", "model.onnx", "model.onnx_data"]);
+    assert_eq!(case.left(), FILES);
     for name in case.left() {
         let contents = |case: &Case| fs::read(case.folder().join(&name)).unwrap();
         assert!(contents(&case) == contents(&fresh), "{name}");

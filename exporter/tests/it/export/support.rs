@@ -8,6 +8,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
+/// What an export of `llama-moh-tiny` writes, sorted.
+pub(crate) const FILES: [&str; 6] =
+    ["README.md", "config.json", "genai_config.json", "generation_config.json", "model.onnx", "model.onnx_data"];
+
 /// A copy of a golden checkpoint, and a folder for the output.
 pub(crate) struct Case {
     root: TempDir,

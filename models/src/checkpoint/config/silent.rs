@@ -7,6 +7,8 @@ use crate::checkpoint::pattern;
 const SILENT: &[&str] = &[
     // Ours, read by moh-run.
     "image_mean", "image_std", "image_resize", "image_interpolation", "id2label", "label2id",
+    // What the exporter adds for transformers and transformers.js.
+    "transformers.js_config", "d_model",
     // Hugging Face's configurations of every model.
     "_*", "architectures", "auto_map", "model_type", "transformers_version", "torch_dtype", "dtype", "name_or_path",
     "tokenizer_class", "*_token_id", "*_token_ids", "*dropout*", "initializer_*", "use_cache", "return_dict*",

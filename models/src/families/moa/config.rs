@@ -45,10 +45,35 @@ impl Part {
     }
 }
 
+/// Which calls a decoder's graph is for. One graph serves them all; Optimum has a graph for the first and one for the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Calls {
+    All,
+    /// The beginning of the target: no caches are given.
+    First,
+    /// What follows it: the source is in the caches.
+    Later,
+}
+
+impl Calls {
+    fn configured(config: &Config, part: Part) -> Result<Calls> {
+        match (config.str_opt(DECODER_CALLS)?, part) {
+            (None, _) | (_, Part::Encoder) => Ok(Calls::All),
+            (Some("first"), _) => Ok(Calls::First),
+            (Some("later"), _) => Ok(Calls::Later),
+            (Some(_), _) => Err(config.invalid(DECODER_CALLS, "first or later")),
+        }
+    }
+}
+
+/// The key that says which calls a decoder's graph is for: `first` or `later`; without it, for all.
+pub const DECODER_CALLS: &str = "decoder_calls";
+
 /// The sizes and kinds of a part's modules.
 #[derive(Debug, Clone)]
 pub(super) struct Settings {
     pub(super) part: Part,
+    pub(super) calls: Calls,
     pub(super) layers: usize,
     /// Channels.
     pub(super) width: usize,
@@ -148,6 +173,7 @@ impl Settings {
         };
         Ok(Settings {
             part,
+            calls: Calls::configured(config, part)?,
             layers: config.size(&key("layers"), MAX_LAYERS)?,
             width,
             source_width,

@@ -2,6 +2,7 @@
 
 use super::config::{Part, Settings};
 use crate::checkpoint::{Loader, Weight};
+use crate::error::Error;
 use crate::layers::{Experts, HeadLinear};
 use crate::ops::{Argument, Linear, Ops, Result, Tap};
 use crate::router::{ExpertRouter, load_linear};
@@ -37,16 +38,16 @@ type KeyValue<V> = [V; 2];
 
 /// What a decoder attends to besides itself.
 pub(super) struct Source<'a, V> {
-    /// The encoder's output that is not in the cache yet, (batch, length, width).
-    pub(super) states: &'a V,
+    /// The encoder's output that is not in the cache yet, (batch, length, width). `None`: all is in the cache.
+    pub(super) states: Option<&'a V>,
     /// Added to the scores of all its tokens, those in the cache first.
     pub(super) bias: &'a V,
 }
 
-/// A decoder layer's keys and values.
+/// A decoder layer's keys and values. `None`: nothing is cached yet.
 pub(super) struct Caches<V> {
-    pub(super) target: KeyValue<V>,
-    pub(super) source: KeyValue<V>,
+    pub(super) target: Option<KeyValue<V>>,
+    pub(super) source: Option<KeyValue<V>>,
 }
 
 struct ExpertAttention {
@@ -86,15 +87,23 @@ impl ExpertAttention {
     }
 
     /// The cache, followed by the keys and values of `source`.
-    fn append<O: Ops>(&self, ops: &mut O, cache: &KeyValue<O::Value>, source: &O::Value) -> Result<KeyValue<O::Value>> {
+    fn append<O: Ops>(
+        &self,
+        ops: &mut O,
+        cache: Option<&KeyValue<O::Value>>,
+        source: &O::Value,
+    ) -> Result<KeyValue<O::Value>> {
         let [key, value] = self.key_value(ops, source)?;
-        let mut joined = |cached: &O::Value, new: &O::Value| {
+        let mut joined = |kind: usize, new: &O::Value| {
             // With the length copied rather than inferred, it may be 0.
             let new = ops.reshape(new, &[0, 0, 1, self.head_dim as i64])?;
             let new = ops.transpose(&new, &[0, 2, 1, 3])?;
-            ops.concat(&[cached, &new], 2)
+            match cache {
+                Some(cached) => ops.concat(&[&cached[kind], &new], 2),
+                None => Ok(new),
+            }
         };
-        Ok([joined(&cache[0], &key)?, joined(&cache[1], &value)?])
+        Ok([joined(0, &key)?, joined(1, &value)?])
     }
 
     /// Attention of the tokens `x`, (batch, sequence, width), to the keys.
@@ -237,15 +246,23 @@ impl Block {
     ) -> Result<O::Value> {
         let mut x = residual(ops, call.settings, x, &self.self_attn_norm, |ops, x| {
             ops.scoped("self_attn", |ops| {
-                caches.target = self.self_attn.append(ops, &caches.target, x)?;
-                self.self_attn.attend(ops, call, x, &caches.target, None, true)
+                let target = self.self_attn.append(ops, caches.target.as_ref(), x)?;
+                let y = self.self_attn.attend(ops, call, x, &target, None, true)?;
+                caches.target = Some(target);
+                Ok(y)
             })
         })?;
         if let Some((encoder_attn, norm)) = &self.encoder_attn {
             x = residual(ops, call.settings, &x, norm, |ops, x| {
                 ops.scoped("encoder_attn", |ops| {
-                    caches.source = encoder_attn.append(ops, &caches.source, source.states)?;
-                    encoder_attn.attend(ops, call, x, &caches.source, Some(source.bias), false)
+                    let keys = match (source.states, caches.source.take()) {
+                        (None, Some(cached)) => cached,
+                        (Some(states), cached) => encoder_attn.append(ops, cached.as_ref(), states)?,
+                        (None, None) => return Err(Error::Internal("a decoder without a source")),
+                    };
+                    let y = encoder_attn.attend(ops, call, x, &keys, Some(source.bias), false)?;
+                    caches.source = Some(keys);
+                    Ok(y)
                 })
             })?;
         }

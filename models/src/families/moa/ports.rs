@@ -1,7 +1,7 @@
 //! A MoA graph's inputs and outputs, and calls to try it with.
 
 use super::Moa;
-use super::config::Part;
+use super::config::{Calls, Part};
 use crate::families::{Port, PortDim, Sizes, Workload};
 use crate::ops::Type;
 use crate::sample::{Rng, Sample, SampleData};
@@ -31,14 +31,16 @@ fn tokens(model: &Moa) -> Port {
     }
 }
 
-fn caches(model: &Moa, prefix: &str, target: PortDim, source: PortDim) -> Vec<Port> {
+/// The lengths of caches: of the target, and of the source where those are among them.
+fn caches(model: &Moa, prefix: &str, target: PortDim, source: Option<PortDim>) -> Vec<Port> {
     let (one, width) = (PortDim::Fixed(1), PortDim::Fixed(model.settings.head_dim));
     let port = |layer: usize, of: &str, kind: &str, length: PortDim| {
         Port::new(cache_name(prefix, layer, of, kind), Type::Model, &[BATCH, one, length, width])
     };
     let layer = |i: usize| {
-        [("decoder", target), ("encoder", source)]
+        [Some(("decoder", target)), source.map(|length| ("encoder", length))]
             .into_iter()
+            .flatten()
             .flat_map(move |(of, length)| [port(i, of, "key", length), port(i, of, "value", length)])
     };
     (0..model.settings.layers).flat_map(layer).collect()
@@ -49,10 +51,20 @@ pub(super) fn inputs(model: &Moa) -> Vec<Port> {
     match model.settings.part {
         Part::Encoder => ports.push(Port::new("attention_mask", Type::I64, &[BATCH, SEQUENCE])),
         Part::Decoder => {
+            let calls = model.settings.calls;
             let width = PortDim::Fixed(model.settings.source_width);
-            ports.push(Port::new("encoder_hidden_states", Type::Model, &[BATCH, SOURCE, width]));
-            ports.push(Port::new("encoder_attention_mask", Type::I64, &[BATCH, SOURCE_TOTAL]));
-            ports.extend(caches(model, "past_key_values", PAST, SOURCE_PAST));
+            if calls != Calls::Later {
+                ports.push(Port::new("encoder_hidden_states", Type::Model, &[BATCH, SOURCE, width]));
+            }
+            let total = match calls {
+                Calls::All => SOURCE_TOTAL,
+                Calls::First => SOURCE,
+                Calls::Later => SOURCE_PAST,
+            };
+            ports.push(Port::new("encoder_attention_mask", Type::I64, &[BATCH, total]));
+            if calls != Calls::First {
+                ports.extend(caches(model, "past_key_values", PAST, Some(SOURCE_PAST)));
+            }
         }
     }
     ports
@@ -65,7 +77,13 @@ pub(super) fn outputs(model: &Moa) -> Vec<Port> {
     };
     let mut ports = vec![Port::new(name, Type::Model, &[BATCH, SEQUENCE, PortDim::Fixed(width)])];
     if model.settings.part == Part::Decoder {
-        ports.extend(caches(model, "present", TOTAL, SOURCE_TOTAL));
+        let (target, source) = match model.settings.calls {
+            Calls::All => (TOTAL, Some(SOURCE_TOTAL)),
+            Calls::First => (SEQUENCE, Some(SOURCE)),
+            // What the call before gave still holds.
+            Calls::Later => (TOTAL, None),
+        };
+        ports.extend(caches(model, "present", target, source));
     }
     ports
 }
@@ -81,7 +99,9 @@ pub(super) fn workload(model: &Moa) -> Workload {
     if model.settings.part == Part::Decoder {
         let target = [("past", 0), ("past+sequence", n)];
         sizes.extend(target);
-        sizes.extend([("encoder_past", 0), ("encoder_sequence", n), ("encoder_past+encoder_sequence", n)]);
+        // A source that is not given is cached.
+        let cached = if model.settings.calls == Calls::Later { n } else { 0 };
+        sizes.extend([("encoder_past", cached), ("encoder_sequence", n), ("encoder_past+encoder_sequence", n)]);
     }
     Workload { sizes, tokens: n }
 }
@@ -113,7 +133,14 @@ pub(super) fn samples(model: &Moa, sizes: &Sizes) -> Vec<Vec<Sample>> {
                 source_past: sizes.or("encoder_past", source_past),
                 source: sizes.or("encoder_sequence", source),
             });
-            let fits = |lengths: &&Lengths| lengths.past + lengths.sequence <= longest(model);
+            let fits = |lengths: &&Lengths| {
+                let of_calls = match model.settings.calls {
+                    Calls::All => true,
+                    Calls::First => lengths.past + lengths.source_past == 0,
+                    Calls::Later => lengths.source == 0,
+                };
+                of_calls && lengths.past + lengths.sequence <= longest(model)
+            };
             lengths.iter().filter(fits).map(|lengths| decoder_sample(model, rng, lengths)).collect()
         }
     }
@@ -163,5 +190,7 @@ fn decoder_sample(model: &Moa, rng: &mut Rng, lengths: &Lengths) -> Vec<Sample> 
             }
         }
     }
+    let inputs = inputs(model);
+    samples.retain(|sample| inputs.iter().any(|input| input.name == sample.name));
     samples
 }

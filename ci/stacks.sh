@@ -1,0 +1,124 @@
+#!/bin/sh
+# Exports the example checkpoints and runs them in serving stacks: onnxruntime-genai, Optimum, Triton's configuration parser and, where
+# there is npm, transformers.js. Takes 7 GB of Python and npm packages; ci/test.sh does not run it.
+#
+# usage: ci/stacks.sh [genai] [triton] [optimum] [transformers.js]     (default: all)
+#
+# Prints a line a check; exits with 1 if one failed.
+#
+# MOH_BIN           the folder of moh-export         (target/release)
+# MOH_OPS_LIBRARY   the library                      ($MOH_BIN/libmoh_ops.so)
+# MOH_STACKS        the folder of the environments   (target/stacks)
+# PYTHON            Python 3.11 or newer             (python3)
+set -eu
+
+root=$(cd "$(dirname "$0")/.." && pwd)
+bin=${MOH_BIN:-$root/target/release}
+ops=${MOH_OPS_LIBRARY:-$bin/libmoh_ops.so}
+envs=${MOH_STACKS:-$root/target/stacks}
+python=${PYTHON:-python3}
+export PIP_DISABLE_PIP_VERSION_CHECK=1 HF_HUB_OFFLINE=1
+
+for file in "$bin/moh-export" "$ops"; do
+    [ -e "$file" ] || { echo "stacks: no $file: run 'cargo build --release', or set MOH_BIN and MOH_OPS_LIBRARY" >&2; exit 2; }
+done
+bin=$(realpath "$bin") ops=$(realpath "$ops")
+[ $# -gt 0 ] || set -- genai triton optimum transformers.js
+
+# environment NAME PACKAGE...: makes a Python environment, once.
+environment() {
+    name=$1
+    shift
+    if [ ! -f "$envs/$name/complete" ]; then
+        "$python" -m venv "$envs/$name"
+        "$envs/$name/bin/pip" install --quiet "$@"
+        touch "$envs/$name/complete"
+    fi
+}
+# run SCRIPT ARGUMENT...: what it says on standard error only matters where it fails.
+run() {
+    script=$1
+    shift
+    "$envs/$env/bin/python" "$root/ci/stacks/$script" "$@" 2>"$work/errors" || { status=1; cat "$work/errors" >&2; }
+}
+
+mkdir -p "$envs"
+envs=$(realpath "$envs")
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+status=0
+checkpoints=$root/examples/checkpoints
+export_to() { "$bin/moh-export" --quiet "$@"; }
+
+export_to "$checkpoints/shakespeare-moh-llama" -o "$work/llama/model.onnx" --layout onnx
+export_to "$checkpoints/shakespeare-moh-llama" -o "$work/llama-flat/model.onnx"
+export_to "$checkpoints/shakespeare-moh-llama" -o "$work/llama-library/model.onnx" --layout onnx --with-library "$ops"
+export_to "$checkpoints/shakespeare-moh-llama" -o "$work/llama-f16/model.onnx" --dtype f16
+export_to "$checkpoints/digits-moh-vit" -o "$work/vit/model.onnx"
+# transformers.js gives every model float32 pictures.
+export_to "$checkpoints/digits-moh-vit" -o "$work/vit-f32/model.onnx" --layout onnx --dtype f32
+export_to "$checkpoints/digits-moh-dit" -o "$work/dit/model.onnx"
+cat >"$work/moa.json" <<'JSON'
+{"family": "moa", "encoder_layers": 2, "decoder_layers": 2, "encoder_embed_dim": 64, "decoder_embed_dim": 64, "head_dim": 32,
+ "encoder_ffn_embed_dim": 128, "decoder_ffn_embed_dim": 128, "num_expert": 6, "encoder_attention_heads": 2,
+ "decoder_attention_heads": 2, "vocab_size": 300, "share_all_embeddings": true, "max_target_positions": 128}
+JSON
+"$bin/moh-export" random "$work/moa.json" -o "$work/moa-weights" >"$work/said"
+for model in shakespeare-moh-llama digits-moh-vit digits-moh-dit; do
+    export_to "$checkpoints/$model" --triton "$work/repository/$model" --with-library /opt/moh/libmoh_ops.so
+done
+
+environment genai onnxruntime==1.31.1 onnxruntime-genai==0.18.0 'tritonclient[grpc]' tokenizers numpy pillow safetensors
+"$envs/genai/bin/python" "$root/ci/stacks/spread_weights.py" "$work/moa-weights/model.safetensors" 8
+export_to "$work/moa-weights" -o "$work/moa" --part both
+for part in encoder decoder; do
+    export_to "$work/moa-weights" -o "$work/moa-parts/$part.onnx" --part $part
+done
+
+for stack in "$@"; do
+    case $stack in
+    genai | triton) env=genai ;;
+    optimum)
+        env=optimum
+        environment optimum torch optimum==2.1.0 optimum-onnx==0.1.0 transformers==4.57.6 onnxruntime==1.31.1 pillow \
+            safetensors
+        ;;
+    esac
+    case $stack in
+    genai)
+        run check_genai.py "$work/llama" "$work/llama-flat" "$work/llama-library" "$work/llama-f16"
+        for folder in llama llama-library llama-f16; do
+            run run_card.py "$work/$folder" Python onnxruntime-genai
+        done
+        run run_card.py "$work/vit" Python
+        run run_card.py "$work/dit" Python
+        run run_card.py "$work/moa-parts" Python
+        ;;
+    triton) run check_triton.py "$work/repository" ;;
+    optimum)
+        run check_optimum.py --llama "$work/llama" --llama "$work/llama-flat" --vit "$work/vit" --vit "$work/vit-f32" \
+            --moa "$work/moa" "$work/moa-parts"
+        run check_optimum.py --library "$ops" --llama "$work/llama" --vit "$work/vit-f32" --moa "$work/moa" "$work/moa-parts"
+        for folder in llama llama-flat vit vit-f32; do
+            run run_card.py "$work/$folder" Optimum
+        done
+        ;;
+    transformers.js)
+        if ! command -v npm >/dev/null; then
+            echo "skip transformers.js: no npm"
+            continue
+        fi
+        if [ ! -f "$envs/node/complete" ]; then
+            mkdir -p "$envs/node"
+            (cd "$envs/node" && npm init -y && ONNXRUNTIME_NODE_INSTALL=skip npm install --silent @huggingface/transformers@4.3.1) >&2
+            touch "$envs/node/complete"
+        fi
+        node "$root/ci/stacks/check_transformers.mjs" "$envs/node" "$work/llama" "$work/vit-f32" || status=1
+        ;;
+    *)
+        echo "stacks: no stack $stack" >&2
+        exit 2
+        ;;
+    esac
+done
+exit $status

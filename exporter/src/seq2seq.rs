@@ -1,0 +1,215 @@
+//! Encoder and decoder of one checkpoint as Optimum wants them: three models on one weight file.
+//!
+//! `encoder_model.onnx`; `decoder_model.onnx` for the first token, without caches among its inputs; `decoder_with_past_model.onnx`
+//! for the others, which reads the source from the caches.
+
+use crate::encode::encode;
+use crate::error::Error;
+use crate::graph::{Dim, ElementType, Graph, Initializer, Source};
+use crate::place::{Layout, Place};
+use crate::report::Report;
+use crate::side_files::{self, Facts, Kind};
+use crate::staging::{self, Staging};
+use crate::verify::{Subject, Verification};
+use crate::weights::{self, INLINE_BYTES, Plan};
+use crate::{Options, Part, check_output, check_part, check_versions, choose_dtype, open, passes, record, skipped};
+use moh_models::families::moa::DECODER_CALLS;
+use moh_models::{Checkpoint, Model};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::time::Instant;
+
+/// The models, in the order in which they are called.
+const MODELS: [&str; 3] = ["encoder_model.onnx", "decoder_model.onnx", "decoder_with_past_model.onnx"];
+
+/// The weights of all of them.
+const DATA: &str = "model.onnx_data";
+
+/// What fairseq's dictionaries say, unless the configuration does.
+const PADDING: u64 = 1;
+const END: i64 = 2;
+
+/// A part of the model.
+struct Graphs {
+    model: Model,
+    /// As recorded, before the passes.
+    recorded: Graph,
+    /// As written.
+    graph: Graph,
+}
+
+/// Exports the checkpoint at `path` to the folder `output`.
+pub(crate) fn export(path: &Path, output: &Path, options: &Options) -> Result<Report, Error> {
+    let started = Instant::now();
+    let ir_version = check_versions(options)?;
+    options.passes.check()?;
+    if output.extension().is_some_and(|extension| extension == "onnx") {
+        return Err(Error::OutputOfParts { path: output.to_owned() });
+    }
+    let checkpoint = open(path, options)?;
+    let place = Place { data: DATA.to_owned(), ..Place::new(&output.join(MODELS[0]), options.layout) };
+    check_output(&place, &MODELS, &checkpoint, options)?;
+    let load = |part: Part, calls: Option<&str>| {
+        let mut checkpoint = checkpoint.clone();
+        checkpoint.configure("part", part.name());
+        if let Some(calls) = calls {
+            checkpoint.configure(DECODER_CALLS, calls);
+        }
+        let model = Model::load(&checkpoint, options.family.as_deref())?;
+        check_part(Some(part), &model)?;
+        Ok::<_, Error>(model)
+    };
+    let models = [load(Part::Encoder, None)?, load(Part::Decoder, Some("first"))?, load(Part::Decoder, Some("later"))?];
+    let (dtype, note) = choose_dtype(&models[1], options);
+    let recording = record::Options { dtype, opset: options.opset, ir_version };
+    let graphs = models.into_iter().map(|model| {
+        let recorded = record::record_sized(&model, recording, &options.sizes)?;
+        let mut graph = recorded.clone();
+        passes::run(&mut graph, &options.passes)?;
+        Ok(Graphs { model, recorded, graph })
+    });
+    let graphs: Vec<Graphs> = graphs.collect::<Result<_, Error>>()?;
+    let [encoder, decoder, later] = graphs.as_slice() else {
+        return Err(moh_models::Error::Internal("not three graphs").into());
+    };
+    let union = union(&graphs)?;
+    let plan = Plan::with(&union, options.weights, output)?;
+
+    let external = plan.iter().next().is_some();
+    let mut facts = Facts::new(&checkpoint, &decoder.model, &decoder.graph, dtype, (options.layout, &place), external)?;
+    if options.layout != Layout::Triton && encoder.graph.inputs.iter().any(|input| input.name == "input_ids") {
+        facts.kind = Kind::Translator;
+        facts.translator = translator(&checkpoint, encoder, decoder, &facts);
+    }
+    let (sides, side_notes) = side_files::side_files(&facts, &options.sides)?;
+    let (missing, _) = side_files::missing(&sides, &place, &MODELS, options.force)?;
+
+    let mut staging = Staging::at(place.clone())?;
+    let prepare = |staging: &mut Staging| {
+        let (length, told) = (plan.length(), options.progress.unwrap_or(|_, _| ()));
+        weights::write_data(&union, &plan, &staging.path(DATA), &|done| told(done, length))?;
+        missing.iter().try_for_each(|side| side.write(&staging.side_path(&side.name)))?;
+        let mut found = Vec::new();
+        for (name, part) in MODELS.iter().zip([encoder, decoder, later]) {
+            staging.add_model(name);
+            staging::write_file(&staging.model(), &encode(&part.graph, &plan, DATA)?)?;
+            let subject = Subject { model: &part.model, recorded: &part.recorded, plan: &plan, dtype, options };
+            found.push(subject.check(staging, skipped(&part.model, dtype, options), None)?.0);
+        }
+        Ok(found)
+    };
+    let found = prepare(&mut staging).map_err(|error| staging.at_output(error))?;
+    let (missing, kept) = side_files::missing(&sides, &place, &MODELS, options.force)?;
+    let names: Vec<String> = missing.into_iter().map(|side| side.name).collect();
+    let files = staging.commit(&names)?;
+    let notes = note.into_iter().map(str::to_owned).chain(side_notes).chain(kept).collect();
+    report(&checkpoint, [&encoder.model, &decoder.model], dtype, notes, files, worst(found), started)
+}
+
+/// A graph with the large constants of all of them, each once.
+fn union(graphs: &[Graphs]) -> Result<Graph, Error> {
+    let mut all: BTreeMap<String, Initializer> = BTreeMap::new();
+    let mut order = Vec::new();
+    for init in graphs.iter().flat_map(|part| &part.graph.initializers).filter(|init| init.bytes() >= INLINE_BYTES) {
+        match all.get(&init.name) {
+            None => {
+                order.push(init.name.clone());
+                all.insert(init.name.clone(), init.clone());
+            }
+            Some(known) if same(known, init) => {}
+            Some(_) => return Err(moh_models::Error::Internal("two tensors of one name").into()),
+        }
+    }
+    let mut graph = graphs.first().map(|part| part.graph.clone()).ok_or(moh_models::Error::Internal("no graph"))?;
+    graph.initializers = order.iter().filter_map(|name| all.remove(name)).collect();
+    Ok(graph)
+}
+
+fn same(a: &Initializer, b: &Initializer) -> bool {
+    let sources = match (&a.source, &b.source) {
+        (Source::Bytes(a), Source::Bytes(b)) => a == b,
+        (Source::Weight { weight: a, transposed: x }, Source::Weight { weight: b, transposed: y }) => {
+            x == y && a.name() == b.name() && a.shape() == b.shape()
+        }
+        _ => false,
+    };
+    sources && a.ty == b.ty && a.dims == b.dims
+}
+
+/// What transformers' MarianConfig says of a model.
+fn translator(
+    checkpoint: &Checkpoint,
+    encoder: &Graphs,
+    decoder: &Graphs,
+    facts: &Facts<'_>,
+) -> Vec<(&'static str, Value)> {
+    let config = checkpoint.config();
+    let last = |graph: &Graph| match graph.outputs.first().and_then(|output| output.dims.last()) {
+        Some(Dim::Fixed(n)) => *n,
+        _ => 0,
+    };
+    let tokens = encoder.model.tensors().iter().find(|(name, _)| name.ends_with("embed_tokens.weight"));
+    let source = tokens.and_then(|(_, shape)| shape.first().copied()).unwrap_or(0);
+    let target = last(&decoder.graph);
+    let end = facts.tokens.first_end().unwrap_or(END);
+    let start = config.value("decoder_start_token_id").cloned().unwrap_or(json!(end));
+    let padding = config.value("padding_idx").and_then(Value::as_u64).unwrap_or(PADDING);
+    let mut keys = vec![
+        ("is_encoder_decoder", json!(true)),
+        ("d_model", json!(last(&encoder.graph))),
+        ("vocab_size", json!(source)),
+        ("pad_token_id", json!(padding)),
+        ("eos_token_id", json!(end)),
+        ("decoder_start_token_id", start),
+        ("forced_eos_token_id", Value::Null),
+    ];
+    if source != target {
+        keys.extend([("encoder_vocab_size", json!(source)), ("decoder_vocab_size", json!(target))]);
+    }
+    keys
+}
+
+/// What verification found in all models, as of one.
+fn worst(found: Vec<Verification>) -> Verification {
+    let joined = found.into_iter().reduce(|all, one| match (all, one) {
+        (Verification::Agrees(mut all), Verification::Agrees(one)) => {
+            all.error = all.error.max(one.error);
+            all.given_gates |= one.given_gates;
+            all.rows += one.rows;
+            all.rerouted += one.rerouted;
+            Verification::Agrees(all)
+        }
+        (Verification::Skipped(why), _) | (_, Verification::Skipped(why)) => Verification::Skipped(why),
+    });
+    joined.unwrap_or(Verification::Skipped(String::new()))
+}
+
+/// The report of both parts.
+fn report(
+    checkpoint: &Checkpoint,
+    parts: [&Model; 2],
+    dtype: ElementType,
+    notes: Vec<String>,
+    files: Vec<std::path::PathBuf>,
+    found: Verification,
+    started: Instant,
+) -> Result<Report, Error> {
+    let [encoder, decoder] = parts;
+    let mut report = Report::new(checkpoint, decoder, dtype, notes, files, (found, None), started.elapsed())?;
+    report.layers.splice(0..0, encoder.layers());
+    let (active, all) = report
+        .layers
+        .iter()
+        .fold((0, 0), |(active, all), layer| (active + layer.heads.active(), all + layer.heads.num_heads));
+    report.active_share = active as f64 / all.max(1) as f64;
+    // A matrix that both use counts once.
+    let tensors: BTreeSet<&(String, Vec<usize>)> = parts.iter().flat_map(|model| model.tensors()).collect();
+    report.parameters = tensors.iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
+    let macs = encoder.macs(&encoder.workload().sizes)?;
+    report.macs.dense += macs.dense;
+    report.macs.routed += macs.routed;
+    let new: Vec<_> = encoder.defaults().iter().filter(|default| !report.defaults.contains(default)).cloned().collect();
+    report.defaults.extend(new);
+    Ok(report)
+}
