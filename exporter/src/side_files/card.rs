@@ -165,7 +165,7 @@ impl Python<'_> {
         let names = names.replace("LAYERS", &layers.to_string());
         let end = match self.facts.tokens.end[..] {
             [] => String::new(),
-            [ref ids @ ..] => format!("    if tokens[-1] in {ids:?}:\n        break\n"),
+            ref ids => format!("    if tokens[-1] in {ids:?}:\n        break\n"),
         };
         format!(
             "{prompt}names = {names}\n\

@@ -5,11 +5,14 @@ use serde_json::{Map, Value};
 use std::fs;
 use std::path::Path;
 
+/// An object, and the text that it was read from.
+pub(super) type ObjectText = (Map<String, Value>, String);
+
 /// The object in a file of the checkpoint and its text; `None` where there is no file.
 ///
 /// # Errors
 /// A file that cannot be read or holds no JSON object.
-pub(super) fn read(path: &Path) -> Result<Option<(Map<String, Value>, String)>, Error> {
+pub(super) fn read(path: &Path) -> Result<Option<ObjectText>, Error> {
     if !path.is_file() {
         return Ok(None);
     }
