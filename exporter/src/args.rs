@@ -47,9 +47,13 @@ pub(crate) enum Command {
     },
 }
 
-/// Where a checkpoint's configuration and weights are.
+/// What a checkpoint is, and where its configuration and weights are.
 #[derive(Debug, clap::Args)]
 pub(crate) struct SourceArgs {
+    /// Model family [default: the config's key `family`].
+    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(families::NAMES))]
+    pub(crate) family: Option<String>,
+
     /// Another configuration than the config.json beside the weights.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
@@ -85,9 +89,6 @@ pub(crate) struct InspectArgs {
     /// A checkpoint, or only its config.json; none with --preset.
     #[arg(required_unless_present = "preset")]
     pub(crate) checkpoint: Option<PathBuf>,
-    /// Model family [default: the config's key `family`].
-    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(families::NAMES))]
-    pub(crate) family: Option<String>,
     #[command(flatten)]
     pub(crate) source: SourceArgs,
     #[command(flatten)]
@@ -140,9 +141,6 @@ pub(crate) struct VerifyArgs {
     pub(crate) model: PathBuf,
     /// The checkpoint that it was exported from.
     pub(crate) checkpoint: PathBuf,
-    /// Model family [default: the config's key `family`].
-    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(families::NAMES))]
-    pub(crate) family: Option<String>,
     #[command(flatten)]
     pub(crate) source: SourceArgs,
     #[command(flatten)]
@@ -195,10 +193,6 @@ struct ExportArgs {
 
     #[command(flatten)]
     sides: SideArgs,
-
-    /// Model family [default: the config's key `family`].
-    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(families::NAMES))]
-    family: Option<String>,
 
     #[command(flatten)]
     source: SourceArgs,
@@ -363,7 +357,7 @@ impl Args {
         let sizes = [("batch", args.batch), ("sequence", args.sequence), ("past", args.past)];
         let sizes = sizes.into_iter().filter_map(|(name, size)| Some((name.to_owned(), size?)));
         let options = Options {
-            family: args.family,
+            family: args.source.family,
             config: args.source.config,
             preset: args.source.preset,
             weights_key: args.source.weights_key,

@@ -105,7 +105,7 @@ fn warn(warnings: &[Warning]) {
 
 fn inspect(args: &InspectArgs) -> Result<()> {
     let lengths = Lengths { tokens: args.tokens, past: args.past };
-    let family = args.family.as_deref();
+    let family = args.source.family.as_deref();
     let planned = |mut config: Config| {
         args.part.put(&mut config);
         let (model, tensors) = Model::plan(&config, family)?;
@@ -146,7 +146,7 @@ fn is_config(path: &Path) -> bool {
 /// A model that disagrees is a failure, after the table that says where.
 fn verify(args: &VerifyArgs) -> Result<()> {
     let checkpoint = args.source.open(&args.checkpoint, args.part.part())?;
-    let model = Model::load(&checkpoint, args.family.as_deref())?;
+    let model = Model::load(&checkpoint, args.source.family.as_deref())?;
     check_part(args.part.part(), &model)?;
     warn(model.warnings());
     let is_bf16 = |name| checkpoint.get(name).is_some_and(|tensor| tensor.dtype() == WeightType::BF16);

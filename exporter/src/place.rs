@@ -1,6 +1,5 @@
 //! Where an export's files lie in its folder.
 
-use crate::staging::{data_name, folder_of};
 use std::path::{Path, PathBuf};
 
 /// How the files of an export are arranged.
@@ -77,6 +76,16 @@ impl Place {
             folder => format!("{folder}/{}", self.model),
         }
     }
+}
+
+/// Name of the weight file that belongs to a model file.
+fn data_name(model: &Path) -> String {
+    format!("{}_data", model.file_name().unwrap_or_default().to_string_lossy())
+}
+
+/// The folder that `output` is in.
+fn folder_of(output: &Path) -> &Path {
+    output.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 #[cfg(test)]

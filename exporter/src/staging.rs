@@ -103,16 +103,6 @@ impl Drop for NewFolders {
     }
 }
 
-/// Name of the weight file that belongs to a model file.
-pub fn data_name(model: &Path) -> String {
-    format!("{}_data", model.file_name().unwrap_or_default().to_string_lossy())
-}
-
-/// The folder that `output` is in.
-pub(crate) fn folder_of(output: &Path) -> &Path {
-    output.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
 /// A new staging folder in `parent`, and its lock.
 fn locked_folder(parent: &Path) -> Result<(PathBuf, File), Error> {
     loop {
