@@ -24,6 +24,8 @@ class Kernels:
     def __init__(self, path):
         self.run = ctypes.CDLL(os.path.abspath(path)).moh_cuda_run
         self.run.restype = ctypes.c_int64
+        driver = os.environ.get("MOH_CUDA_DRIVER")
+        self.emulator = ctypes.CDLL(driver) if driver else None
 
     def call(self, operator, attributes, inputs, output, workspace):
         """A function of a stream's address that launches the operator.
@@ -43,5 +45,8 @@ class Kernels:
             )
             if used < 0:
                 raise RuntimeError(error.value.decode())
+            # The emulator runs what is enqueued only when somebody waits, and its memory is read here without a copy.
+            if self.emulator and self.emulator.cuCtxSynchronize():
+                raise RuntimeError("cuCtxSynchronize")
 
         return launch
