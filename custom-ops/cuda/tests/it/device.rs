@@ -201,23 +201,26 @@ pub(crate) fn on_device(test: impl Fn(&Device)) {
     }
 }
 
-/// A GPU before Hopper: compute capability, and bytes of shared memory per block.
-pub(crate) struct OlderGpu(&'static str, &'static str);
+/// A GPU without kernels for Hopper: compute capability, and bytes of shared memory per block.
+pub(crate) struct OtherGpu(&'static str, &'static str);
 
 /// A data-centre GPU.
-pub(crate) const A100: OlderGpu = OlderGpu("80", "166912");
+pub(crate) const A100: OtherGpu = OtherGpu("80", "166912");
 /// A consumer's GPU, with the least shared memory of those that are supported; later ones (8.9, 12.0) have no more.
-pub(crate) const RTX_30: OlderGpu = OlderGpu("86", "101376");
+pub(crate) const RTX_30: OtherGpu = OtherGpu("86", "101376");
 
-/// Reruns the tests whose names contain one of `tests` in a process that uses the kernels for an older GPU. The
+/// A GPU after Hopper, without kernels of its own: those before Hopper, with Hopper's shared memory.
+pub(crate) const B200: OtherGpu = OtherGpu("100", "232448");
+
+/// Reruns the tests whose names contain one of `tests` in a process that uses the kernels for another GPU. The
 /// emulator becomes this GPU; a real one is limited to what that has.
-pub(crate) fn rerun_on_older_gpu(gpu: &OlderGpu, tests: &[&str]) {
+pub(crate) fn rerun_on_other_gpu(gpu: &OtherGpu, tests: &[&str]) {
     let Some(device) = Device::get() else { return };
     let set = |variable| std::env::var_os(variable).is_some();
     if set(CAPABILITY_VARIABLE) || set(EMULATED_CAPABILITY_VARIABLE) {
         return;
     }
-    let OlderGpu(capability, shared_bytes) = gpu;
+    let OtherGpu(capability, shared_bytes) = gpu;
     let limits = match device.emulated {
         true => vec![(EMULATED_CAPABILITY_VARIABLE, capability)],
         false => vec![(CAPABILITY_VARIABLE, capability), (SHARED_VARIABLE, shared_bytes)],

@@ -1,6 +1,6 @@
 //! Tests of the driver, the images, and device memory.
 
-use crate::device::{Device, RTX_30, rerun_on_older_gpu};
+use crate::device::{Device, RTX_30, rerun_on_other_gpu};
 use moh_cuda::driver::DRIVER_VARIABLE;
 use moh_cuda::kernel::Kernel;
 use moh_cuda::params::AttentionParams;
@@ -82,7 +82,7 @@ fn launches_with_too_much_shared_memory_are_refused() {
 #[test]
 fn kernels_for_hopper_load_only_there() {
     let Some(device) = Device::get() else { return };
-    rerun_on_older_gpu(&RTX_30, &["driver::kernels_for_hopper", "driver::launches_with_too_much"]);
+    rerun_on_other_gpu(&RTX_30, &["driver::kernels_for_hopper", "driver::launches_with_too_much"]);
     let stream = device.stream();
     if device.emulated && stream.properties().capability != (9, 0) {
         let kernel = Kernel { module: modules::ATTENTION_SM90, name: c"moh_attention_sm90_f16_d64" };

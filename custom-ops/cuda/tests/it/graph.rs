@@ -1,7 +1,7 @@
 //! Calls captured in CUDA graphs: nothing waits, allocates or loads, and replays use the gates of the launch, not
 //! those of the capture.
 
-use crate::device::{A100, Device, compare, rerun_on_older_gpu};
+use crate::device::{A100, Device, compare, rerun_on_other_gpu};
 use moh_conformance::{
     Call, aggregated_attention as aggregated, head_linear as linear, routed_attention, routed_mlp as mlp,
 };
@@ -79,7 +79,7 @@ fn aggregated_attention() {
 /// The kernels for GPUs before Hopper.
 #[test]
 fn rerun_with_kernels_for_older_gpus() {
-    rerun_on_older_gpu(
+    rerun_on_other_gpu(
         &A100,
         &["graph::attention", "graph::projections_and_combinations", "graph::mixtures_of_experts"],
     );

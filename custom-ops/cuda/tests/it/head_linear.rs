@@ -1,6 +1,6 @@
 //! RoutedProjection's and RoutedCombine's CUDA kernels against the f64 reference, on a GPU or on the emulator.
 
-use crate::device::{A100, Device, RTX_30, on_device, rerun_on_older_gpu, seed};
+use crate::device::{A100, B200, Device, RTX_30, on_device, rerun_on_other_gpu, seed};
 use moh_conformance::Random;
 use moh_conformance::head_linear::{Case, Gates, PROJECTION, each};
 use moh_operators::DType;
@@ -238,7 +238,7 @@ fn random_calls() {
 /// The kernels for GPUs before Hopper.
 #[test]
 fn rerun_with_kernels_for_older_gpus() {
-    rerun_on_older_gpu(
+    rerun_on_other_gpu(
         &A100,
         &[
             "head_linear::all_numbers_of_rows",
@@ -248,7 +248,9 @@ fn rerun_with_kernels_for_older_gpus() {
             "head_linear::nan_affects",
         ],
     );
-    rerun_on_older_gpu(&RTX_30, &["head_linear::large_tiles", "head_linear::many_heads_of_which_few"]);
+    rerun_on_other_gpu(&RTX_30, &["head_linear::large_tiles", "head_linear::many_heads_of_which_few"]);
+    // Tiles of 256 rows without wgmma fit only there.
+    rerun_on_other_gpu(&B200, &["head_linear::all_tile_sizes"]);
 }
 
 #[test]

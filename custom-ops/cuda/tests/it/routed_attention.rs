@@ -1,6 +1,6 @@
 //! RoutedAttention's CUDA kernels against the f64 reference, on a GPU or on the emulator.
 
-use crate::device::{A100, Device, RTX_30, on_device, rerun_on_older_gpu, seed};
+use crate::device::{A100, Device, RTX_30, on_device, rerun_on_other_gpu, seed};
 use moh_conformance::Random;
 use moh_conformance::routed_attention::{Case, Gates, Mask};
 use moh_operators::{Attributes, DType, RoutedAttention, routed_attention};
@@ -300,7 +300,7 @@ fn long_sequences_in_tiles() {
 /// The kernels for GPUs before Hopper.
 #[test]
 fn rerun_with_kernels_for_older_gpus() {
-    rerun_on_older_gpu(
+    rerun_on_other_gpu(
         &A100,
         &[
             "routed_attention::all_lengths_and_layouts",
@@ -310,7 +310,7 @@ fn rerun_with_kernels_for_older_gpus() {
             "routed_attention::no_some_and_all",
         ],
     );
-    rerun_on_older_gpu(
+    rerun_on_other_gpu(
         &RTX_30,
         &["routed_attention::all_head_widths", "routed_attention::decoding_all_head", "routed_attention::wide_heads"],
     );

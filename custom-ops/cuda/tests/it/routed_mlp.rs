@@ -1,6 +1,6 @@
 //! RoutedMLP's CUDA kernels against the f64 reference, on a GPU or on the emulator.
 
-use crate::device::{A100, Device, RTX_30, on_device, rerun_on_older_gpu, seed};
+use crate::device::{A100, Device, RTX_30, on_device, rerun_on_other_gpu, seed};
 use moh_conformance::routed_mlp::{CASE, Case, Gates};
 use moh_conformance::{Buffer, Random};
 use moh_operators::DType;
@@ -53,7 +53,7 @@ fn all_tile_sizes() {
             check(device, &Case { gates: Gates::TopK(2), bias: i % 2 == 0, seed: 4, ..case });
             check(device, &Case { q_len: 270, gates: Gates::First(1), bias: i % 2 == 1, seed: 5, ..case });
         }
-        rerun_on_older_gpu(
+        rerun_on_other_gpu(
             &A100,
             &[
                 "routed_mlp::all_tile_sizes",
@@ -61,7 +61,7 @@ fn all_tile_sizes() {
                 "routed_mlp::few_most_no_and_all_experts",
             ],
         );
-        rerun_on_older_gpu(&RTX_30, &["routed_mlp::all_tile_sizes"]);
+        rerun_on_other_gpu(&RTX_30, &["routed_mlp::all_tile_sizes"]);
     });
 }
 
@@ -83,7 +83,7 @@ fn lists_around_tile_sizes() {
         for q_len in [768, 1024] {
             check(device, &Case { q_len, width: 8, out_width: 8, gates: Gates::First(1), experts: 2, ..LONG });
         }
-        rerun_on_older_gpu(&A100, &["routed_mlp::lists_around", "routed_mlp::one_to_four", "routed_mlp::long_hidden"]);
+        rerun_on_other_gpu(&A100, &["routed_mlp::lists_around", "routed_mlp::one_to_four", "routed_mlp::long_hidden"]);
     });
 }
 
