@@ -52,8 +52,21 @@ fn send(signal: &str, child: &Child) {
     assert!(Command::new("kill").args([&format!("-{signal}"), &child.id().to_string()]).status().unwrap().success());
 }
 
+/// The program, started with the signals as they are by default: whoever runs the tests may ignore some, as nohup does.
 fn program() -> Command {
-    Run::tract().command()
+    let program = Run::tract().command();
+    if !cfg!(target_os = "linux") {
+        return program;
+    }
+    let mut command = Command::new("/usr/bin/env");
+    command.arg("--default-signal=HUP,INT,TERM").arg(program.get_program()).args(program.get_args());
+    for (name, value) in program.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    command
 }
 
 #[test]
@@ -120,7 +133,7 @@ fn what_a_killed_export_left_is_swept() {
 #[test]
 fn ignored_signals_stay_ignored() {
     let slow = Slow::new("moh-dit-s-75");
-    let program = program();
+    let program = Run::tract().command();
     let mut shell = Command::new("/bin/sh");
     shell.args(["-c", "trap '' HUP; exec \"$0\" \"$@\""]).arg(program.get_program()).env("PATH", "");
     let child = slow.start(shell.process_group(0));

@@ -101,8 +101,9 @@ impl<'a> Parts<'a> {
         Ok(parts)
     }
 
+    /// One a block, and one for what follows the last block, if anything does.
     pub(super) fn count(&self) -> usize {
-        self.cuts.len() + 1
+        self.cuts.len() + usize::from(self.outputs.iter().any(|(_, part)| *part == self.cuts.len()))
     }
 
     pub(super) fn name(&self, index: usize) -> &str {

@@ -44,7 +44,9 @@ fn every_family_agrees_in_every_type() {
             let case = Case::new(name, |options| options.dtype = Some(dtype));
             let report = case.verify().unwrap();
             assert!(report.agrees, "{name} {dtype}: {report}");
-            assert_eq!(report.layers.len(), blocks(&case.model) + 1, "{name}: {report}");
+            // MoA's stacks give what their last block does.
+            let after = usize::from(!name.starts_with("moa"));
+            assert_eq!(report.layers.len(), blocks(&case.model) + after, "{name}: {report}");
             let rows: usize = report.layers.iter().map(|layer| layer.rows).sum();
             assert!(rows > 0, "{name}: {report}");
         }
