@@ -165,25 +165,32 @@ template <class P, bool is_mlp, bool pairs> struct Projection {
         // The bias of columns 8 j + 2 pair and one more.
         uint32_t bias[P::columns / 8];
         consumer.multiply(tile, [&] {
+            // All loads are issued before the first one is used.
+            int head[tile_columns / 32]; // of columns 32 i + 8 pair to + 7; -1: none
+            float gate[4][tile_columns / 32];
 #pragma unroll
-            for (int u = 0; u < 2; u++)
+            for (int i = 0; i < tile_columns / 32; i++) {
+                const int column = tile.column + 32 * i + 8 * pair;
+                head[i] = dense && column < columns ? column / p.columns : -1;
+            }
 #pragma unroll
-                for (int s = 0; s < 2; s++) {
-                    const int row = consumer.row(u, s);
-                    const bool exists = row < tile.rows;
-                    token[u][s] = !exists ? -1 : dense ? tile.row + row : p.entries[int64_t(tile.head) * p.tokens + tile.row + row];
+            for (int r = 0; r < 4; r++) {
+                const int row = consumer.row(r / 2, r % 2);
+                const bool exists = row < tile.rows;
+                token[r / 2][r % 2] = !exists ? -1 : dense ? tile.row + row : p.entries[int64_t(tile.head) * p.tokens + tile.row + row];
+                const float* gates = p.gates + int64_t(exists ? tile.row + row : 0) * p.heads;
 #pragma unroll
-                    for (int i = 0; i < tile_columns / 32; i++) {
-                        const int column = tile.column + 32 * i + 8 * pair;
-                        if (dense && exists && column < columns && p.gates[int64_t(token[u][s]) * p.heads + column / p.columns] != 0.0f)
-                            heads_on |= 1u << (8 * u + 4 * s + i);
-                    }
-                }
+                for (int i = 0; i < tile_columns / 32; i++) gate[r][i] = exists && head[i] >= 0 ? gates[head[i]] : 0.0f;
+            }
 #pragma unroll
             for (int j = 0; j < P::columns / 8; j++) {
                 const int column = tile.column + 8 * j % tile_columns + 2 * pair, part = 8 * j / tile_columns * p.columns;
                 bias[j] = p.bias && column < columns ? load_two(p.bias, tile.head * p.bias_head + part + column) : 0;
             }
+#pragma unroll
+            for (int r = 0; r < 4; r++)
+#pragma unroll
+                for (int i = 0; i < tile_columns / 32; i++) heads_on |= (gate[r][i] != 0.0f ? 1u : 0u) << (4 * r + i);
         });
 
 #pragma unroll

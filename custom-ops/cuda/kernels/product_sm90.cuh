@@ -109,6 +109,15 @@ template <class P> struct Producer {
         end(false);
         flush();
     }
+    // Waits until all blocks of the cluster have released every stage but the last one, which nobody releases: after that,
+    // no arrival is on its way to this block.
+    MOH_DEVICE void drain() {
+#pragma unroll 1
+        for (int i = 1; i < P::stages; i++) {
+            mbarrier_wait(&shared.empty[filling.slot], filling.parity ^ 1);
+            filling.advance();
+        }
+    }
     // Passes the oldest stage, whose copies have arrived, to the consumers.
     MOH_DEVICE void pass_on() {
         fence_async_proxy();
@@ -225,10 +234,9 @@ template <class P> struct Consumer {
     }
 };
 
-// Elements `index` and one more of an array of 16-bit elements, and one of the two (e = 0 or 1).
+// Elements `index` (even) and one more of an aligned array of 16-bit elements, and one of the two (e = 0 or 1).
 MOH_DEVICE uint32_t load_two(const void* elements, int64_t index) {
-    const uint16_t* from = static_cast<const uint16_t*>(elements) + index;
-    return from[0] | uint32_t(from[1]) << 16;
+    return *reinterpret_cast<const uint32_t*>(static_cast<const uint16_t*>(elements) + index);
 }
 template <class T> MOH_DEVICE float element(uint32_t two, int e) { return to_float(T{uint16_t(two >> (16 * e))}); }
 
@@ -297,6 +305,7 @@ template <class P, class Produce, class Consume> MOH_DEVICE void run_roles(Share
         Producer<P> producer(shared);
         produce(producer);
         producer.stop();
+        if constexpr (P::cluster > 1) producer.drain();
     } else {
         registers_increase<kConsumerRegisters>();
         Consumer<P> consumer(shared, warp / 4 - 1);
@@ -304,7 +313,7 @@ template <class P, class Produce, class Consume> MOH_DEVICE void run_roles(Share
             consume(consumer, tile);
         }
     }
-    if constexpr (P::cluster > 1) cluster_sync(); // the neighbour may still release stages to this block
+    if constexpr (P::cluster > 1) cluster_sync(); // no block ends while its neighbour may access its shared memory
 }
 
 } // namespace

@@ -12,6 +12,7 @@ use moh_operators::{Attributes, DType, Error, Operator};
 use std::cell::OnceCell;
 use std::ffi::CStr;
 use std::ptr::NonNull;
+use std::sync::{Mutex, PoisonError};
 
 /// A node's checked attributes, and the provider's allocator.
 pub(crate) struct CudaKernel {
@@ -94,6 +95,9 @@ unsafe impl Workspace for SessionWorkspace<'_> {
         // stream has released; so it does not grow the arena. The first one does, if all free blocks large enough
         // belong to streams, which it cannot take. The arena's blocks keep their stream to the end of a run, so that
         // happens once or a few times in a run, and not again where blocks without a stream have been left over.
+        // Between the two, no other node of ours takes the memory; onnxruntime's own still may.
+        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+        let _one_at_a_time = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let mut block = allocator.allocate(bytes).ok_or_else(out_of_memory)?;
         // On the default stream all work is in order.
         if !self.stream.is_null() {
