@@ -33,22 +33,25 @@ MOH_DEVICE int4 find_tile(const TileParams& p, TileSearch& search, int index) {
         const int length = ahead;
         ahead = lengths(search.section + p.lists_per_section); // in flight while this section is searched
         while (const unsigned longer = __ballot_sync(full, length > search.level * p.tile_rows)) {
-            const int offset = index - search.before;
-            if (offset < __popc(longer)) {
-                const bool wanted = (longer >> lane & 1) && __popc(longer & ((1u << lane) - 1)) == offset;
-                const int place = __ffs(int(__ballot_sync(full, wanted))) - 1;
-                const int list = search.section + place, entries = __shfl_sync(full, length, place);
-                const int first = ((entries - 1) / p.tile_rows - search.level) * p.tile_rows;
-                const int rows = min(p.tile_rows, entries - first);
-                int keys = p.kv_len;
-                if (p.is_causal) {
-                    const int last = p.entries[int64_t(list) * p.q_len * p.group + first + rows - 1];
-                    keys = max(0, min(keys, last / p.group + 1 + p.kv_len - p.q_len));
-                }
-                return make_int4(list, first, rows, keys);
+            // Levels have the same lists, down to the first tile of the shortest one: as many as precede the tile are skipped.
+            const int count = __popc(longer);
+            int levels = longer >> lane & 1 ? (length - 1) / p.tile_rows + 1 - search.level : 0x7fffffff;
+            for (int step = 16; step > 0; step /= 2) levels = min(levels, __shfl_xor_sync(full, levels, step));
+            const int skipped = min((index - search.before) / count, levels);
+            search.before += skipped * count;
+            search.level += skipped;
+            if (skipped == levels) continue;
+            const bool wanted = (longer >> lane & 1) && __popc(longer & ((1u << lane) - 1)) == index - search.before;
+            const int place = __ffs(int(__ballot_sync(full, wanted))) - 1;
+            const int list = search.section + place, entries = __shfl_sync(full, length, place);
+            const int first = ((entries - 1) / p.tile_rows - search.level) * p.tile_rows;
+            const int rows = min(p.tile_rows, entries - first);
+            int keys = p.kv_len;
+            if (p.is_causal) {
+                const int last = p.entries[int64_t(list) * p.q_len * p.group + first + rows - 1];
+                keys = max(0, min(keys, last / p.group + 1 + p.kv_len - p.q_len));
             }
-            search.before += __popc(longer);
-            search.level++;
+            return make_int4(list, first, rows, keys);
         }
         search.section += p.lists_per_section;
         search.level = 0;
