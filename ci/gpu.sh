@@ -296,6 +296,8 @@ stage_A() {
     if [ "$dry" = 1 ]; then attention=(routed_attention::long_sequences_in_tiles) products=(head_linear::large_tiles); fi
     tests plan 60 -- plan::
     tests router 60 -- top_k_router::
+    # Beside what follows, this tells a fault of kernels from one of kernels that start early.
+    tests plain-launches 60 MOH_CUDA_DEPENDENT_LAUNCH=0 -- routed_attention::long_sequences_in_tiles head_linear::large_tiles
     tests attention-80 60 MOH_CUDA_CAPABILITY=80 -- "${attention[@]}"
     tests attention-hopper 60 -- "${attention[@]}"
     tests products-widths 60 -- head_linear::widths_of_tiles
