@@ -5,7 +5,7 @@
 // share key and value blocks, which are double-buffered by cp.async. Widths and strides must be multiples of 8
 // elements and tensors aligned to 16 bytes; other calls use attention_simt.cu.
 
-// moh: spill-limit 32
+// moh: spill-limit 56
 
 #include "device.cuh"
 #include "mma_attention.cuh"
