@@ -209,7 +209,7 @@ part() {
     record "$name" "$outcome" $((SECONDS - start)) "$note"
     case $outcome in
     FAILED | killed)
-        { grep -m 4 -E 'FAILED|WRONG|panicked|[Ee]rror:' "$logs/$name.log" || true && tail -n 3 "$logs/$name.log"; } | cut -c 1-300 | sed 's/^/    /'
+        { grep -m 4 -E 'FAILED|WRONG|panicked|error:|Error:' "$logs/$name.log" || true && tail -n 3 "$logs/$name.log"; } | cut -c 1-300 | sed 's/^/    /'
         ;;
     esac
     # After each part: a call that is stopped keeps its logs.
