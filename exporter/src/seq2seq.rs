@@ -47,6 +47,11 @@ pub(crate) fn export(path: &Path, output: &Path, options: &Options) -> Result<Re
     if output.extension().is_some_and(|extension| extension == "onnx") {
         return Err(Error::OutputOfParts { path: output.to_owned() });
     }
+    if let Some(reference) = &options.reference {
+        let problem = "its inputs and outputs are one model's, and both parts are three: compare each part with --part"
+            .to_owned();
+        return Err(Error::Reference { file: reference.path.clone(), problem });
+    }
     let checkpoint = open(path, options)?;
     let place = Place { data: DATA.to_owned(), ..Place::new(&output.join(MODELS[0]), options.layout) };
     check_output(&place, &MODELS, &checkpoint, options)?;

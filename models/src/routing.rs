@@ -32,8 +32,8 @@ pub struct Routing {
 }
 
 impl Routing {
-    /// MoH's load-balance loss of the layer, a scalar: `R^2 mean_i(mean_tokens(p_i) mean_tokens([i selected]))` over its R routed heads,
-    /// at least top_k for heads that are used and likely alike (arXiv 2410.11842, equation 8).
+    /// MoH's load-balance loss of the layer (arXiv 2410.11842), a scalar: `R^2 mean_i(mean_tokens(p_i) mean_tokens([i selected]))` over its
+    /// R routed heads. It is top_k where all are equally likely and equally often selected, and grows where both prefer the same heads.
     ///
     /// The published code adds 0.01 times the mean over the layers to ViT's loss.
     ///
@@ -46,7 +46,7 @@ impl Routing {
         Ok(((probability * load)?.mean_all()? * (candidates * candidates) as f64)?)
     }
 
-    /// MoA's losses of the layer, whose candidates are experts (arXiv 2210.05144, equations 6 to 8, as the published code computes them).
+    /// MoA's losses of the layer, whose candidates are experts (arXiv 2210.05144), as the published code computes them.
     ///
     /// # Errors
     /// A router of heads, which has other losses; what candle fails with.

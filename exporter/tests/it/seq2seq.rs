@@ -46,6 +46,17 @@ fn caches(given: &BTreeMap<String, Value>, outputs: &BTreeMap<String, Tensor>) -
     past.chain(present).collect()
 }
 
+/// What cannot be had of both parts at once is an error, and nothing is written.
+fn refuses(folder: &Path, arguments: &[&str], expected: &str) {
+    let mut command = Run::tract().command();
+    let done = command.current_dir(folder).args(["whole", "--part", "both"]).args(arguments).output().unwrap();
+    let said = text(&done.stderr);
+    assert!(!done.status.success() && said.contains(expected), "{said}");
+    let mut left: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["moa.json", "whole"]);
+}
+
 #[test]
 fn three_models_on_one_weight_file() {
     let root = tempfile::tempdir().unwrap();
@@ -56,6 +67,12 @@ fn three_models_on_one_weight_file() {
         text(&done.stdout)
     };
     program(&["random", "moa.json", "-o", "whole", "--seed", "5"]);
+    refuses(
+        root.path(),
+        &["-o", "out", "--reference", "outputs.safetensors"],
+        "outputs.safetensors: its inputs and outputs are one model's",
+    );
+    refuses(root.path(), &["--triton", "repository/translator"], "name the folder to write them to");
     for part in ["encoder", "decoder"] {
         program(&["whole", "--part", part, "-o", &format!("parts/{part}.onnx")]);
     }
