@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Measures this machine, and writes the tables of docs/performance.md between its two marks.
+# Measures this machine, and writes the tables of docs/performance.md between its marks.
 #
 # usage: ci/bench.sh [--write] [operators|models|growth ...] [--threads 1,2] [--seconds 2] [--only TEXT]
+#        ci/bench.sh [--write] llm --model MODEL.onnx [--folder FOLDER] [--threads 2] [--seconds 4] [--only TEXT]
 #        ci/bench.sh --against REV [--threads 1,2] [--seconds 3] [--only TEXT] [--large]
 #
 # Without arguments: everything, an hour or so, and the document is written. With some, the tables are printed alone, unless the first
@@ -9,6 +10,8 @@
 #
 # --against prints how long the working tree takes compared with the commit REV, both in turns on the same models; --large adds models of
 # several GB. REV is built in target/against, the first time with all dependencies, which takes many minutes.
+#
+# llm measures an exported language model against a dense one of its shape, which is written to FOLDER: as large as an int4 export.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -29,14 +32,18 @@ elif [[ ${1:-} == --write ]]; then
 elif [[ $# -gt 0 ]]; then
     exec target/dist/examples/bench "$@"
 fi
+# Language models have tables of their own.
+marks=tables
+[[ ${1:-} == llm ]] && marks="language model tables"
+grep -q "^<!-- $marks begin" "$document" || { echo "$document has no marks for $marks" >&2 && exit 1; }
 {
     printf 'Measured on %s, onnxruntime %s.\n\n' "$(date -u +%Y-%m-%d)" "${ORT_DYLIB_PATH##*.so.}"
     target/dist/examples/bench --json target/bench/tables.json "$@"
 } | tee "$tables"
 
-awk -v tables="$tables" '
-    /^<!-- tables end -->/ { skip = 0 }
+awk -v tables="$tables" -v marks="$marks" '
+    $0 ~ "^<!-- " marks " end -->" { skip = 0 }
     !skip { print }
-    /^<!-- tables begin/ { while ((getline line < tables) > 0) print line; skip = 1 }
+    $0 ~ "^<!-- " marks " begin" { while ((getline line < tables) > 0) print line; skip = 1 }
 ' "$document" > "$tables.document"
 mv "$tables.document" "$document"

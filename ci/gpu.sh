@@ -12,9 +12,9 @@
 #            without a GPU: the same on the emulator, and faults planted into it (stage `faults`). Its times mean nothing
 #
 # stage  minutes
-#   A       4    plan, router, attention before and on Hopper, products; again with 4 multiprocessors; memcheck
+#   A       5    plan, router, attention before and on Hopper, products, caches, quantised weights; again with 4 multiprocessors; memcheck
 #   B       8    kernels against dense peers, the rows that matter most
-#   C       6    ncu on one call of each of five kernels
+#   C       7    ncu on one call of each of six kernels
 #   D       9    all rows; tests of CUDA graphs; all tests with a second seed
 #   E       9    whole models in onnxruntime
 #   F       9    compute-sanitizer's other tools
@@ -291,9 +291,13 @@ kernels() {
 # -------------------------------------------------------------------------------------------------------------- stages
 
 stage_A() {
-    begin A 240
+    begin A 300
     local attention=(routed_attention:: --skip rerun --skip random_calls) products=(head_linear::widths_of_tiles head_linear::large_tiles)
-    if [ "$dry" = 1 ]; then attention=(routed_attention::long_sequences_in_tiles) products=(head_linear::large_tiles); fi
+    local caches=(cache_update:: routed_cached_attention:: --skip rerun --skip random_calls) quantised=(nbits:: --skip rerun --skip random_calls)
+    if [ "$dry" = 1 ]; then
+        attention=(routed_attention::long_sequences_in_tiles) products=(head_linear::large_tiles)
+        caches=(cache_update:: routed_cached_attention::captured) quantised=(nbits::captured nbits::mixtures)
+    fi
     tests plan 60 -- plan::
     tests router 60 -- top_k_router::
     # Beside what follows, this tells a fault of kernels from one of kernels that start early.
@@ -302,10 +306,14 @@ stage_A() {
     tests attention-hopper 60 -- "${attention[@]}"
     tests products-widths 60 -- head_linear::widths_of_tiles
     tests products-tiles 60 -- head_linear::large_tiles
+    tests caches 60 -- "${caches[@]}"
+    tests quantised 60 -- "${quantised[@]}"
     tests attention-4-multiprocessors 60 MOH_CUDA_MULTIPROCESSORS=4 -- "${attention[@]}"
     tests products-4-multiprocessors 60 MOH_CUDA_MULTIPROCESSORS=4 -- "${products[@]}"
     part memcheck-attention 60 "$root/ci/gpu.sh" --run sanitize memcheck routed_attention::long_sequences_in_tiles
     part memcheck-products 60 "$root/ci/gpu.sh" --run sanitize memcheck head_linear::widths_of_tiles
+    part memcheck-caches 60 "$root/ci/gpu.sh" --run sanitize memcheck routed_cached_attention::unusual_positions
+    part memcheck-quantised 60 "$root/ci/gpu.sh" --run sanitize memcheck nbits::all_widths
     finish
 }
 
@@ -315,6 +323,8 @@ stage_B() {
     kernels attention-128 attention-128 90 --quick
     kernels decode decode 70 --quick
     kernels linear linear 80 --quick
+    kernels cached cached 60 --quick
+    kernels nbits nbits 60 --quick
     kernels attention-72 attention-72 60 --quick
     kernels attention-variants attention-variants 60 --quick
     kernels experts experts 60 --quick
@@ -323,8 +333,8 @@ stage_B() {
 
 stage_C() {
     local one
-    begin C 360
-    for one in attention-64 attention-128 attention-72 projection combination; do
+    begin C 430
+    for one in attention-64 attention-128 attention-72 projection combination combination-int4; do
         part "ncu-$one" 72 "$root/ci/gpu.sh" --run profile "$one"
     done
     finish
@@ -332,7 +342,7 @@ stage_C() {
 
 stage_D() {
     begin D 540
-    local module kind type modules=(plan top_k_router routed_attention head_linear routed_mlp aggregated_attention every_operator) types=(f16 bf16)
+    local module kind type modules=(plan top_k_router routed_attention head_linear routed_mlp aggregated_attention nbits cache_update routed_cached_attention every_operator) types=(f16 bf16)
     # Stage B's dry run has the rows in float16.
     if [ "$dry" = 1 ]; then modules=(top_k_router every_operator) types=(bf16); fi
     tests graphs 60 -- graph:: --skip rerun
@@ -340,7 +350,7 @@ stage_D() {
         tests "seed-2-$module" 90 MOH_SEED=2 -- "$module::" --skip rerun
     done
     for type in "${types[@]}"; do
-        for kind in attention-64 attention-128 decode linear attention-72 attention-variants; do
+        for kind in attention-64 attention-128 decode linear cached nbits attention-72 attention-variants; do
             kernels "$kind" "$kind-$type" 100 --type "$type" --seed 2
         done
     done
@@ -366,7 +376,7 @@ stage_F() {
     local tool module
     begin F 540
     for tool in racecheck synccheck initcheck memcheck; do
-        for module in plan head_linear routed_attention routed_mlp aggregated_attention top_k_router; do
+        for module in plan head_linear routed_attention routed_mlp aggregated_attention top_k_router nbits cache_update routed_cached_attention; do
             part "$tool-$module" 90 "$root/ci/gpu.sh" --run sanitize "$tool" "$module::"
         done
     done

@@ -54,6 +54,13 @@ def reference(inputs, attributes):
     return out.reshape(out.shape[0], out.shape[1], out.shape[2] * out.shape[3])
 
 
+def dequantise(bits, weight, scales, zero_points):
+    """A matrix (rows, k) in float64, from the layout of com.microsoft.MatMulNBits."""
+    unpack = lambda x: np.stack([x & 15, x >> 4], -1).reshape(*x.shape[:-1], -1) if bits == 4 else x
+    zeros = 2.0 ** (bits - 1) if zero_points is None else unpack(zero_points)[:, : scales.shape[1], None].astype(np.float64)
+    return ((unpack(weight) - zeros) * scales[..., None].astype(np.float64)).reshape(len(weight), -1)
+
+
 class Cases:
     def __init__(self, folder):
         self.folder, self.list = Path(folder), []
@@ -170,6 +177,48 @@ class Cases:
             "shape": ["batch", "q_len", heads],
         })
 
+    def add_nbits(self, name, operator="RoutedProjectionNBits", bits=4, dtype="f32", zero_points=False, external=False,
+                  expect="ok", message="", attributes=None, weight_columns=None):
+        """One model of an operator with a quantised weight, an initializer. external: in a file, misaligned."""
+        rng = np.random.default_rng(len(self.list))
+        projection, block, width = operator == "RoutedProjectionNBits", 32, 96
+        # A block belongs to two heads.
+        rows, k = (HEADS * HEAD_DIM, width) if projection else (width, HEADS * HEAD_DIM)
+        x = round_to(dtype, rng.standard_normal((BATCH, Q_LEN, k)).astype(np.float32))
+        gates = (rng.random((BATCH, Q_LEN, HEADS)) * (rng.random((BATCH, Q_LEN, HEADS)) < 0.6)).astype(np.float32)
+        weight = rng.integers(0, 256, (rows, k // block, block * bits // 8), np.uint8)
+        scales = round_to(dtype, (rng.standard_normal((rows, k // block)) / 2 ** (bits + 2)).astype(np.float32))
+        packed = rng.integers(0, 256, (rows, -(-k // block * bits // 8)), np.uint8) if zero_points else None
+        bias = round_to(dtype, rng.standard_normal(rows).astype(np.float32))
+        matrix = dequantise(bits, weight, scales, packed)
+        on = np.repeat(gates != 0, HEAD_DIM, -1)
+        expected = np.where(on, x @ matrix.T + bias, 0) if projection else np.where(on, x, 0) @ matrix.T + bias
+        floats = helper.tensor_dtype_to_np_dtype(TYPES[dtype])
+        constants = {"weight": weight[..., :weight_columns], "scales": scales.astype(floats), "bias": bias.astype(floats)}
+        if zero_points:
+            constants["zero_points"] = packed
+        inputs = ["x", "weight", "scales", "head_gates", "bias"] + ["zero_points"] * zero_points
+        attrs = {"num_heads": HEADS, "bits": bits, "block_size": block, "accuracy_level": 0} | (attributes or {})
+        node = helper.make_node(operator, inputs, ["output"], name="node", domain=DOMAIN, **attrs)
+        info = helper.make_tensor_value_info
+        graph = helper.make_graph(
+            [node], name,
+            [info("x", TYPES[dtype], ["batch", "q_len", k]), info("head_gates", TensorProto.FLOAT, ["batch", "q_len", HEADS])],
+            [info("output", TYPES[dtype], None)],
+            [numpy_helper.from_array(array, constant) for constant, array in constants.items()],
+        )
+        opsets = [helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, 2)]
+        model = helper.make_model(graph, ir_version=8, opset_imports=opsets)
+        if external:
+            write_misaligned(model, self.folder / f"{name}.data")
+        (self.folder / f"{name}.onnx").write_bytes(model.SerializeToString())
+        found = {"expected": expected} if expect == "ok" else {}
+        np.savez(self.folder / f"{name}.npz", x=x.astype(floats), head_gates=gates, **found)
+        self.list.append({
+            "name": name, "expect": expect, "message": message, "tolerance": TOLERANCE[dtype], "since": "1.17",
+            "shape": ["batch", "q_len", rows],
+        })
+
 
 def write_misaligned(model, path):
     """Moves the initializers to a file, each at an odd offset."""
@@ -210,6 +259,15 @@ def main(folder):
     cases.add_router("router-attribute-type", "load", message, attributes=1)
     message = "attribute shared_heads: expected ascending heads"
     cases.add_router("router-attribute-value", "load", message, attributes=[1, 0])
+
+    for bits in (4, 8):
+        for operator in ("RoutedProjectionNBits", "RoutedCombineNBits"):
+            cases.add_nbits(f"{operator}-{bits}", operator, bits)
+            cases.add_nbits(f"{operator}-{bits}-zero-points", operator, bits, dtype="f16", zero_points=True)
+    cases.add_nbits("nbits-misaligned-initializers", external=True, zero_points=True)
+    cases.add_nbits("nbits-bits", expect="load", message="attribute bits: expected 4 or 8, found 3", attributes={"bits": 3})
+    cases.add_nbits("nbits-block", expect="load", message="a multiple of block_size = 64", attributes={"block_size": 64})
+    cases.add_nbits("nbits-weight", expect="load", message="input weight: expected shape (4 * head_dim, 3, 16)", weight_columns=8)
 
     cases.add("missing-attribute", "load", "attribute scale: expected Float, found nothing", drop=["scale"])
     cases.add("attribute-type", "load", "attribute is_causal: expected Int, found Float", attributes={"is_causal": 0.5})

@@ -54,6 +54,8 @@ export_to "$checkpoints/shakespeare-moh-llama" -o "$work/llama/model.onnx" --lay
 export_to "$checkpoints/shakespeare-moh-llama" -o "$work/llama-flat/model.onnx"
 export_to "$checkpoints/shakespeare-moh-llama" -o "$work/llama-library/model.onnx" --layout onnx --with-library "$ops"
 export_to "$checkpoints/shakespeare-moh-llama" -o "$work/llama-f16/model.onnx" --dtype f16
+export_to "$checkpoints/shakespeare-moh-llama" -o "$work/llama-in-place/model.onnx" --cache in-place
+export_to "$checkpoints/shakespeare-moh-llama" -o "$work/llama-in-place-library/model.onnx" --cache in-place --with-library "$ops"
 export_to "$checkpoints/digits-moh-vit" -o "$work/vit/model.onnx"
 # transformers.js gives every model float32 pictures.
 export_to "$checkpoints/digits-moh-vit" -o "$work/vit-f32/model.onnx" --layout onnx --dtype f32
@@ -86,7 +88,9 @@ for stack in "$@"; do
     esac
     case $stack in
     genai)
-        run check_genai.py "$work/llama" "$work/llama-flat" "$work/llama-library" "$work/llama-f16"
+        run check_genai.py "$work/llama" "$work/llama-flat" "$work/llama-library" "$work/llama-f16" \
+            "$work/llama-in-place" "$work/llama-in-place-library"
+        run check_genai_engine.py "$work/llama-in-place" "$work/llama-in-place-library"
         for folder in llama llama-library llama-f16; do
             run run_card.py "$work/$folder" Python onnxruntime-genai
         done

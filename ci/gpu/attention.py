@@ -48,6 +48,32 @@ class Attention:
         return dataclasses.replace(self, batch=min(self.batch, 2), judged_as=self.target(), **sizes, **heads)
 
 
+@dataclasses.dataclass
+class Cached:
+    """RoutedCachedAttention: `length` positions of the cache are written, the last q_len of them by these tokens."""
+
+    dtype: str
+    batch: int
+    q_len: int
+    capacity: int
+    length: int
+    heads: int
+    kv_heads: int
+    dim: int
+    share: float
+
+    def name(self):
+        length = f"{self.length} of {self.capacity} keys" + (f", T={self.q_len}" if self.q_len > 1 else "")
+        return f"{self.dtype} B={self.batch} {length} {self.heads}({self.kv_heads} KV)x{self.dim} r={self.share}"
+
+    def target(self):
+        return None
+
+    def small(self):
+        length, q_len = max(self.length * 70 // self.capacity, 3), min(self.q_len, 20)
+        return dataclasses.replace(self, batch=min(self.batch, 2), q_len=q_len, capacity=70, length=max(length, q_len + 1), heads=8, kv_heads=2)
+
+
 def prefill(dtype, length, dim, causal, share, tokens=TOKENS, width=WIDTH, **more):
     heads = width // dim
     return Attention(dtype, tokens // length, length, length, heads, more.pop("kv_heads", heads), dim, causal, share, **more)
@@ -95,8 +121,50 @@ def decoding(quick):
                 yield Attention(dtype, batch, 1, keys, heads, kv_heads, dim, True, share, cache=True)
 
 
+def cached(quick):
+    """An 8B model's decoding, and a prompt of 512 tokens."""
+    for dtype in ["f16"] if quick else ["f16", "bf16"]:
+        for batch in [1] if quick else [1, 8]:
+            for share in [0.75, 1.0]:
+                for length in [128, 1024, 4096]:
+                    yield Cached(dtype, batch, 1, 4096, length, 32, 8, 128, share)
+                yield Cached(dtype, batch, 512, 4096, 1024, 32, 8, 128, share)
+
+
+def build_cached(device, r):
+    """The first position of the last sequence is padding; the peers see it."""
+    cache = (r.batch, r.kv_heads, r.capacity, r.dim)
+    query = device.normal((r.batch, r.q_len, r.heads * r.dim), r.dtype)
+    key, value = device.normal(cache, r.dtype), device.normal(cache, r.dtype)
+    for tensor in (key, value):
+        tensor[:, :, r.length :] = float("nan")
+    gates = device.gates(r.batch, r.q_len, r.heads, r.share)
+    output = device.poisoned((r.batch, r.q_len, r.heads * r.dim), r.dtype)
+    firsts = [0] * (r.batch - 1) + [1]
+    attributes = dict(num_heads=r.heads, kv_num_heads=r.kv_heads, scale=r.dim**-0.5)
+    positions = [device.integers(firsts), device.integers([r.length - r.q_len] * r.batch)]
+    ours = device.launcher("RoutedCachedAttention", attributes, [query, key, value, gates, *positions], output)
+    blocks = output.reshape(r.batch, r.q_len, r.heads, r.dim)
+    queries = device.swap(query.reshape(r.batch, r.q_len, r.heads, r.dim), 1, 2)
+    keys, values = key[:, :, : r.length], value[:, :, : r.length]
+    random = np.random.default_rng(r.length)
+    as_dense = Attention(r.dtype, r.batch, r.q_len, r.length, r.heads, r.kv_heads, r.dim, True, r.share)
+
+    def reference():
+        if not bool((blocks[gates == 0] == 0).all()):
+            raise Wrong("a block of a head that is off is not 0")
+        return sample_error(device, as_dense, random, queries, keys, values, gates, None, blocks, firsts)
+
+    # A mask that begins within a longer sequence is none of theirs.
+    peers = device.attention_peers(queries, keys, values, False, None) if r.q_len == 1 else {}
+    moved = sum(device.bytes(x) for x in (query, keys, values, output, gates))
+    return Case(ours, output, moved, reference, peers)
+
+
 def build(device, row):
     """A case with new random inputs."""
+    if isinstance(row, Cached):
+        return build_cached(device, row)
     r, dim = row, row.dim
     query = device.normal((r.batch, r.q_len, r.heads * dim), r.dtype)
     kv_shape = (r.batch, r.kv_heads, r.kv_len, dim) if r.cache else (r.batch, r.kv_len, r.kv_heads * dim)
@@ -134,7 +202,7 @@ def some(random, length, number):
     return sorted({*edges, *random.integers(0, length, number).tolist()})
 
 
-def sample_error(device, r, random, queries, keys, values, gates, bias, blocks):
+def sample_error(device, r, random, queries, keys, values, gates, bias, blocks, firsts=None):
     """Relative error of up to two sequences, eight heads and 32 tokens against float64."""
     error = size = 0.0
     heads = sorted({0, r.heads - 1, *random.integers(0, r.heads, 6).tolist()})
@@ -149,6 +217,8 @@ def sample_error(device, r, random, queries, keys, values, gates, bias, blocks):
                 scores += device.float64(bias[0, head if r.bias == "per-head" else 0][tokens])
             if r.causal:
                 scores[np.arange(r.kv_len)[None] > rows] = -np.inf
+            if firsts is not None:
+                scores[:, : firsts[batch]] = -np.inf
             weights = np.exp(scores - scores.max(-1, keepdims=True))
             expected = weights @ v / weights.sum(-1, keepdims=True) * device.float64(gates[batch, :, head][tokens])[:, None]
             found = device.float64(blocks[batch, :, head][tokens])

@@ -12,7 +12,7 @@ import time
 import ml_dtypes
 import numpy as np
 
-TYPES = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
+TYPES = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16), "u8": np.dtype(np.uint8), "i64": np.dtype(np.int64)}
 NAMES = {dtype: name for name, dtype in TYPES.items()}
 
 
@@ -55,6 +55,16 @@ class Device:
     def normal(self, shape, dtype, scale=1.0):
         made = aligned(shape, TYPES[dtype])
         made[...] = (self.random.standard_normal(shape) * scale).astype(TYPES[dtype])
+        return made
+
+    def octets(self, shape):
+        made = aligned(shape, TYPES["u8"])
+        made[...] = self.random.integers(0, 256, shape)
+        return made
+
+    def integers(self, numbers):
+        made = aligned((len(numbers),), TYPES["i64"])
+        made[...] = numbers
         return made
 
     def gates(self, batch, tokens, heads, share):

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-TYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+TYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "u8": torch.uint8, "i64": torch.int64}
 NAMES = {dtype: name for name, dtype in TYPES.items()}
 # Where FlashAttention-3 may be: its own package, PyTorch's, and one with the forward pass in bfloat16 only.
 FLASH_3 = ["flash_attn_interface", "flash_attn_3.flash_attn_interface", "fa3_fwd_interface"]
@@ -104,6 +104,12 @@ class Device:
 
     def normal(self, shape, dtype, scale=1.0):
         return torch.randn(shape, device=self.device, dtype=TYPES[dtype]) * scale
+
+    def octets(self, shape):
+        return torch.randint(0, 256, shape, device=self.device, dtype=torch.uint8)
+
+    def integers(self, numbers):
+        return torch.tensor(numbers, device=self.device, dtype=torch.int64)
 
     def gates(self, batch, tokens, heads, share):
         """Exactly round(share * heads) heads of every token have a gate, the others 0."""

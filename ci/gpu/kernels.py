@@ -23,7 +23,9 @@ PARTS = {
     "attention-72": (attention.build, attention.width_72),
     "attention-variants": (attention.build, attention.variants),
     "decode": (attention.build, attention.decoding),
+    "cached": (attention.build, attention.cached),
     "linear": (products.build, products.linear),
+    "nbits": (products.build, products.quantised),
     "experts": (products.build, products.experts),
 }
 PROFILES = {
@@ -32,6 +34,7 @@ PROFILES = {
     "attention-72": (attention.build, attention.prefill("f16", 4096, 72, False, 0.75, width=16 * 72)),
     "projection": (products.build, products.Linear("RoutedProjection", "f16", 16384, 2048, 32, 0.75)),
     "combination": (products.build, products.Linear("RoutedCombine", "f16", 16384, 2048, 32, 0.75)),
+    "combination-int4": (products.build, products.Quantised("RoutedCombine", "f16", 1, 4096, 32, 0.75)),
 }
 
 

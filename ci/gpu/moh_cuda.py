@@ -3,7 +3,7 @@
 import ctypes
 import os
 
-TYPES = {"f32": 0, "f16": 1, "bf16": 2}
+TYPES = {"f32": 0, "f16": 1, "bf16": 2, "u8": 3, "i64": 4}
 
 
 class MohTensor(ctypes.Structure):

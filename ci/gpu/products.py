@@ -29,6 +29,29 @@ class Linear:
 
 
 @dataclasses.dataclass
+class Quantised:
+    """A routed product with a quantised matrix of width x width, symmetric, in blocks of 32."""
+
+    operator: str
+    dtype: str
+    tokens: int
+    width: int
+    heads: int
+    share: float
+    bits: int = 4
+    block: int = 32
+
+    def name(self):
+        return f"{self.operator} int{self.bits} {self.dtype} {self.tokens} tokens, {self.width} wide, {self.heads} heads r={self.share}"
+
+    def target(self):
+        return None
+
+    def small(self):
+        return dataclasses.replace(self, tokens=min(self.tokens, 40), width=128, heads=4)
+
+
+@dataclasses.dataclass
 class Experts:
     """Mixtures of experts in f16: against dense products of as many columns as a token uses."""
 
@@ -69,8 +92,20 @@ def experts(quick):
             yield Experts("RoutedMLP", number, used, tokens)
 
 
+def quantised(quick):
+    """The projections of an 8B model: decoding, a small batch, a prompt."""
+    for tokens in [1, 8, 512] if quick else [1, 4, 8, 16, 32, 128, 512, 4096]:
+        for share in [0.75, 1.0] if quick else [0.75, 1.0, 0.5]:
+            for operator in ["RoutedCombine", "RoutedProjection"]:
+                yield Quantised(operator, "f16", tokens, 4096, 32, share)
+                if not quick:
+                    yield Quantised(operator, "f16", tokens, 4096, 32, share, bits=8)
+                    yield Quantised(operator, "bf16", tokens, 4096, 32, share)
+
+
 def build(device, row):
-    return (build_linear if isinstance(row, Linear) else build_experts)(device, row)
+    builders = {Linear: build_linear, Quantised: build_quantised, Experts: build_experts}
+    return builders[type(row)](device, row)
 
 
 def build_linear(device, r):
@@ -98,6 +133,38 @@ def build_linear(device, r):
 
     moved = sum(device.bytes(tensor) for tensor in (x, weight, gates, output))
     return Case(ours, output, moved, reference, {"matmul": device.matmul(x, weight)}, distance)
+
+
+def build_quantised(device, r):
+    """The peers are our operator without quantisation and the dense product, both with the weight in r.dtype."""
+    blocks = r.width // r.block
+    x = device.normal((1, r.tokens, r.width), r.dtype)
+    weight = device.octets((r.width, blocks, r.block * r.bits // 8))
+    scales = device.normal((r.width, blocks), r.dtype, r.width**-0.5 / (1 << (r.bits - 1)))
+    gates = device.gates(1, r.tokens, r.heads, r.share)
+    output, plain = (device.poisoned((1, r.tokens, r.width), r.dtype) for _ in range(2))
+    attributes = dict(num_heads=r.heads, bits=r.bits, block_size=r.block, accuracy_level=0)
+    ours = device.launcher(f"{r.operator}NBits", attributes, [x, weight, scales, gates], output)
+    dense = device.normal((r.width, r.width), r.dtype, r.width**-0.5)
+    unquantised = device.launcher(r.operator, dict(num_heads=r.heads, weight_layout=0), [x, dense, gates], plain)
+    combine, random = r.operator == "RoutedCombine", np.random.default_rng(r.tokens)
+
+    def rows_of(columns):
+        """Rows of the weight in float64."""
+        bytes_ = device.float64(weight[columns]).astype(np.uint8).reshape(len(columns), -1)
+        q = np.stack([bytes_ & 15, bytes_ >> 4], -1).reshape(len(columns), -1) if r.bits == 4 else bytes_
+        return (q.astype(np.float64) - (1 << (r.bits - 1))) * np.repeat(device.float64(scales[columns]), r.block, -1)
+
+    def reference():
+        tokens, columns = some(random, r.tokens, 40), some(random, r.width, 200)
+        on = np.repeat(device.float64(gates[0][tokens]) != 0, r.width // r.heads, -1)
+        inputs = device.float64(x[0][tokens])
+        expected = (inputs * on if combine else inputs) @ rows_of(columns).T
+        expected = expected if combine else expected * on[:, columns]
+        return compared(device.float64(output[0][tokens][:, columns]), expected, None if combine else on[:, columns])
+
+    moved = sum(device.bytes(tensor) for tensor in (x, weight, scales, gates, output))
+    return Case(ours, output, moved, reference, {"unquantised": unquantised, "matmul": device.matmul(x, dense)})
 
 
 def compared(found, expected, on=None):

@@ -2,6 +2,7 @@
 
 use moh_cpu::peak::gflops;
 use moh_operators::{Definition, RoutedAttention};
+use std::time::Instant;
 
 /// The instruction set of the kernels.
 fn isa() -> &'static str {
@@ -29,4 +30,31 @@ pub(crate) fn description(threads: &[usize]) -> String {
         "{}, {processors} processors; kernels: {isa}; f32 multiply-adds, GFLOP/s by threads: {peaks}.",
         name.unwrap_or("unknown processor")
     )
+}
+
+/// What is read to find the memory's bandwidth: far more than caches hold.
+const READ: usize = 1 << 30;
+
+/// GB/s at which `threads` threads read memory, all at the same time: the best of a few passes.
+pub(crate) fn bandwidth(threads: usize) -> f64 {
+    let numbers = vec![1u64; READ / size_of::<u64>()];
+    let pass = || {
+        let start = Instant::now();
+        std::thread::scope(|scope| {
+            for part in numbers.chunks(numbers.len().div_ceil(threads)) {
+                scope.spawn(|| std::hint::black_box(sum(part)));
+            }
+        });
+        READ as f64 / start.elapsed().as_secs_f64() / 1e9
+    };
+    (0..8).map(|_| pass()).fold(0.0, f64::max)
+}
+
+/// In several sums, which the compiler keeps in vectors.
+fn sum(numbers: &[u64]) -> u64 {
+    let mut sums = [0u64; 32];
+    for part in numbers.chunks_exact(sums.len()) {
+        sums.iter_mut().zip(part).for_each(|(sum, number)| *sum = sum.wrapping_add(*number));
+    }
+    sums.iter().fold(0, |a, b| a.wrapping_add(*b))
 }

@@ -2,7 +2,8 @@
 //!
 //! `cargo run --release --example bench -- [operators|models|growth ...] [--threads 1,2] [--seconds 2] [--only TEXT]
 //! [--json FILE]`; `ci/bench.sh` builds everything and writes the document. `--cases FOLDER [--large]` runs nothing, but writes the models
-//! of `ci/bench.sh --against`.
+//! of `ci/bench.sh --against`. `llm --model MODEL.onnx [--folder FOLDER]` measures an exported language model against a dense one of
+//! its shape, which is written to the folder (default target/bench/llm).
 //!
 //! Contenders alternate within a row, so that a disturbance of the machine meets all of them. A cell is the shortest time and,
 //! in brackets, the median; ratios are those of the shortest times.
@@ -12,6 +13,7 @@
 mod cases;
 mod graphs;
 mod growth;
+mod llm;
 mod machine;
 mod measure;
 mod models;
@@ -23,14 +25,18 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 fn main() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let Some(("llm-cold", rest)) = arguments.split_first().map(|(first, rest)| (first.as_str(), rest)) {
+        return llm::child(rest);
+    }
     let mut sections = Vec::new();
     let mut settings = Settings { threads: vec![1, 2], time: Duration::from_secs(2), only: None };
-    let (mut json, mut cases, mut large) = (None, None, false);
-    let mut arguments = std::env::args().skip(1);
+    let (mut json, mut cases, mut large, mut paths) = (None, None, false, llm::Paths::default());
+    let mut arguments = arguments.into_iter();
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().with_context(|| format!("{argument} needs a value"));
         match argument.as_str() {
-            "operators" | "models" | "growth" => sections.push(argument),
+            "operators" | "models" | "growth" | "llm" => sections.push(argument),
             "--threads" => {
                 settings.threads =
                     value()?.split(',').map(str::parse).collect::<Result<_, _>>().context("--threads")?;
@@ -40,9 +46,11 @@ fn main() -> Result<()> {
             "--json" => json = Some(value()?),
             "--cases" => cases = Some(PathBuf::from(value()?)),
             "--large" => large = true,
+            "--model" => paths.model = Some(PathBuf::from(value()?)),
+            "--folder" => paths.folder = Some(PathBuf::from(value()?)),
             other => bail!(
-                "unknown argument {other}: expected operators, models, growth, --threads, --seconds, --only, --json, \
-                 --cases, --large"
+                "unknown argument {other}: expected operators, models, growth, llm, --threads, --seconds, --only, --json, \
+                 --cases, --large, --model, --folder"
             ),
         }
     }
@@ -52,12 +60,15 @@ fn main() -> Result<()> {
     if sections.is_empty() {
         sections = ["operators", "models", "growth"].map(str::to_owned).to_vec();
     }
+    // onnxruntime allows one environment a process, and this section makes its own.
+    anyhow::ensure!(sections.len() == 1 || !sections.contains(&"llm".to_owned()), "llm runs alone");
     println!("{}\n", machine::description(&settings.threads));
     let mut tables = Vec::new();
     for section in &sections {
         match section.as_str() {
             "operators" => operators::run(&settings, &mut tables)?,
             "models" => models::run(&settings, &mut tables)?,
+            "llm" => llm::run(&settings, &paths, &mut tables)?,
             _ => growth::run(&settings, &mut tables)?,
         }
     }

@@ -34,6 +34,12 @@ pub(crate) enum Way {
     Tract,
 }
 
+/// What is timed.
+pub(crate) trait Timed {
+    /// Runs once.
+    fn run(&mut self) -> Result<Duration>;
+}
+
 /// A model with its inputs.
 pub(crate) struct Contender {
     model: Model,
@@ -57,7 +63,9 @@ impl Contender {
         let inputs = inputs.into_iter().filter(|(name, _)| known.contains(&name.as_str())).collect();
         Ok(Contender { model, inputs })
     }
+}
 
+impl Timed for Contender {
     fn run(&mut self) -> Result<Duration> {
         let inputs = self.inputs.clone();
         let start = Instant::now();
@@ -95,7 +103,7 @@ const TURN: usize = 3;
 const LONG: f64 = 1.0;
 
 /// Runs the contenders in turns: one round to warm up, then for the given time, three rounds at least (two of long calls).
-pub(crate) fn alternate(contenders: &mut [Contender], time: Duration) -> Result<Vec<Times>> {
+pub(crate) fn alternate(contenders: &mut [impl Timed], time: Duration) -> Result<Vec<Times>> {
     let mut times = vec![Vec::new(); contenders.len()];
     let mut longest = 0f64;
     for contender in &mut *contenders {

@@ -1,14 +1,17 @@
 //! Command line of moh-export.
 
+mod quantize;
+
 use clap::builder::PossibleValuesParser;
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use moh_export::{
-    DEFAULT_OPSET, ElementType, Layout, Options, Part, ReferenceFile, SideOptions, Sizes, Weights, passes,
+    Cache, ElementType, Layout, Options, Part, ReferenceFile, SideOptions, Sizes, Target, Weights, passes,
 };
 use moh_models::families;
 use moh_models::presets::{self, Source};
 use moh_models::{Checkpoint, Config};
+use quantize::QuantizeArgs;
 use std::path::{Path, PathBuf};
 
 /// Export a Mixture-of-Head checkpoint to ONNX.
@@ -139,12 +142,16 @@ pub(crate) struct VerifyArgs {
     /// The exported model.
     #[arg(value_name = "MODEL.onnx")]
     pub(crate) model: PathBuf,
-    /// The checkpoint that it was exported from.
-    pub(crate) checkpoint: PathBuf,
+    /// The checkpoint that it was exported from; none with --check.
+    #[arg(required_unless_present = "check")]
+    pub(crate) checkpoint: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) source: SourceArgs,
     #[command(flatten)]
     pub(crate) part: PartArgs,
+    /// Compare the checkpoint's files that an export with --weights link uses with the digests in the model, and run nothing.
+    #[arg(long, conflicts_with = "checkpoint")]
+    pub(crate) check: bool,
     /// Where copies of the layers are put, one at a time [default: the system's folder for temporary files].
     #[arg(long, value_name = "FOLDER")]
     pub(crate) scratch: Option<PathBuf>,
@@ -202,9 +209,20 @@ struct ExportArgs {
     #[arg(long, value_enum)]
     part: Option<ExportedPart>,
 
+    /// Where the model is to run: chooses --dtype, --opset, --layout, and how --quantize writes weights, where they are not given.
+    #[arg(long = "for", value_enum, value_name = "TARGET")]
+    target: Option<Target>,
+    /// How a language model's key-value cache grows: `in-place` copies nothing where past and present share memory, as in moh-run
+    /// and onnxruntime-genai [default: concat].
+    #[arg(long, value_enum)]
+    cache: Option<Cache>,
+
     /// Element type of weights and activations [default: the checkpoint's; f16 for bf16].
     #[arg(long, value_enum)]
     dtype: Option<Dtype>,
+
+    #[command(flatten)]
+    quantize: QuantizeArgs,
 
     #[command(flatten)]
     passes: passes::Options,
@@ -221,9 +239,9 @@ struct ExportArgs {
     #[arg(long, value_name = "N", value_parser = size::<0, MAX_SIZE>)]
     past: Option<usize>,
 
-    /// ONNX operator-set version, 20 to 24 (20 with --ir-version 9 loads in onnxruntime 1.17).
-    #[arg(long, default_value_t = DEFAULT_OPSET, value_name = "N", value_parser = version)]
-    opset: i64,
+    /// ONNX operator-set version, 20 to 24 (20 with --ir-version 9 loads in onnxruntime 1.17) [default: 21].
+    #[arg(long, value_name = "N", value_parser = version)]
+    opset: Option<i64>,
 
     /// ONNX IR version [default: the one that came with the operator set].
     #[arg(long, value_name = "N", value_parser = version)]
@@ -245,9 +263,14 @@ struct ExportArgs {
     #[arg(long, value_name = "X", requires = "reference", value_parser = tolerance)]
     reference_tolerance: Option<f32>,
 
-    /// Where the weights go: a file of their own, or the model file itself, which holds up to 2 GB.
+    /// Where the weights go: a file of their own, or the model file itself, which holds up to 2 GB; or nowhere: link uses the
+    /// checkpoint's safetensors files as they are.
     #[arg(long, value_enum, default_value_t)]
     weights: Weights,
+
+    /// With --weights link: read the linked files, note the digests of their contents, and refuse NaN and infinity.
+    #[arg(long)]
+    check: bool,
 
     /// Replace the model and its files, but never another model's files.
     #[arg(short, long)]
@@ -265,9 +288,10 @@ struct ExportArgs {
 /// Where the files of an export lie, and which ones there are.
 #[derive(Debug, clap::Args)]
 struct SideArgs {
-    /// Where the model lies: beside config.json, or in the folder `onnx` below it, as transformers.js and Optimum like it.
-    #[arg(long, value_enum, default_value = "flat", conflicts_with = "triton")]
-    layout: Layout,
+    /// Where the model lies: beside config.json, or in the folder `onnx` below it, as transformers.js and Optimum like it
+    /// [default: flat].
+    #[arg(long, value_enum, conflicts_with = "triton")]
+    layout: Option<Layout>,
 
     /// Instead of --output, a model of a Triton repository: FOLDER/config.pbtxt and FOLDER/1/model.onnx.
     #[arg(long, value_name = "REPOSITORY/NAME", conflicts_with = "output")]
@@ -356,6 +380,7 @@ impl Args {
         let args = self.export;
         let sizes = [("batch", args.batch), ("sequence", args.sequence), ("past", args.past)];
         let sizes = sizes.into_iter().filter_map(|(name, size)| Some((name.to_owned(), size?)));
+        let base = args.target.map_or_else(Options::default, Target::options);
         let options = Options {
             family: args.source.family,
             config: args.source.config,
@@ -367,17 +392,22 @@ impl Args {
                 Some(ExportedPart::Decoder) => Some(Part::Decoder),
                 Some(ExportedPart::Both) | None => None,
             },
-            dtype: args.dtype.map(Dtype::element_type),
+            cache: args.cache,
+            dtype: args.dtype.map(Dtype::element_type).or(base.dtype),
+            target: args.target,
+            quantize: args.quantize.options(args.target, args.sides.with_library.is_some()),
             passes: args.passes,
             sizes: Sizes::new(sizes),
-            opset: args.opset,
+            opset: args.opset.unwrap_or(base.opset),
             ir_version: args.ir_version,
             verify: if args.verify { Some(true) } else { args.no_verify.then_some(false) },
             reference: args.reference.map(|path| ReferenceFile { path, tolerance: args.reference_tolerance }),
             force: args.force,
             weights: args.weights,
+            check_links: args.check,
+            digests: args.json,
             progress: None,
-            layout: if args.sides.triton.is_some() { Layout::Triton } else { args.sides.layout },
+            layout: if args.sides.triton.is_some() { Layout::Triton } else { args.sides.layout.unwrap_or(base.layout) },
             sides: SideOptions { bare: args.sides.bare, library: args.sides.with_library },
             both_parts: args.part == Some(ExportedPart::Both),
         };

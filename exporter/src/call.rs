@@ -1,7 +1,7 @@
 //! Nodes of `ai.moh` operators as calls that the operator can be asked about.
 
 use crate::graph::{Attribute, Dim, ElementType, Graph, Node};
-use moh_operators::{Attributes, DOMAIN, Error, Operator, Value, Variant, operator};
+use moh_operators::{Attributes, DOMAIN, DType, Error, Operator, Value, Variant, operator};
 
 /// A node of an `ai.moh` operator: its attributes, and the shapes of its inputs as far as they are known.
 #[derive(Debug)]
@@ -59,15 +59,32 @@ impl Call {
         self.operator().infer(&self.attributes, &self.shapes())
     }
 
-    /// The shape of zeros that change nothing in the place of optional input `input`, where it can be told.
+    /// The shape of a constant that changes nothing in the place of optional input `input`, where it can be told.
     pub(crate) fn zeros(&self, input: usize) -> Option<Vec<usize>> {
         self.operator().zeros(&self.attributes, &self.shapes(), input)
+    }
+
+    /// The bytes of that constant.
+    pub(crate) fn filler(&self, input: usize) -> u8 {
+        self.operator().filler(&self.attributes, input)
     }
 }
 
 /// The dimensions that are numbers.
 pub(crate) fn known(dims: &[Dim]) -> Vec<Option<usize>> {
     dims.iter().map(|dim| if let Dim::Fixed(n) = dim { Some(*n) } else { None }).collect()
+}
+
+/// The element type of an operand, where the operator's type parameter is `t`.
+pub(crate) fn element_type(ty: moh_operators::ElementType, t: ElementType) -> ElementType {
+    match ty.fixed() {
+        None => t,
+        Some(DType::F32) => ElementType::F32,
+        Some(DType::F16) => ElementType::F16,
+        Some(DType::BF16) => ElementType::BF16,
+        Some(DType::U8) => ElementType::U8,
+        Some(DType::I64) => ElementType::I64,
+    }
 }
 
 /// Attributes as a node has them.

@@ -3,24 +3,24 @@
 use crate::error::Error;
 use crate::graph::{Attribute, Dim, ElementType, Graph, Initializer, Node, Value};
 use crate::proto::{self, attribute_proto::AttributeType};
-use crate::weights::{Plan, append_initializer};
-use moh_operators::{AttributeKind, Body, BodyNode, BodyValue, DOMAIN, VERSION};
+use crate::quantize::MICROSOFT;
+use crate::weights::{Plan, Start, bytes_of};
+use moh_operators::{AttributeKind, Body, BodyNode, BodyValue, DOMAIN, VERSION, operator};
 use prost::Message;
 use std::collections::BTreeMap;
 
-/// The bytes of a model file for `graph`, whose large tensors lie as planned in the file named `data_name` beside it.
+/// The bytes of a model file for `graph`, whose large tensors lie as planned in the file named `data_name` beside it, or in linked files.
 ///
 /// # Errors
 /// A large tensor that the plan does not have.
 pub fn encode(graph: &Graph, plan: &Plan, data_name: &str) -> Result<Vec<u8>, Error> {
-    let offsets: BTreeMap<&str, u64> = plan.iter().collect();
-    let inline = |init: &Initializer| {
-        let mut bytes = Vec::with_capacity(init.bytes());
-        append_initializer(init, &mut bytes)?;
-        Ok(proto::TensorProto { raw_data: Some(bytes), ..tensor(init) })
-    };
-    let initializers = graph.initializers.iter().map(|init| match offsets.get(init.name.as_str()) {
-        Some(&offset) => Ok(external(init, data_name, offset)),
+    let starts: BTreeMap<&str, Start> = plan.iter().collect();
+    let inline = |init: &Initializer| Ok(proto::TensorProto { raw_data: Some(bytes_of(init)?), ..tensor(init) });
+    let file = |start: Start| start.link.map_or(data_name, |link| &plan.links[link].link.file);
+    let links = plan.links.iter().map(|linked| linked.link.entry());
+    let metadata = graph.metadata.clone().into_iter().chain(links);
+    let initializers = graph.initializers.iter().map(|init| match starts.get(init.name.as_str()) {
+        Some(&start) => Ok(external(init, file(start), start.offset)),
         None if plan.holds_inline(init) => inline(init),
         None => Err(moh_models::Error::Internal("a tensor without a place in the weight file").into()),
     });
@@ -38,7 +38,7 @@ pub fn encode(graph: &Graph, plan: &Plan, data_name: &str) -> Result<Vec<u8>, Er
             value_info: inner_values(graph),
             ..Default::default()
         }),
-        metadata_props: graph.metadata.iter().map(|(key, value)| entry(key, value)).collect(),
+        metadata_props: metadata.map(|(key, value)| entry(&key, &value)).collect(),
         functions: graph.functions.iter().map(|body| function(body, graph.opset)).collect(),
         ..Default::default()
     };
@@ -54,9 +54,12 @@ fn opset(domain: &str, version: i64) -> proto::OperatorSetIdProto {
 }
 
 fn opsets(graph: &Graph) -> Vec<proto::OperatorSetIdProto> {
-    let ours = graph.nodes.iter().any(|node| node.domain == DOMAIN);
-    let ours = ours.then(|| opset(DOMAIN, VERSION));
-    [opset("", graph.opset)].into_iter().chain(ours).collect()
+    let ours = graph.nodes.iter().filter(|node| node.domain == DOMAIN);
+    // The oldest version that has them all, for the sake of older libraries.
+    let since = ours.map(|node| operator(node.op_type).map_or(VERSION, |operator| operator.since)).max();
+    let ours = since.map(|since| opset(DOMAIN, since));
+    let microsoft = graph.nodes.iter().any(|node| node.domain == MICROSOFT).then(|| opset(MICROSOFT, 1));
+    [opset("", graph.opset)].into_iter().chain(ours).chain(microsoft).collect()
 }
 
 fn tensor(init: &Initializer) -> proto::TensorProto {

@@ -12,6 +12,9 @@ pub enum Error {
     /// An operator refuses the attributes of a node.
     #[error(transparent)]
     Operator(#[from] moh_operators::Error),
+    /// Weights that cannot be quantised as asked for.
+    #[error(transparent)]
+    Quantize(#[from] crate::quantize::Problem),
     /// The operating system refused.
     #[error("{}: {reason}", path.display())]
     Io {
@@ -95,9 +98,66 @@ pub enum Error {
         /// What fits.
         limit: u64,
     },
+    /// Too little room for the output.
+    #[error("{}: too little room on the disk: {needed} bytes are needed, {available} are free", path.display())]
+    Room {
+        /// The output.
+        path: PathBuf,
+        /// Bytes that would be written.
+        needed: u64,
+        /// Bytes that may be written.
+        available: u64,
+    },
+    /// A checkpoint that is no safetensors file cannot be linked.
+    #[error("{}: only weights in safetensors files can be used as they are", file.display())]
+    LinkFormat {
+        /// The checkpoint's file.
+        file: PathBuf,
+    },
+    /// A tensor whose type is not the model's cannot be linked.
+    #[error("{}: tensor {tensor:?} is {stored}, and the model is to be {ty}: linked weights are used as they are", file.display())]
+    LinkType {
+        /// The checkpoint's file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Its type.
+        stored: moh_models::WeightType,
+        /// The model's type.
+        ty: crate::graph::ElementType,
+    },
+    /// A hard link that cannot be made.
+    #[error("{} cannot become a hard link to {}: {reason}", path.display(), file.display())]
+    Link {
+        /// The checkpoint's file.
+        file: PathBuf,
+        /// The link beside the model.
+        path: PathBuf,
+        /// The system's reason.
+        reason: std::io::Error,
+    },
     /// A part of a model that has none.
     #[error("the family {family} has no encoder and decoder to choose from")]
     Part {
+        /// The family.
+        family: String,
+    },
+    /// What the target of the export cannot run.
+    #[error("the target {target} cannot run {what}: {why}")]
+    Target {
+        /// The target.
+        target: crate::Target,
+        /// What was asked for.
+        what: String,
+        /// Why not.
+        why: &'static str,
+    },
+    /// A cache in place, written as standard operators.
+    #[error("a cache in place is made of operators of ai.moh: it cannot be written as standard operators")]
+    PortableCache,
+    /// A cache in place for a model that does not know it.
+    #[error("--cache in-place: expected a language model of family moh-llama, moh-llm or llama, found {family}")]
+    Cache {
         /// The family.
         family: String,
     },

@@ -1,5 +1,6 @@
 //! The ONNX graph between recording and encoding: nodes, named weights that are still in their files, inputs and outputs.
 
+use crate::quantize::{Matrix, Order, Piece};
 use moh_models::Weight;
 use moh_operators::Body;
 use std::collections::BTreeMap;
@@ -12,6 +13,10 @@ pub enum ElementType {
     F16,
     BF16,
     I64,
+    U8,
+    I8,
+    U4,
+    I4,
     Bool,
 }
 
@@ -20,20 +25,30 @@ impl ElementType {
     pub fn onnx(self) -> i32 {
         match self {
             ElementType::F32 => 1,
+            ElementType::U8 => 2,
+            ElementType::I8 => 3,
             ElementType::I64 => 7,
             ElementType::Bool => 9,
             ElementType::F16 => 10,
             ElementType::BF16 => 16,
+            ElementType::U4 => 21,
+            ElementType::I4 => 22,
         }
     }
 
     /// Bytes of an element.
     pub fn size(self) -> usize {
+        self.bits().div_ceil(8)
+    }
+
+    /// Bits of an element; those of 4 bits share bytes.
+    pub fn bits(self) -> usize {
         match self {
-            ElementType::I64 => 8,
-            ElementType::F32 => 4,
-            ElementType::F16 | ElementType::BF16 => 2,
-            ElementType::Bool => 1,
+            ElementType::I64 => 64,
+            ElementType::F32 => 32,
+            ElementType::F16 | ElementType::BF16 => 16,
+            ElementType::U8 | ElementType::I8 | ElementType::Bool => 8,
+            ElementType::U4 | ElementType::I4 => 4,
         }
     }
 
@@ -44,6 +59,8 @@ impl ElementType {
             ElementType::F16 => half::f16::from_f32(v).to_le_bytes().to_vec(),
             ElementType::BF16 => half::bf16::from_f32(v).to_le_bytes().to_vec(),
             ElementType::I64 => (v as i64).to_le_bytes().to_vec(),
+            ElementType::U8 | ElementType::U4 => vec![v as u8],
+            ElementType::I8 | ElementType::I4 => (v as i8).to_le_bytes().to_vec(),
             ElementType::Bool => vec![u8::from(v != 0.0)],
         }
     }
@@ -56,6 +73,10 @@ impl std::fmt::Display for ElementType {
             ElementType::F16 => "f16",
             ElementType::BF16 => "bf16",
             ElementType::I64 => "i64",
+            ElementType::U8 => "u8",
+            ElementType::I8 => "i8",
+            ElementType::U4 => "u4",
+            ElementType::I4 => "i4",
             ElementType::Bool => "bool",
         })
     }
@@ -136,6 +157,15 @@ pub enum Source {
         /// Whether it is a matrix (out, in) to be written as (in, out).
         transposed: bool,
     },
+    /// A part of what a matrix of the checkpoint is quantised to, while it is written.
+    Quantized {
+        /// The matrix.
+        matrix: Matrix,
+        /// The order in which it is written.
+        order: Order,
+        /// The part. Scales and zero points follow the integers of the same matrix.
+        piece: Piece,
+    },
 }
 
 /// A constant tensor.
@@ -154,7 +184,7 @@ pub struct Initializer {
 impl Initializer {
     /// Its size in the file.
     pub fn bytes(&self) -> usize {
-        self.dims.iter().product::<usize>() * self.ty.size()
+        (self.dims.iter().product::<usize>() * self.ty.bits()).div_ceil(8)
     }
 }
 

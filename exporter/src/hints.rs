@@ -1,5 +1,6 @@
 //! What to do about an error, in the options of this command line: the libraries know nothing of them.
 
+use moh_export::quantize::Problem as Unquantizable;
 use moh_export::{Error, Versioned};
 use moh_models::checkpoint::{Mismatch, Problem};
 use moh_models::{Error as ModelError, Warning};
@@ -34,14 +35,51 @@ fn of_export(error: &Error) -> Option<String> {
         }
         Error::Tokens { .. } => "choose another --tokens".to_owned(),
         Error::Inline { .. } => "leave out --weights inline".to_owned(),
+        Error::Room { .. } => "nothing was written; choose a folder on another disk, or make room".to_owned(),
+        Error::LinkFormat { .. } => "leave out --weights link".to_owned(),
+        Error::LinkType { .. } => "choose that type with --dtype, or leave out --weights link".to_owned(),
+        Error::Link { reason, .. } => of_link(reason.kind()).to_owned(),
         Error::Range { .. } => "export with --dtype f32".to_owned(),
+        Error::Target { .. } => "leave that out, or choose another --for".to_owned(),
+        Error::Quantize(problem) => return of_quantization(problem),
         Error::Part { .. } => "leave out --part".to_owned(),
         Error::Dimension { name, .. } => format!("leave out --{name}"),
+        Error::PortableCache => "leave out --attention portable or --cache in-place".to_owned(),
         Error::AttentionType => "choose --attention-type bf16 or --attention portable".to_owned(),
         Error::Version { what: Versioned::Opset, .. } => "choose it with --opset".to_owned(),
         Error::Version { what: Versioned::Ir, .. } => "choose it with --ir-version".to_owned(),
         _ => return None,
     })
+}
+
+fn of_quantization(problem: &Unquantizable) -> Option<String> {
+    Some(match problem {
+        Unquantizable::Block { tensor, fits, .. } => {
+            let layer = tensor.rsplit_once('.').map_or(tensor.as_str(), |(layer, _)| layer);
+            let keep = format!("--keep {layer} leaves it in floating point");
+            match fits.first() {
+                Some(block) => format!("choose --block {block}, or {keep}"),
+                None => keep,
+            }
+        }
+        Unquantizable::BlockSize { .. } => "choose it with --block".to_owned(),
+        Unquantizable::Type { .. } => "choose --dtype f32 or f16".to_owned(),
+        Unquantizable::Opset { .. } => "choose --opset 21, --form nbits or --form moh".to_owned(),
+        Unquantizable::Activations => "choose --form nbits, --form moh or --activations float".to_owned(),
+        Unquantizable::Keep { .. } => {
+            "the names are those of the checkpoint's tensors, with or without .weight".to_owned()
+        }
+        Unquantizable::Nothing => "leave out --quantize".to_owned(),
+    })
+}
+
+fn of_link(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::CrossesDevices => {
+            "both have to be on one file system: choose an output folder on the checkpoint's, or leave out --weights link"
+        }
+        _ => "this file system or its permissions allow no hard link there: leave out --weights link",
+    }
 }
 
 fn of_system(kind: ErrorKind) -> Option<String> {

@@ -154,7 +154,7 @@ pub fn inspect(model: &Model, tensors: &Tensors, lengths: Lengths) -> Result<Ins
             "encoder_past" if lengths.past > 0 => source,
             "sequence" => tokens,
             "past" => lengths.past,
-            "past+sequence" => lengths.past + tokens,
+            "past+sequence" | "total" => lengths.past + tokens,
             _ => *size,
         };
     }

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod background;
+mod cache;
 mod call;
 pub mod difference;
 pub mod encode;
@@ -14,35 +15,43 @@ pub mod gains;
 pub mod graph;
 pub mod inspect;
 pub mod measured;
+pub mod memory;
 pub mod passes;
 mod place;
+mod prepare;
 pub mod proto;
+pub mod quantize;
 pub mod random;
 pub mod record;
 mod report;
+mod room;
 mod seq2seq;
 mod side_files;
 pub mod staging;
+pub mod target;
 pub mod verify;
 pub mod weights;
 
+pub use cache::Cache;
 pub use error::{Error, Versioned};
 pub use graph::ElementType;
 pub use moh_models::families::Sizes;
 pub use passes::{AttentionStyle, AttentionType};
 pub use place::Layout;
-pub use report::Report;
+pub use quantize::{Quantization, QuantizationReport, Quantize};
+pub use report::{OutputFile, Report};
 pub use side_files::SideOptions;
+pub use target::Target;
 
 use encode::encode;
-use graph::Graph;
 pub use moh_models::families::moa::Part;
 use moh_models::presets::{self, Source};
 use moh_models::{Checkpoint, Model, WeightType};
 use place::Place;
-use side_files::{Facts, SideFile};
+use side_files::Facts;
 use staging::Staging;
 use std::path::{Path, PathBuf};
+use target::Chosen;
 use verify::{Reference, Subject};
 use weights::Plan;
 pub use weights::Weights;
@@ -62,10 +71,17 @@ pub struct Options {
     pub ignore_unexpected: Vec<String>,
     /// The part of an encoder-decoder; `None`: as the configuration says.
     pub part: Option<Part>,
+    /// How a language model's cache grows; `None`: as suits the target, as the configuration says, or by concatenation.
+    pub cache: Option<Cache>,
     /// Element type; `None`: the checkpoint's, but f16 for bf16.
     pub dtype: Option<ElementType>,
+    /// How weights are quantised, if they are.
+    pub quantize: Option<Quantize>,
     /// What the passes do.
     pub passes: passes::Options,
+    /// Where the model is to run: what cannot run there is refused, and the report says what memory it will need. Sets no other option:
+    /// [`Target::options`] does.
+    pub target: Option<Target>,
     /// Dimensions that are the same in every call.
     pub sizes: Sizes,
     /// ONNX operator-set version.
@@ -80,6 +96,10 @@ pub struct Options {
     pub force: bool,
     /// Where the weights go.
     pub weights: Weights,
+    /// Whether to read the files that are linked, for [`Weights::Link`].
+    pub check_links: bool,
+    /// Whether to take the SHA-256 of what is written.
+    pub digests: bool,
     /// Is told how many bytes of the weight file are ready, and how many it will have.
     pub progress: Option<fn(u64, u64)>,
     /// How the files are arranged.
@@ -108,8 +128,11 @@ impl Default for Options {
             weights_key: None,
             ignore_unexpected: Vec::new(),
             part: None,
+            cache: None,
             dtype: None,
+            quantize: None,
             passes: passes::Options::default(),
+            target: None,
             sizes: Sizes::default(),
             opset: DEFAULT_OPSET,
             ir_version: None,
@@ -117,6 +140,8 @@ impl Default for Options {
             reference: None,
             force: false,
             weights: Weights::Copy,
+            check_links: false,
+            digests: false,
             progress: None,
             layout: Layout::default(),
             sides: SideOptions::default(),
@@ -161,6 +186,7 @@ fn check_versions(options: &Options) -> Result<i64, Error> {
 fn choose_dtype(model: &Model, options: &Options) -> (ElementType, Option<&'static str>) {
     match (options.dtype, model.weight_type()) {
         (Some(ElementType::BF16), _) => (ElementType::BF16, Some(BF16_NOTE)),
+        (None, WeightType::BF16) if options.weights == Weights::Link => (ElementType::BF16, Some(BF16_NOTE)),
         (Some(dtype), _) => (dtype, None),
         (None, WeightType::F16) => (ElementType::F16, None),
         (None, WeightType::BF16) => {
@@ -170,6 +196,11 @@ fn choose_dtype(model: &Model, options: &Options) -> (ElementType, Option<&'stat
         (None, WeightType::F64) => (ElementType::F32, Some("the checkpoint's f64 weights are written as f32")),
         (None, _) => (ElementType::F32, None),
     }
+}
+
+/// Refuses what the target cannot run.
+fn check_target(options: &Options, dtype: ElementType) -> Result<(), Error> {
+    options.target.map_or(Ok(()), |target| target.check(options, dtype))
 }
 
 /// Refuses outputs that are there, unless `force`, or that would replace the checkpoint; `models` are their names.
@@ -226,6 +257,9 @@ fn check_sizes(sizes: &Sizes, model: &Model) -> Result<(), Error> {
 /// # Errors
 /// See [`Error`]; the output is then as it was.
 pub fn export(path: &Path, output: &Path, options: &Options) -> Result<Report, Error> {
+    let mut options = options.clone();
+    options.passes.gemm.as_stored |= options.weights == Weights::Link;
+    let options = &options;
     if options.both_parts {
         return seq2seq::export(path, output, options);
     }
@@ -235,8 +269,12 @@ pub fn export(path: &Path, output: &Path, options: &Options) -> Result<Report, E
     if let Some(part) = options.part {
         checkpoint.configure("part", part.name());
     }
+    if let Some(cache) = Cache::of_options(options) {
+        cache.put(&mut checkpoint);
+    }
     let model = Model::load(&checkpoint, options.family.as_deref())?;
     check_part(options.part, &model)?;
+    Cache::check(options, &model)?;
     check_sizes(&options.sizes, &model)?;
     options.passes.check()?;
     check_name(output)?;
@@ -245,8 +283,10 @@ pub fn export(path: &Path, output: &Path, options: &Options) -> Result<Report, E
     check_output(&place, &models, &checkpoint, options)?;
 
     let (dtype, note) = choose_dtype(&model, options);
+    check_target(options, dtype)?;
     let recording = record::Options { dtype, opset: options.opset, ir_version };
-    let recorded = record::record_sized(&model, recording, &options.sizes)?;
+    let mut recorded = record::record_sized(&model, recording, &options.sizes)?;
+    let quantization = options.quantize.as_ref().map(|how| quantize::apply(&mut recorded, how)).transpose()?;
     let mut graph = recorded.clone();
     passes::run(&mut graph, &options.passes)?;
     let reference = match &options.reference {
@@ -257,38 +297,38 @@ pub fn export(path: &Path, output: &Path, options: &Options) -> Result<Report, E
         Some(ReferenceFile { path, tolerance }) => Some(Reference::open(path, *tolerance, &model, &graph)?),
         None => None,
     };
-    let plan = Plan::with(&graph, options.weights, output)?;
+    let mut plan = Plan::with(&graph, options.weights, dtype, &place)?;
     let external = plan.iter().next().is_some();
     let facts = Facts::new(&checkpoint, &model, &graph, dtype, (options.layout, &place), external)?;
+    let chosen = Chosen::new(&facts, &[&graph], options)?;
     let (sides, side_notes) = side_files::side_files(&facts, &options.sides)?;
     let (missing, _) = side_files::missing(&sides, &place, &models, options.force)?;
 
-    let staging = Staging::at(place.clone())?;
-    let subject = Subject { model: &model, recorded: &recorded, plan: &plan, dtype, options };
-    let found = stage(&staging, &graph, &plan, &missing, options)
+    let mut staging = Staging::at(place.clone())?;
+    let staged = staging.begin(&mut plan, &graph, &missing, options).and_then(|()| {
+        staging.add_file(&place.model, &encode(&graph, &plan, &place.data)?)?;
+        staging.add_data(&graph, &plan, options)
+    });
+    let quantization = quantization.as_ref();
+    let subject = Subject { model: &model, recorded: &recorded, plan: &plan, dtype, options, quantization };
+    let found = staged
         .and_then(|()| subject.check(&staging, skipped(&model, dtype, options), reference.as_ref()))
         .map_err(|error| staging.at_output(error))?;
     // Another export may have put its files there meanwhile.
     let (missing, kept) = side_files::missing(&sides, &place, &models, options.force)?;
     let names: Vec<String> = missing.into_iter().map(|side| side.name).collect();
     let files = staging.commit(&names)?;
-    let notes = note.into_iter().map(str::to_owned).chain(side_notes).chain(kept).collect();
-    Report::new(&checkpoint, &model, dtype, notes, files, found, started.elapsed())
+    let notes = note.into_iter().map(str::to_owned).chain(plan.note()).chain(side_notes).chain(kept).collect();
+    let mut report = Report::new(&checkpoint, &model, dtype, notes, files, found, started.elapsed())?;
+    report.target = chosen;
+    report.quantization = options.quantize.as_ref().map(|how| QuantizationReport::of(how, quantization));
+    Ok(report)
 }
 
 /// Opens the checkpoint with the configuration that the options name.
 fn open(path: &Path, options: &Options) -> Result<Checkpoint, Error> {
     let source = Source::new(options.config.as_deref(), options.preset.as_deref());
     Ok(presets::open(path, source, options.weights_key.as_deref(), &options.ignore_unexpected)?)
-}
-
-/// Prepares the files.
-fn stage(staging: &Staging, graph: &Graph, plan: &Plan, sides: &[SideFile], options: &Options) -> Result<(), Error> {
-    let data_name = staging.data_name();
-    staging::write_file(&staging.model(), &encode(graph, plan, &data_name)?)?;
-    let (length, told) = (plan.length(), options.progress.unwrap_or(|_, _| ()));
-    weights::write_data(graph, plan, &staging.path(&data_name), &|done| told(done, length))?;
-    sides.iter().try_for_each(|side| side.write(&staging.side_path(&side.name)))
 }
 
 /// Why the written model is not compared with our own implementation, if it is not.

@@ -14,7 +14,7 @@ use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use moh_export::inspect::{self, Lengths};
 use moh_export::verify::{Verification, verify_layers};
-use moh_export::{BF16_NOTE, ElementType, VERIFY_PARAMETERS, check_part, measured};
+use moh_export::{BF16_NOTE, Cache, ElementType, VERIFY_PARAMETERS, check_part, measured};
 use moh_models::presets::Preset;
 use moh_models::{Config, Model, Warning, WeightType};
 use std::io::{IsTerminal, Write};
@@ -145,7 +145,12 @@ fn is_config(path: &Path) -> bool {
 
 /// A model that disagrees is a failure, after the table that says where.
 fn verify(args: &VerifyArgs) -> Result<()> {
-    let checkpoint = args.source.open(&args.checkpoint, args.part.part())?;
+    // clap has required it unless --check is there.
+    let Some(path) = &args.checkpoint else { return check_links(&args.model, args.json) };
+    let mut checkpoint = args.source.open(path, args.part.part())?;
+    if Cache::of_file(&args.model)? == Cache::InPlace {
+        Cache::InPlace.put(&mut checkpoint);
+    }
     let model = Model::load(&checkpoint, args.source.family.as_deref())?;
     check_part(args.part.part(), &model)?;
     warn(model.warnings());
@@ -159,8 +164,33 @@ fn verify(args: &VerifyArgs) -> Result<()> {
     }
     match report.agrees {
         true => Ok(()),
-        false => anyhow::bail!("{} disagrees with {}", args.model.display(), args.checkpoint.display()),
+        false => anyhow::bail!("{} disagrees with {}", args.model.display(), path.display()),
     }
+}
+
+/// Compares the files of the checkpoint that a model uses with the digests in the model.
+fn check_links(model: &Path, json: bool) -> Result<()> {
+    let links = moh_runtime::links(model)?;
+    if links.is_empty() {
+        anyhow::bail!("{}: it uses no file of a checkpoint: it was exported without --weights link", model.display());
+    }
+    let mut checked = Vec::new();
+    for link in links {
+        let contents = link.check_contents(model, &mut |_| ())?;
+        match (json, contents) {
+            (true, _) => {}
+            (false, true) => say(&format!("{}: header and contents are as they were", link.file)),
+            (false, false) => say(&format!(
+                "{}: length and header are as they were; the export noted no contents, because it was without --check",
+                link.file
+            )),
+        }
+        checked.push(serde_json::json!({ "file": link.file, "bytes": link.bytes, "contents": contents }));
+    }
+    if json {
+        say(&serde_json::to_string_pretty(&checked)?);
+    }
+    Ok(())
 }
 
 fn random(args: &RandomArgs) -> Result<()> {

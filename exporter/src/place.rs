@@ -1,9 +1,11 @@
 //! Where an export's files lie in its folder.
 
+use serde::Serialize;
 use std::path::{Path, PathBuf};
 
 /// How the files of an export are arranged.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
 pub enum Layout {
     /// The model and its weights beside config.json.
     #[default]

@@ -1,12 +1,13 @@
 //! Checkpoints of random weights in any size, written by streaming: to measure a model before it is trained.
 
-use crate::background::{self, Output};
+use crate::background::{self, Buffer, Output};
 use crate::check_part;
 use crate::error::Error;
 use crate::graph::ElementType;
-use crate::report::{files, with_lengths};
+use crate::report::OutputFile;
+use crate::room;
 use crate::staging::{Staging, write_file};
-use crate::weights::append;
+use crate::weights::put;
 use moh_models::families::Tensors;
 use moh_models::families::moa::Part;
 use moh_models::sample::Rng;
@@ -14,7 +15,7 @@ use moh_models::{Config, Model, Warning};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Numbers made at a time; even, because two are made of one draw.
 const CHUNK: usize = 1 << 16;
@@ -57,9 +58,8 @@ pub fn plan(config: &Config, family: Option<&str>, part: Option<Part>) -> Result
 /// A written checkpoint.
 #[derive(Debug, Serialize)]
 pub struct Written {
-    /// The files and their lengths.
-    #[serde(serialize_with = "files")]
-    pub files: Vec<(PathBuf, u64)>,
+    /// The files.
+    pub files: Vec<OutputFile>,
     /// Numbers in it.
     pub parameters: usize,
     /// Their element type.
@@ -71,7 +71,7 @@ pub struct Written {
 
 impl fmt::Display for Written {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let lines: Vec<String> = self.files.iter().map(|(path, _)| format!("wrote {}", path.display())).collect();
+        let lines: Vec<String> = self.files.iter().map(|file| format!("wrote {}", file.path.display())).collect();
         f.write_str(&lines.join("\n"))
     }
 }
@@ -142,10 +142,12 @@ fn write_shards(
         return Err(Error::Exists { path });
     }
     let staging = Staging::new(&folder.join(main))?;
+    let bytes: u64 = shards.iter().flat_map(|shard| shard.iter()).map(|(_, shape)| bytes_of(shape, dtype)).sum();
     let prepare = || {
+        room::check(&staging.path(""), folder, bytes)?;
         for (i, tensors) in shards.iter().enumerate() {
             let name = if count == 1 { SINGLE.to_owned() } else { shard(i) };
-            background::write(&staging.path(&name), |out| {
+            background::write(&staging.path(&name), None, |out| {
                 header(tensors, dtype, &mut out.part)?;
                 data(tensors, dtype, seed, out)
             })?;
@@ -153,8 +155,7 @@ fn write_shards(
         if count > 1 {
             let named = shards.iter().enumerate().flat_map(|(i, tensors)| tensors.iter().map(move |of| (i, of)));
             let weight_map: BTreeMap<&str, String> =
-                named.clone().map(|(i, (tensor, _))| (tensor.as_str(), shard(i))).collect();
-            let bytes: u64 = named.map(|(_, (_, shape))| bytes_of(shape, dtype)).sum();
+                named.map(|(i, (tensor, _))| (tensor.as_str(), shard(i))).collect();
             let index = serde_json::json!({"metadata": {"total_size": bytes}, "weight_map": weight_map});
             write_file(&staging.path(INDEX), format!("{index:#}\n").as_bytes())?;
         }
@@ -165,14 +166,14 @@ fn write_shards(
     if count > 1 && single.exists() {
         std::fs::remove_file(&single).map_err(Error::io(&single))?;
     }
-    let files = with_lengths(staging.commit(&others)?);
+    let files = staging.commit(&others)?;
     let parameters =
         shards.iter().flat_map(|shard| shard.iter()).map(|(_, shape)| shape.iter().product::<usize>()).sum();
     Ok(Written { files, parameters, dtype, seed })
 }
 
 /// The safetensors header: its length, then JSON, padded to 8 bytes.
-fn header(tensors: &[(String, Vec<usize>)], dtype: ElementType, out: &mut Vec<u8>) -> Result<(), Error> {
+fn header(tensors: &[(String, Vec<usize>)], dtype: ElementType, out: &mut Buffer) -> Result<(), Error> {
     let name = match dtype {
         ElementType::F16 => "F16",
         ElementType::BF16 => "BF16",
@@ -187,8 +188,8 @@ fn header(tensors: &[(String, Vec<usize>)], dtype: ElementType, out: &mut Vec<u8
     let entries: BTreeMap<String, serde_json::Value> = tensors.iter().map(entry).collect();
     let mut text = serde_json::to_vec(&entries).map_err(|e| Error::io("")(e.into()))?;
     text.resize(text.len().next_multiple_of(8), b' ');
-    out.extend((text.len() as u64).to_le_bytes());
-    out.extend(text);
+    out.put(&(text.len() as u64).to_le_bytes());
+    out.put(&text);
     Ok(())
 }
 
@@ -203,7 +204,7 @@ fn data(tensors: &[(String, Vec<usize>)], dtype: ElementType, seed: u64, out: &m
             if constant.is_none() {
                 noise(&mut rng, values);
             }
-            append(dtype, values, &mut out.part);
+            put(dtype, values, out.part.grow(values.len() * dtype.size()));
             if out.part.len() >= PART {
                 out.hand_over()?;
             }
@@ -281,7 +282,7 @@ mod tests {
         };
         write("one", 1, 1 << 40, ElementType::F32);
         let several = write("several", 1, 76, ElementType::F32);
-        let names: Vec<_> = several.files.iter().map(|(path, _)| path.file_name().unwrap().to_str().unwrap()).collect();
+        let names: Vec<_> = several.files.iter().map(|file| file.path.file_name().unwrap().to_str().unwrap()).collect();
         let shard = |i| format!("model-0000{i}-of-00003.safetensors");
         assert_eq!(names, [&shard(1), &shard(2), &shard(3), "config.json", INDEX]);
         write("other", 2, 1 << 40, ElementType::F32);

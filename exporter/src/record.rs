@@ -79,13 +79,16 @@ fn metadata(model: &Model) -> BTreeMap<String, String> {
         counts.join(",")
     };
     let entry = |name: &str, value: String| (format!("moh.{name}"), value);
-    BTreeMap::from([
+    let entries = BTreeMap::from([
         entry("family", model.family().to_owned()),
         entry("num_heads", list(&|layer| layer.heads.num_heads)),
         entry("num_shared_heads", list(&|layer| layer.heads.num_shared_heads)),
         entry("top_k", list(&|layer| layer.heads.top_k)),
         entry("exporter", format!("moh-export {}", env!("CARGO_PKG_VERSION"))),
-    ])
+    ]);
+    // How callers may give the cache: `in-place` is a buffer with room for more tokens than there are.
+    let cache = crate::cache::in_place(model).then(|| entry("cache", "in-place".to_owned()));
+    entries.into_iter().chain(cache).collect()
 }
 
 fn identity(from: &str, to: &str) -> Node {
@@ -486,7 +489,7 @@ impl Ops for Recorder {
             _ => None,
         });
         let t = typed.unwrap_or(self.options.dtype);
-        let of = |ty| if ty == OperandType::T { t } else { ElementType::F32 };
+        let of = |ty: OperandType| call::element_type(ty, t);
         // As a linear layer does, a node with one matrix of weights belongs to the matrix's module.
         let mut weights = operands().filter_map(|(operand, argument)| match argument {
             Some(Argument::Weight(weight)) if !operand.optional => Some(*weight),
@@ -513,7 +516,7 @@ impl Ops for Recorder {
                 values[input].as_ref().map_or(Dim::Unknown, |value| value.dims[axis].clone())
             }
             OutputDim::Size(n) => Dim::Fixed(n),
-            OutputDim::Unknown => Dim::Unknown,
+            OutputDim::Max(_) | OutputDim::Unknown => Dim::Unknown,
         };
         let dims = inferred.iter().map(dim).collect();
         let inputs: Vec<&Value> = values.iter().flatten().collect();

@@ -2,6 +2,8 @@
 
 use crate::error::Error;
 use crate::graph::ElementType;
+use crate::quantize::QuantizationReport;
+use crate::target::Chosen;
 use crate::verify::{Compared, Verification};
 use moh_models::checkpoint::{DefaultValue, Prefix};
 use moh_models::count::Macs;
@@ -38,9 +40,13 @@ pub struct Report {
     pub active_share: f64,
     /// Numbers in the checkpoint.
     pub parameters: usize,
+    /// What it was exported for.
+    pub target: Option<Chosen>,
     /// Element type of the file.
     #[serde(serialize_with = "shown")]
     pub dtype: ElementType,
+    /// What was quantised, and how well; `None` where nothing was.
+    pub quantization: Option<QuantizationReport>,
     /// What the user should know, such as why that type is not the checkpoint's.
     pub notes: Vec<String>,
     /// Multiply-accumulates of one forward over `tokens` tokens.
@@ -48,9 +54,8 @@ pub struct Report {
     pub macs: Macs,
     /// Tokens that `macs` counts.
     pub tokens: usize,
-    /// The files written and their lengths.
-    #[serde(serialize_with = "files")]
-    pub files: Vec<(PathBuf, u64)>,
+    /// The files written, and links to files of the checkpoint.
+    pub files: Vec<OutputFile>,
     /// How the written model compares with our own implementation.
     pub verification: Verification,
     /// How it compares with the user's own outputs, where there are any.
@@ -96,21 +101,21 @@ fn seconds<S: Serializer>(elapsed: &Duration, to: S) -> Result<S::Ok, S::Error> 
     elapsed.as_secs_f64().serialize(to)
 }
 
-/// Paths and lengths.
-pub(crate) fn files<S: Serializer>(files: &[(PathBuf, u64)], to: S) -> Result<S::Ok, S::Error> {
-    let one = |(path, bytes): &(PathBuf, u64)| serde_json::json!({ "path": path.to_string_lossy(), "bytes": bytes });
-    to.collect_seq(files.iter().map(one))
+/// A file of the output.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct OutputFile {
+    /// Its path.
+    #[serde(serialize_with = "path")]
+    pub path: PathBuf,
+    /// Its length.
+    pub bytes: u64,
+    /// SHA-256 of its bytes, computed while they were written; `None` where they were not read or not asked for.
+    pub sha256: Option<String>,
 }
 
 /// A path as JSON, which holds no other text than Unicode.
 pub(crate) fn path<S: Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
     to.collect_str(&path.display())
-}
-
-/// Files with their lengths.
-pub(crate) fn with_lengths(files: Vec<PathBuf>) -> Vec<(PathBuf, u64)> {
-    let length = |path: &PathBuf| std::fs::metadata(path).map_or(0, |meta| meta.len());
-    files.into_iter().map(|path| (path.clone(), length(&path))).collect()
 }
 
 impl Report {
@@ -119,7 +124,7 @@ impl Report {
         model: &Model,
         dtype: ElementType,
         notes: Vec<String>,
-        files: Vec<PathBuf>,
+        files: Vec<OutputFile>,
         (verification, reference): (Verification, Option<Compared>),
         elapsed: Duration,
     ) -> Result<Report, Error> {
@@ -135,11 +140,13 @@ impl Report {
             layers: model.layers(),
             active_share: model.active_share(),
             parameters: model.parameters(),
+            target: None,
             dtype,
+            quantization: None,
             notes,
             macs: model.macs(&workload.sizes)?,
             tokens: workload.tokens,
-            files: with_lengths(files),
+            files,
             verification,
             reference,
             elapsed,
@@ -167,7 +174,8 @@ pub(crate) fn short(n: f64) -> String {
     if unit.is_empty() { format!("{n}") } else { format!("{:.2}{unit}", n / scale) }
 }
 
-fn bytes(n: u64) -> String {
+/// A size in bytes with a unit prefix.
+pub(crate) fn bytes(n: u64) -> String {
     let text = short(n as f64);
     if text.contains(' ') { format!("{text}B") } else { format!("{text} B") }
 }
@@ -224,6 +232,13 @@ impl fmt::Display for Report {
         writeln!(f, "  top-k       {}", heads(&|layer| layer.heads.top_k))?;
         writeln!(f, "active heads  {:.1} %", 100.0 * self.active_share)?;
         writeln!(f, "parameters    {}, written as {}", short(self.parameters as f64), self.dtype)?;
+        if let Some(quantization) = &self.quantization {
+            writeln!(f, "quantised     {quantization}")?;
+        }
+        if let Some(chosen) = &self.target {
+            writeln!(f, "target        {chosen}")?;
+            writeln!(f, "memory        {}", chosen.memory)?;
+        }
         for note in &self.notes {
             writeln!(f, "note          {note}")?;
         }
@@ -236,8 +251,8 @@ impl fmt::Display for Report {
             100.0 * self.macs.saved(),
             self.tokens
         )?;
-        for (path, length) in &self.files {
-            writeln!(f, "wrote         {} ({})", path.display(), bytes(*length))?;
+        for file in &self.files {
+            writeln!(f, "wrote         {} ({})", file.path.display(), bytes(file.bytes))?;
         }
         writeln!(f, "verified      {}", self.verification)?;
         if let Some(reference) = &self.reference {

@@ -7,12 +7,15 @@ use crate::encode::encode;
 use crate::error::Error;
 use crate::graph::{Dim, ElementType, Graph, Initializer, Source};
 use crate::place::{Layout, Place};
-use crate::report::Report;
+use crate::quantize::{Quantization, QuantizationReport};
+use crate::report::{OutputFile, Report};
 use crate::side_files::{self, Facts, Kind};
-use crate::staging::{self, Staging};
+use crate::staging::Staging;
+use crate::target::Chosen;
 use crate::verify::{Subject, Verification};
-use crate::weights::{self, INLINE_BYTES, Plan};
-use crate::{Options, Part, check_output, check_part, check_versions, choose_dtype, open, passes, record, skipped};
+use crate::weights::{INLINE_BYTES, Plan};
+use crate::{Options, Part, passes, quantize, record};
+use crate::{check_output, check_part, check_target, check_versions, choose_dtype, open, skipped};
 use moh_models::families::moa::DECODER_CALLS;
 use moh_models::{Checkpoint, Model};
 use serde_json::{Value, json};
@@ -37,6 +40,7 @@ struct Graphs {
     recorded: Graph,
     /// As written.
     graph: Graph,
+    quantization: Option<Quantization>,
 }
 
 /// Exports the checkpoint at `path` to the folder `output`.
@@ -67,19 +71,29 @@ pub(crate) fn export(path: &Path, output: &Path, options: &Options) -> Result<Re
     };
     let models = [load(Part::Encoder, None)?, load(Part::Decoder, Some("first"))?, load(Part::Decoder, Some("later"))?];
     let (dtype, note) = choose_dtype(&models[1], options);
+    check_target(options, dtype)?;
     let recording = record::Options { dtype, opset: options.opset, ir_version };
     let graphs = models.into_iter().map(|model| {
         let recorded = record::record_sized(&model, recording, &options.sizes)?;
-        let mut graph = recorded.clone();
-        passes::run(&mut graph, &options.passes)?;
-        Ok(Graphs { model, recorded, graph })
+        Ok(Graphs { model, graph: recorded.clone(), recorded, quantization: None })
     });
-    let graphs: Vec<Graphs> = graphs.collect::<Result<_, Error>>()?;
+    let mut graphs: Vec<Graphs> = graphs.collect::<Result<_, Error>>()?;
+    if let Some(how) = &options.quantize {
+        let mut recorded: Vec<&mut Graph> = graphs.iter_mut().map(|part| &mut part.recorded).collect();
+        let quantized = quantize::apply_all(&mut recorded, how)?;
+        for (part, quantization) in graphs.iter_mut().zip(quantized) {
+            part.quantization = Some(quantization);
+        }
+    }
+    for part in &mut graphs {
+        part.graph = part.recorded.clone();
+        passes::run(&mut part.graph, &options.passes)?;
+    }
     let [encoder, decoder, later] = graphs.as_slice() else {
         return Err(moh_models::Error::Internal("not three graphs").into());
     };
     let union = union(&graphs)?;
-    let plan = Plan::with(&union, options.weights, output)?;
+    let mut plan = Plan::with(&union, options.weights, dtype, &place)?;
 
     let external = plan.iter().next().is_some();
     let mut facts = Facts::new(&checkpoint, &decoder.model, &decoder.graph, dtype, (options.layout, &place), external)?;
@@ -87,19 +101,20 @@ pub(crate) fn export(path: &Path, output: &Path, options: &Options) -> Result<Re
         facts.kind = Kind::Translator;
         facts.translator = translator(&checkpoint, encoder, decoder, &facts);
     }
+    let chosen = Chosen::new(&facts, &[&encoder.graph, &decoder.graph, &later.graph], options)?;
     let (sides, side_notes) = side_files::side_files(&facts, &options.sides)?;
     let (missing, _) = side_files::missing(&sides, &place, &MODELS, options.force)?;
 
     let mut staging = Staging::at(place.clone())?;
-    let prepare = |staging: &mut Staging| {
-        let (length, told) = (plan.length(), options.progress.unwrap_or(|_, _| ()));
-        weights::write_data(&union, &plan, &staging.path(DATA), &|done| told(done, length))?;
-        missing.iter().try_for_each(|side| side.write(&staging.side_path(&side.name)))?;
+    let mut prepare = |staging: &mut Staging| {
+        staging.begin(&mut plan, &union, &missing, options)?;
+        staging.add_data(&union, &plan, options)?;
         let mut found = Vec::new();
         for (name, part) in MODELS.iter().zip([encoder, decoder, later]) {
             staging.add_model(name);
-            staging::write_file(&staging.model(), &encode(&part.graph, &plan, DATA)?)?;
-            let subject = Subject { model: &part.model, recorded: &part.recorded, plan: &plan, dtype, options };
+            staging.add_file(name, &encode(&part.graph, &plan, DATA)?)?;
+            let (model, recorded, quantization) = (&part.model, &part.recorded, part.quantization.as_ref());
+            let subject = Subject { model, recorded, plan: &plan, dtype, options, quantization };
             found.push(subject.check(staging, skipped(&part.model, dtype, options), None)?.0);
         }
         Ok(found)
@@ -108,8 +123,12 @@ pub(crate) fn export(path: &Path, output: &Path, options: &Options) -> Result<Re
     let (missing, kept) = side_files::missing(&sides, &place, &MODELS, options.force)?;
     let names: Vec<String> = missing.into_iter().map(|side| side.name).collect();
     let files = staging.commit(&names)?;
-    let notes = note.into_iter().map(str::to_owned).chain(side_notes).chain(kept).collect();
-    report(&checkpoint, [&encoder.model, &decoder.model], dtype, notes, files, worst(found), started)
+    let notes = note.into_iter().map(str::to_owned).chain(plan.note()).chain(side_notes).chain(kept).collect();
+    let mut report = report(&checkpoint, [&encoder.model, &decoder.model], dtype, notes, files, worst(found), started)?;
+    let quantized = graphs.iter().filter_map(|part| part.quantization.as_ref());
+    report.quantization = options.quantize.as_ref().map(|how| QuantizationReport::of(how, quantized));
+    report.target = chosen;
+    Ok(report)
 }
 
 /// A graph with the large constants of all of them, each once.
@@ -136,6 +155,9 @@ fn same(a: &Initializer, b: &Initializer) -> bool {
         (Source::Bytes(a), Source::Bytes(b)) => a == b,
         (Source::Weight { weight: a, transposed: x }, Source::Weight { weight: b, transposed: y }) => {
             x == y && a.name() == b.name() && a.shape() == b.shape()
+        }
+        (Source::Quantized { matrix: a, order: x, piece: i }, Source::Quantized { matrix: b, order: y, piece: j }) => {
+            a.same(b) && x == y && i == j
         }
         _ => false,
     };
@@ -196,7 +218,7 @@ fn report(
     parts: [&Model; 2],
     dtype: ElementType,
     notes: Vec<String>,
-    files: Vec<std::path::PathBuf>,
+    files: Vec<OutputFile>,
     found: Verification,
     started: Instant,
 ) -> Result<Report, Error> {

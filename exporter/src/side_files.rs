@@ -15,10 +15,10 @@ mod tokens;
 mod triton;
 
 pub(crate) use facts::{Facts, Kind};
+pub(crate) use genai::fits as fits_genai;
 
 use crate::error::Error;
 use crate::place::{Layout, Place};
-use crate::staging::write_file;
 use moh_models::checkpoint::find_weights;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -66,16 +66,19 @@ pub(crate) struct SideFile {
 }
 
 impl SideFile {
-    fn contents(&self) -> Result<Vec<u8>, Error> {
+    pub(crate) fn contents(&self) -> Result<Vec<u8>, Error> {
         match &self.contents {
             Contents::Copy(path) => fs::read(path).map_err(Error::io(path)),
             Contents::Text(text) => Ok(text.as_bytes().to_vec()),
         }
     }
 
-    /// Writes the contents to `path`.
-    pub(crate) fn write(&self, path: &Path) -> Result<(), Error> {
-        write_file(path, &self.contents()?)
+    /// Number of bytes.
+    pub(crate) fn length(&self) -> Result<u64, Error> {
+        match &self.contents {
+            Contents::Copy(path) => Ok(fs::metadata(path).map_err(Error::io(path))?.len()),
+            Contents::Text(text) => Ok(text.len() as u64),
+        }
     }
 }
 

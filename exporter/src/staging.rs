@@ -6,6 +6,10 @@
 
 use crate::error::Error;
 use crate::place::{Layout, Place};
+use crate::report::OutputFile;
+use crate::weights::links::is_link_name;
+use moh_runtime::Digest;
+use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -23,6 +27,10 @@ pub struct Staging {
     place: Place,
     /// The models to commit.
     models: Vec<String>,
+    /// The names of links to files of the checkpoint.
+    links: Vec<String>,
+    /// SHA-256 of prepared files, where that is wanted.
+    digests: Option<BTreeMap<PathBuf, String>>,
     /// Released by the system when the run ends, however it ends.
     _lock: File,
     /// Dropped after the staging folder is gone: only then are they empty.
@@ -170,7 +178,7 @@ impl Staging {
         drop(prepared);
         let (folder, lock) = locked?;
         let models = vec![place.model.clone()];
-        let staging = Staging { folder, place, models, _lock: lock, _made: made };
+        let staging = Staging { folder, place, models, links: Vec::new(), digests: None, _lock: lock, _made: made };
         let models = staging.path("");
         fs::create_dir_all(&models).map_err(Error::io(models))?;
         Ok(staging)
@@ -204,6 +212,52 @@ impl Staging {
         self.place.data.clone()
     }
 
+    /// The model's path in the end.
+    pub(crate) fn output(&self) -> PathBuf {
+        self.place.output()
+    }
+
+    /// The path, in the end, of a file beside the model.
+    pub(crate) fn beside_model(&self, name: &str) -> PathBuf {
+        self.place.beside_model(name)
+    }
+
+    /// Writes a prepared file.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub(crate) fn write(&mut self, path: PathBuf, bytes: &[u8]) -> Result<(), Error> {
+        write_file(&path, bytes)?;
+        if self.wants_digests() {
+            let mut digest = Digest::default();
+            digest.add(bytes);
+            self.note(path, Some(digest.text()));
+        }
+        Ok(())
+    }
+
+    /// From here on, takes the SHA-256 of what is written.
+    pub(crate) fn take_digests(&mut self) {
+        self.digests = Some(BTreeMap::new());
+    }
+
+    pub(crate) fn wants_digests(&self) -> bool {
+        self.digests.is_some()
+    }
+
+    /// Notes the SHA-256 of a prepared file, if it is known and wanted.
+    pub(crate) fn note(&mut self, path: PathBuf, digest: Option<String>) {
+        if let (Some(digests), Some(digest)) = (&mut self.digests, digest) {
+            digests.insert(path, digest);
+        }
+    }
+
+    /// A prepared link to a file of the checkpoint, and the SHA-256 of that file if it is known.
+    pub(crate) fn add_link(&mut self, name: &str, digest: Option<String>) {
+        self.links.push(name.to_owned());
+        self.note(self.path(name), digest);
+    }
+
     /// Says of an [`Error::Io`] on a prepared file where that file was to be.
     pub(crate) fn at_output(&self, error: Error) -> Error {
         match error {
@@ -219,7 +273,7 @@ impl Staging {
     ///
     /// # Errors
     /// [`Error::Io`]; then there is no model file.
-    pub fn commit(self, side_files: &[String]) -> Result<Vec<PathBuf>, Error> {
+    pub fn commit(self, side_files: &[String]) -> Result<Vec<OutputFile>, Error> {
         let _uninterrupted = prepared();
         for model in &self.models {
             let path = self.place.beside_model(model);
@@ -234,15 +288,35 @@ impl Staging {
             // Of the model before, which is gone.
             let _ = fs::remove_file(self.place.beside_model(&data));
         }
+        self.remove_old_links(&data);
         let sides = side_files.iter().map(|name| (self.side_path(name), self.place.side(name)));
+        let weights = [beside(&data)].into_iter().chain(self.links.iter().map(beside));
         let mut written = Vec::new();
-        for (from, to) in [beside(&data)].into_iter().chain(sides).chain(self.models.iter().map(beside)) {
+        for (from, to) in weights.chain(sides).chain(self.models.iter().map(beside)) {
             if from.exists() {
                 fs::rename(&from, &to).map_err(Error::io(&to))?;
-                written.push(to);
+                let bytes = fs::metadata(&to).map_or(0, |meta| meta.len());
+                written.push(OutputFile {
+                    path: to,
+                    bytes,
+                    sha256: self.digests.as_ref().and_then(|digests| digests.get(&from).cloned()),
+                });
             }
         }
         Ok(written)
+    }
+
+    /// Removes the links of the model before that are none of this one's.
+    fn remove_old_links(&self, data: &str) {
+        let folder = self.beside_model("");
+        let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { &folder };
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let old = |name: &str| is_link_name(data, name) && !self.links.iter().any(|link| link == name);
+            if name.to_str().is_some_and(old) {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
     }
 }
 

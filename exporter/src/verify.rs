@@ -8,6 +8,7 @@ mod layers;
 mod reference;
 mod runner;
 
+pub(crate) use layers::read_model;
 pub use layers::{LayerAgreement, LayerReport, verify_layers};
 pub use reference::{Compared, OutputError, Reference};
 
@@ -15,6 +16,7 @@ use crate::encode::encode;
 use crate::error::Error;
 use crate::graph::{ElementType, Graph};
 use crate::passes::{self, AttentionType, Gates, ShowGates};
+use crate::quantize::Quantization;
 use crate::staging::{self, Staging};
 use crate::weights::Plan;
 use candle_core::{Device, Tensor};
@@ -81,6 +83,7 @@ pub(crate) struct Subject<'a> {
     pub(crate) plan: &'a Plan,
     pub(crate) dtype: ElementType,
     pub(crate) options: &'a crate::Options,
+    pub(crate) quantization: Option<&'a Quantization>,
 }
 
 /// candle's results for one sample.
@@ -139,16 +142,20 @@ impl Subject<'_> {
             ElementType::BF16 => DType::BF16,
             _ => DType::F32,
         };
-        match self.narrow_attention() {
-            true => tolerance::MODEL_BF16_ATTENTION.max(tolerance::model_output(dtype)),
-            false => tolerance::model_output(dtype),
+        let mut largest = tolerance::model_output(dtype);
+        if self.narrow_attention() {
+            largest = largest.max(tolerance::MODEL_BF16_ATTENTION);
         }
+        if self.rounds_activations() {
+            largest = largest.max(tolerance::MODEL_INT8_ACTIVATIONS);
+        }
+        largest
     }
 
     /// Also gives the loaded model.
     fn verify(&self, staging: &Staging) -> Result<(Agreement, Runner), Error> {
         let samples = self.model.samples(&self.options.sizes);
-        let mut eager = Eager::new().with_taps();
+        let mut eager = eager(self.quantization).with_taps();
         let expected: Vec<Expected> =
             samples.iter().map(|sample| self.expected(&mut eager, sample)).collect::<Result<_, _>>()?;
         drop(eager);
@@ -188,9 +195,13 @@ impl Subject<'_> {
         self.options.passes.attention_type.attention_type == AttentionType::Bf16
     }
 
+    fn rounds_activations(&self) -> bool {
+        self.quantization.is_some_and(Quantization::rounds_activations)
+    }
+
     /// Whether everything that routers read is computed in f32.
     fn routes_as_reference(&self) -> bool {
-        self.dtype == ElementType::F32 && !self.narrow_attention()
+        self.dtype == ElementType::F32 && !self.narrow_attention() && !self.rounds_activations()
     }
 
     fn expected(&self, eager: &mut Eager, sample: &[Sample]) -> Result<Expected, Error> {
@@ -298,6 +309,14 @@ impl Subject<'_> {
             }
         }
         Ok(())
+    }
+}
+
+/// candle, with the weights that the written model has.
+fn eager(quantization: Option<&Quantization>) -> Eager {
+    match quantization.cloned() {
+        Some(quantization) => Eager::new().reading(Box::new(move |weight| quantization.read(weight))),
+        None => Eager::new(),
     }
 }
 

@@ -8,7 +8,7 @@ mod index;
 mod loader;
 mod map;
 mod names;
-pub(crate) mod pattern;
+pub mod pattern;
 mod preset;
 mod record;
 mod safetensors;

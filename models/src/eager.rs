@@ -18,6 +18,8 @@ pub const GAPS: &str = "gap.";
 /// Runs a family's `forward` in candle.
 #[derive(Default)]
 pub struct Eager {
+    /// What weights are read with.
+    reader: Option<Reader>,
     weights: BTreeMap<String, Tensor>,
     path: Vec<String>,
     taps: Option<BTreeMap<String, Tensor>>,
@@ -28,6 +30,9 @@ pub struct Eager {
     /// Whether weights are read again each time.
     forgets: bool,
 }
+
+/// Gives the numbers of a weight.
+pub type Reader = Box<dyn Fn(&Weight) -> Result<Vec<f32>>>;
 
 /// Numbers of a matrix that are in memory at a time where weights are not kept.
 const AT_A_TIME: usize = 1 << 26;
@@ -47,6 +52,12 @@ impl Eager {
     /// Keeps no weight: each is read when it is wanted, large matrices in parts. For models that do not fit into memory.
     pub fn forgetting(mut self) -> Eager {
         self.forgets = true;
+        self
+    }
+
+    /// Reads weights with `reader` in the place of the checkpoint: what they are after a rounding, for example.
+    pub fn reading(mut self, reader: Reader) -> Eager {
+        self.reader = Some(reader);
         self
     }
 
@@ -77,12 +88,19 @@ impl Eager {
         if let Some(tensor) = self.weights.get(weight.name()) {
             return Ok(tensor.clone());
         }
-        let tensor = Tensor::from_vec(weight.to_f32()?, weight.shape(), &Device::Cpu)?;
+        let tensor = Tensor::from_vec(self.read(weight)?, weight.shape(), &Device::Cpu)?;
         if self.forgets {
             return Ok(tensor);
         }
         self.weights.insert(weight.name().to_owned(), tensor.clone());
         Ok(tensor)
+    }
+
+    fn read(&self, weight: &Weight) -> Result<Vec<f32>> {
+        match &self.reader {
+            Some(read) => read(weight),
+            None => weight.to_f32(),
+        }
     }
 
     fn keep(&mut self, name: String, value: &Tensor) {
@@ -292,7 +310,7 @@ impl Ops for Eager {
                 for row in indices_of.to_vec1::<i64>()? {
                     let row = usize::try_from(row).ok().filter(|row| *row < weight.shape()[0]);
                     let row = row.ok_or(Error::Internal("an index beyond an embedding"))?;
-                    weight.read_f32(row * width..(row + 1) * width, &mut values)?;
+                    values.extend(self.read(&weight.rows(row..row + 1))?);
                 }
                 Tensor::from_vec(values, (indices_of.elem_count(), width), &Device::Cpu)?
             }

@@ -99,7 +99,9 @@ macro_rules! operators {
 
 operators! {
     aggregated_attention::RoutedAggregatedAttention,
+    cache_update::CacheUpdate,
     routed_attention::RoutedAttention,
+    routed_cached_attention::RoutedCachedAttention,
     routed_combine::RoutedCombine,
     routed_mlp::RoutedMlp,
     routed_projection::RoutedProjection,

@@ -15,7 +15,6 @@ use onnxruntime::OrtModel;
 pub(crate) use onnxruntime::cuda_provider;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 use tract::TractModel;
 
 /// A model and what is known of it.
@@ -66,23 +65,14 @@ impl Backend {
         }
     }
 
-    /// Runs the model on values in the order of its inputs; gives its outputs in their order.
-    pub(crate) fn run(&mut self, inputs: &[Value]) -> Result<Vec<Value>> {
+    /// Runs the model on values in the order of its inputs; gives its outputs in their order. Of `shared`, (input, output), each
+    /// output may take its input's memory.
+    pub(crate) fn run(&mut self, inputs: Vec<Value>, shared: &[(usize, usize)]) -> Result<Vec<Value>> {
         match self {
-            Backend::Ort(model) => model.run(inputs),
+            Backend::Ort(model) if shared.is_empty() => model.run(&inputs),
+            Backend::Ort(model) => model.run_in_place(inputs, shared),
+            // Its operators see for themselves that nobody else holds a value.
             Backend::Tract(model) => model.run(inputs),
-        }
-    }
-
-    /// As [`Backend::run`], with every node's name, operator and time; `None` in a runtime that tells them in its profile only.
-    pub(crate) fn run_timed(
-        &mut self,
-        inputs: &[Value],
-        on_node: &mut dyn FnMut(&str, &str, Duration),
-    ) -> Option<Result<Vec<Value>>> {
-        match self {
-            Backend::Ort(_) => None,
-            Backend::Tract(model) => Some(model.run_timed(inputs, on_node)),
         }
     }
 

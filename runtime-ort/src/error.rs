@@ -71,6 +71,19 @@ pub enum Error {
         /// What it cannot do.
         reason: String,
     },
+    /// A file of a checkpoint that holds the model's weights is not what it was at the export.
+    #[error(
+        "{}: its weights are in {}, which is not as it was at the export: {problem}; put the file back, or export the model again",
+        path.display(), file.display()
+    )]
+    Link {
+        /// The model.
+        path: PathBuf,
+        /// The file.
+        file: PathBuf,
+        /// What was expected and what was found.
+        problem: String,
+    },
     /// The runtime refused the model.
     #[error("{}: {runtime} cannot load the model: {reason}", path.display())]
     Load {

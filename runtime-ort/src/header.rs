@@ -1,6 +1,7 @@
 //! The few facts that are wanted of a model before a runtime reads it: the ModelProto's outermost fields, nothing below.
 
 use crate::error::{Error, Result};
+use crate::links::Link;
 use std::fs::File;
 use std::io::{self, BufReader, Cursor, Read, Seek, SeekFrom};
 use std::path::Path;
@@ -8,17 +9,23 @@ use std::path::Path;
 /// ModelProto's fields (onnx.proto3).
 const GRAPH: u64 = 7;
 const OPSET_IMPORT: u64 = 8;
+const METADATA: u64 = 14;
 /// OperatorSetIdProto's fields.
 const DOMAIN: u64 = 1;
 const VERSION: u64 = 2;
-/// Far more than a domain's name and a number need.
-const LONGEST_IMPORT: u64 = 1 << 16;
+/// StringStringEntryProto's fields.
+const KEY: u64 = 1;
+const VALUE: u64 = 2;
+/// Far more than a domain's name and a number need, or what is said of a link.
+const LONGEST: u64 = 1 << 16;
 
 /// What a model says of itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Header {
     /// Domains and versions of the operators that it uses.
     pub(crate) opsets: Vec<(String, u64)>,
+    /// Files of a checkpoint that hold its weights.
+    pub(crate) links: Vec<Link>,
 }
 
 impl Header {
@@ -69,7 +76,7 @@ fn malformed(reason: &str) -> io::Error {
 }
 
 fn scan<R: Read + Seek>(message: &mut Message<R>) -> io::Result<Header> {
-    let (mut opsets, mut has_graph) = (Vec::new(), false);
+    let (mut opsets, mut links, mut has_graph) = (Vec::new(), Vec::new(), false);
     while let Some(field) = message.next()? {
         match field {
             Field { number: GRAPH, value: Payload::Bytes(len) } => {
@@ -77,15 +84,35 @@ fn scan<R: Read + Seek>(message: &mut Message<R>) -> io::Result<Header> {
                 message.skip(len)?;
             }
             Field { number: OPSET_IMPORT, value: Payload::Bytes(len) } => opsets.push(import(&message.bytes(len)?)?),
+            Field { number: METADATA, value: Payload::Bytes(len) } if len <= LONGEST => {
+                let (key, value) = property(&message.bytes(len)?)?;
+                links.extend(Link::parse(&key, &value).transpose()?);
+            }
             Field { value: Payload::Bytes(len), .. } => message.skip(len)?,
             Field { .. } => {}
         }
     }
     match (has_graph, opsets.is_empty()) {
-        (true, false) => Ok(Header { opsets }),
+        (true, false) => Ok(Header { opsets, links }),
         (false, _) => Err(malformed("it has no graph")),
         (true, true) => Err(malformed("it imports no operators")),
     }
+}
+
+/// A key and its value.
+fn property(bytes: &[u8]) -> io::Result<(String, String)> {
+    let mut message = Message::new(Cursor::new(bytes), bytes.len() as u64);
+    let (mut key, mut value) = (String::new(), String::new());
+    while let Some(field) = message.next()? {
+        let Field { number, value: Payload::Bytes(len) } = field else { continue };
+        let text = String::from_utf8(message.bytes(len)?).map_err(|_| malformed("a property is not UTF-8"))?;
+        match number {
+            KEY => key = text,
+            VALUE => value = text,
+            _ => {}
+        }
+    }
+    Ok((key, value))
 }
 
 fn import(bytes: &[u8]) -> io::Result<(String, u64)> {
@@ -162,7 +189,7 @@ impl<R: Read + Seek> Message<R> {
     }
 
     fn bytes(&mut self, len: u64) -> io::Result<Vec<u8>> {
-        if len > LONGEST_IMPORT {
+        if len > LONGEST {
             return Err(malformed("an operator set's name is too long"));
         }
         self.take(len)?;
@@ -201,6 +228,21 @@ mod tests {
         assert_eq!(header.opset(""), Some(21));
         assert_eq!(header.opset("ai.moh"), Some(1));
         assert_eq!(header.opset("ai.onnx.ml"), None);
+    }
+
+    #[test]
+    fn links_are_among_the_metadata() {
+        let entry = |key: &str, value: &str| {
+            let text = |number: u8, text: &str| [&[number << 3 | 2, text.len() as u8], text.as_bytes()].concat();
+            let both = [text(1, key), text(2, value)].concat();
+            [&[14 << 3 | 2, both.len() as u8], both.as_slice()].concat()
+        };
+        let model = |key: &str, value: &str| [MODEL.to_vec(), entry("moh.family", "x"), entry(key, value)].concat();
+        let header = scan_bytes(&model("moh.link.w", "bytes=3 header_sha256=ab")).unwrap();
+        let link = Link { file: "w".to_owned(), bytes: 3, header: "ab".to_owned(), contents: None };
+        assert_eq!(header.links, [link]);
+        let error = scan_bytes(&model("moh.link.w", "bytes=3")).unwrap_err();
+        assert!(error.to_string().contains("\"moh.link.w\" is malformed"), "{error}");
     }
 
     #[test]

@@ -23,6 +23,7 @@ mod error;
 mod header;
 mod info;
 mod installation;
+mod links;
 mod locate;
 mod model;
 mod options;
@@ -36,6 +37,7 @@ pub use installation::{
     COMMIT, LibraryBuild, OnnxRuntime, OperatorLibrary, TRACT_VERSION, long_version, onnxruntime, operator_library,
     short_version,
 };
+pub use links::{Digest, Link, links};
 pub use locate::Found;
 pub use model::{MODEL_FILE, Model};
 pub use moh_tract::{instruction_set, instruction_sets};

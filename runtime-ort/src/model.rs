@@ -50,7 +50,7 @@ impl Model {
     /// [`MODEL_FILE`], maybe in a folder `onnx` or `1`.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::Read`] or [`Error::Malformed`] for the file, [`Error::OrtLibrary`], [`Error::OrtMissing`]
+    /// [`Error::NotFound`], [`Error::Read`] or [`Error::Malformed`] for the file, [`Error::Link`] for weights in a checkpoint, [`Error::OrtLibrary`], [`Error::OrtMissing`]
     /// or [`Error::OpsLibrary`] for the libraries, [`Error::Load`] or [`Error::Unsupported`] for what the runtime refuses.
     pub fn load(path: impl AsRef<Path>, options: &Options) -> Result<Model> {
         let path = resolve(path.as_ref())?;
@@ -59,6 +59,7 @@ impl Model {
             let reason = format!("it uses version {found} of the {DOMAIN} operators, this program knows {VERSION}");
             return Err(Error::Unsupported { path, reason });
         }
+        header.links.iter().try_for_each(|link| link.check(&path))?;
         let Loaded { model, inputs, outputs, metadata, notices } = Backend::load(&path, &header, options)?;
         let profiling = options.profile.is_some();
         Ok(Model { path, backend: model, inputs, outputs, metadata, notices, profiling })
@@ -101,7 +102,21 @@ impl Model {
     pub fn run<N: Into<String>>(&mut self, inputs: impl IntoIterator<Item = (N, Value)>) -> Result<Vec<Value>> {
         let given = inputs.into_iter().map(|(name, value)| (name.into(), value)).collect();
         let ordered = info::in_order(&self.path, &self.inputs, given)?;
-        self.backend.run(&ordered)
+        self.backend.run(ordered, &[])
+    }
+
+    /// As [`Model::run`]; the outputs of `shared` take the memory of their inputs, (input's name, output's number), if nobody else
+    /// holds a clone of the value and a run of this model has made it. The model must not read such an input after it has written
+    /// the output, and the two must have the same shape: a cache that is updated in place. A run that fails may have changed it.
+    ///
+    /// # Errors
+    /// As [`Model::run`]; [`Error::Run`] for an output of another shape than its input.
+    pub fn run_in_place(&mut self, inputs: Vec<(String, Value)>, shared: &[(&str, usize)]) -> Result<Vec<Value>> {
+        let position = |name: &str| self.inputs.iter().position(|input| input.name == name);
+        let pairs: Vec<(usize, usize)> =
+            shared.iter().filter_map(|&(input, output)| Some((position(input)?, output))).collect();
+        let ordered = info::in_order(&self.path, &self.inputs, inputs)?;
+        self.backend.run(ordered, &pairs)
     }
 
     /// As [`Model::run`]; `on_node` gets every node's name, operator and time. onnxruntime tells them in its profile only.
@@ -114,9 +129,9 @@ impl Model {
         on_node: &mut dyn FnMut(&str, &str, Duration),
     ) -> Result<Vec<Value>> {
         let ordered = info::in_order(&self.path, &self.inputs, inputs)?;
-        match self.backend.run_timed(&ordered, on_node) {
-            Some(outputs) => outputs,
-            None => self.backend.run(&ordered),
+        match &mut self.backend {
+            Backend::Tract(model) => model.run_timed(ordered, on_node),
+            backend => backend.run(ordered, &[]),
         }
     }
 

@@ -99,6 +99,22 @@ impl Value {
         &self.repr
     }
 
+    /// The value in tract, if it is there.
+    pub(crate) fn into_tract(self) -> std::result::Result<TValue, Value> {
+        match self.repr {
+            Repr::Tract(value) => Ok(value),
+            repr => Err(Value { repr, ..self }),
+        }
+    }
+
+    /// The value in onnxruntime, if it is there and nobody else holds it.
+    pub(crate) fn only_ort(&mut self) -> Option<&mut DynTensor> {
+        match &mut self.repr {
+            Repr::Ort(value) => Arc::get_mut(value).map(|value| &mut value.value),
+            _ => None,
+        }
+    }
+
     pub(crate) fn from_ort(name: &str, value: DynValue) -> Result<Value> {
         let ValueType::Tensor { ty, shape, .. } = value.dtype() else {
             return Err(Error::ElementType {

@@ -1,5 +1,6 @@
 //! Language models with a key-value cache: prompts in, tokens out.
 
+mod cache;
 mod config;
 mod interface;
 mod prompts;
@@ -14,7 +15,8 @@ pub use text::TextStream;
 use crate::error::{Error, Result};
 use crate::random::Random;
 use crate::task;
-use interface::{ATTENTION_MASK, INPUT_IDS, Interface, POSITION_IDS};
+use cache::Cache;
+use interface::{ATTENTION_MASK, CACHE, IN_PLACE, INPUT_IDS, Interface, POSITION_IDS};
 use moh_runtime::{Dim, Model, Tensor, Value};
 use prompts::Sequences;
 use sampling::most_probable;
@@ -64,7 +66,8 @@ impl LanguageModel {
     /// [`Error::Task`] naming the first input or output that is missing or unexpected.
     pub fn new(model: Model) -> Result<LanguageModel> {
         let other = |reason| task::other_task(&model, "a language model", reason);
-        let interface = Interface::of(model.inputs(), model.outputs()).map_err(other)?;
+        let in_place = model.metadata().get(CACHE).is_some_and(|cache| cache == IN_PLACE);
+        let interface = Interface::of(model.inputs(), model.outputs(), in_place).map_err(other)?;
         Ok(LanguageModel { model, interface })
     }
 
@@ -114,10 +117,10 @@ impl LanguageModel {
         let mut kept = Vec::new();
         let mut times = Vec::new();
         let mut sequences = Sequences::start(prompts);
-        let mut cache = self.interface.empty_cache(prompts.batch())?;
+        let mut cache = Cache::new(&self.interface, prompts, options.max_tokens)?;
         while times.len() < options.max_tokens {
             let began = Instant::now();
-            let outputs = self.step(&sequences, cache)?;
+            let mut outputs = self.step(&sequences, &mut cache)?;
             let logits = self.last_logits(&outputs[self.interface.logits], &sequences)?;
             let next = logits.iter().enumerate().map(&mut choose).collect::<Option<Vec<i64>>>();
             let next = next.ok_or_else(|| self.bad_logits("none is a number".to_owned()))?;
@@ -133,7 +136,7 @@ impl LanguageModel {
             if on_step(&step).is_break() || tokens.iter().all(ended) {
                 break;
             }
-            cache = self.interface.cache.iter().map(|entry| outputs[entry.output].clone()).collect();
+            cache.take(&self.interface, &mut outputs);
             sequences.advance(next);
         }
         let logits = options.keep_logits.then(|| by_sequence(&kept, prompts.batch())).transpose()?;
@@ -147,19 +150,25 @@ impl LanguageModel {
     /// # Errors
     /// [`Error::Runtime`] where the runtime fails.
     pub fn outputs(&mut self, prompts: &Prompts) -> Result<Vec<Value>> {
-        let cache = self.interface.empty_cache(prompts.batch())?;
-        self.step(&Sequences::start(prompts), cache)
+        let mut cache = Cache::new(&self.interface, prompts, 0)?;
+        self.step(&Sequences::start(prompts), &mut cache)
     }
 
-    fn step(&mut self, sequences: &Sequences, cache: Vec<Value>) -> Result<Vec<Value>> {
-        let mut inputs: Vec<(&str, Value)> =
-            vec![(INPUT_IDS, sequences.input_ids()?.into()), (ATTENTION_MASK, sequences.attention_mask()?.into())];
+    fn step(&mut self, sequences: &Sequences, cache: &mut Cache) -> Result<Vec<Value>> {
+        let grows = cache.grow(sequences.total());
+        let mask = sequences.attention_mask(cache.capacity().filter(|_| grows))?;
+        let mut inputs = vec![(INPUT_IDS.to_owned(), sequences.input_ids()?.into())];
+        inputs.push((ATTENTION_MASK.to_owned(), mask.into()));
         if self.interface.takes_positions {
-            inputs.push((POSITION_IDS, sequences.position_ids()?.into()));
+            inputs.push((POSITION_IDS.to_owned(), sequences.position_ids()?.into()));
         }
-        let names = self.interface.cache.iter().map(|entry| entry.input.as_str());
-        inputs.extend(names.zip(cache));
-        Ok(self.model.run(inputs)?)
+        let names = self.interface.cache.iter().map(|entry| entry.input.clone());
+        inputs.extend(names.zip(cache.give()));
+        if cache.capacity().is_none() || grows {
+            return Ok(self.model.run(inputs)?);
+        }
+        let shared = self.interface.cache.iter().map(|entry| (entry.input.as_str(), entry.output));
+        Ok(self.model.run_in_place(inputs, &shared.collect::<Vec<_>>())?)
     }
 
     /// The logits of every sequence's last token.

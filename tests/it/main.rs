@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
+mod cache;
 mod docs;
 mod every_operator;
 mod examples;
@@ -13,4 +14,5 @@ mod operators_router;
 mod parity;
 mod parity_moa;
 mod parity_vit;
+mod quality;
 mod tasks;

@@ -3,18 +3,20 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
+use crate::every_operator::{element_type, tensor};
 use moh::{Table, floats, passes, runtimes};
+use moh_conformance::Buffer;
+use moh_export::AttentionStyle;
 use moh_export::encode::encode;
 use moh_export::graph::{Attribute, Dim, Graph, Node, Value};
 use moh_export::passes::Gates;
 use moh_export::weights::Plan;
-use moh_export::{AttentionStyle, ElementType};
 use moh_models::sample::Rng;
 use moh_operators::{
-    Attributes, DOMAIN, DType, Data, Definition, Operator, RoutedAttention, RoutedCombine, RoutedMlp, RoutedProjection,
-    Tensor as View, Value as AttributeValue, tolerance,
+    Attributes, DOMAIN, DType, Definition, Operator, RoutedAttention, RoutedCombine, RoutedCombineNBits, RoutedMlp,
+    RoutedProjection, Tensor as View, Value as AttributeValue, tolerance,
 };
-use moh_runtime::{Model, Tensor};
+use moh_runtime::Model;
 use std::collections::BTreeMap;
 
 /// A node: its inputs by name, and its attributes.
@@ -69,6 +71,23 @@ const MIXTURES: &[Mixture] = &[
         ],
     },
     Mixture {
+        operator: RoutedCombineNBits::OPERATOR,
+        inputs: &[
+            ("x", &[2, 3, 96]),
+            ("packed4", &[6, 3, 16]),
+            ("packed8", &[6, 3, 32]),
+            ("scales", &[6, 3]),
+            ("gates", &[2, 3, 2]),
+            ("bias", &[6]),
+            ("packed zero points", &[6, 2]),
+        ],
+        calls: &[
+            (&["x", "packed4", "scales", "gates"], BITS_4),
+            (&["x", "packed8", "scales", "gates", "bias"], BITS_8),
+            (&["x", "packed4", "scales", "gates", "bias", "packed zero points"], BITS_4),
+        ],
+    },
+    Mixture {
         operator: RoutedAttention::OPERATOR,
         inputs: &[
             ("query", &[2, 3, 8]),
@@ -85,18 +104,29 @@ const MIXTURES: &[Mixture] = &[
     },
 ];
 
+const BITS_4: &[(&str, i64)] = &[("num_heads", 2), ("bits", 4), ("block_size", 32), ("accuracy_level", 0)];
+const BITS_8: &[(&str, i64)] = &[("num_heads", 2), ("bits", 8), ("block_size", 32), ("accuracy_level", 0)];
+
 const SCALE: (&str, f32) = ("scale", 0.5);
 
+/// The element type of an input.
+fn dtype(name: &str) -> DType {
+    if name.starts_with("packed") { DType::U8 } else { DType::F32 }
+}
+
 impl Mixture {
-    /// Normal numbers, small enough for outputs of magnitude 4 and less, with every third gate off.
-    fn values(&self) -> BTreeMap<&'static str, (Vec<usize>, Vec<f32>)> {
+    /// Normal numbers, small enough for outputs of magnitude 4 and less, with every third gate off; bytes of packed inputs.
+    fn values(&self) -> BTreeMap<&'static str, (Vec<usize>, Buffer)> {
         let rng = &mut Rng::new(7);
         let value = |(name, shape): &(&'static str, &[usize])| {
             let mut data: Vec<f32> = (0..shape.iter().product()).map(|_| 0.5 * rng.normal()).collect();
-            if *name == "gates" {
-                data.iter_mut().step_by(3).for_each(|gate| *gate = 0.0);
+            match *name {
+                "gates" => data.iter_mut().step_by(3).for_each(|gate| *gate = 0.0),
+                "scales" => data.iter_mut().for_each(|scale| *scale /= 128.0),
+                name if dtype(name) == DType::U8 => data.iter_mut().for_each(|x| *x = (1000.0 * *x).rem_euclid(256.0)),
+                _ => {}
             }
-            (*name, (shape.to_vec(), data))
+            (*name, (shape.to_vec(), Buffer::new(dtype(name), &data)))
         };
         self.inputs.iter().map(value).collect()
     }
@@ -111,12 +141,12 @@ impl Mixture {
         let values = self.values();
         let tensors = call.0.iter().map(|name| &values[name]);
         let inputs: Vec<Option<View<'_>>> =
-            tensors.map(|(shape, data)| Some(View { shape, data: Data::F32(data) })).collect();
+            tensors.map(|(shape, buffer)| Some(View { shape, data: buffer.data() })).collect();
         self.operator.reference(&self.attributes(call), &inputs).unwrap()
     }
 
     fn graph(&self) -> Graph {
-        let value = |name: &str, dims: Vec<Dim>| Value { name: name.to_owned(), ty: ElementType::F32, dims };
+        let value = |name: &str, dims: Vec<Dim>| Value { name: name.to_owned(), ty: element_type(dtype(name)), dims };
         let fixed = |dims: &[usize]| dims.iter().map(|&d| Dim::Fixed(d)).collect();
         let values = self.values();
         let output = |(i, call): (usize, &Call)| {
@@ -170,7 +200,7 @@ fn every_runtime_follows_the_reference() {
             let given = mixture
                 .values()
                 .into_iter()
-                .map(|(name, (shape, data))| (name, Tensor::new(shape, data).unwrap().into()));
+                .map(|(name, (shape, buffer))| (name, tensor(&shape, buffer.data()).into()));
             let outputs = model.run(given).unwrap_or_else(|refused| panic!("{what}: {refused}"));
             for (i, (call, output)) in mixture.calls.iter().zip(&outputs).enumerate() {
                 let (found, expected) = (floats(&output.to_tensor().unwrap()), mixture.expected(call));

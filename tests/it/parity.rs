@@ -126,6 +126,17 @@ fn golden_llama() {
 
 /// Mean negative log-likelihood per token over `windows` windows of 128 targets.
 fn loss(runner: &mut dyn Runner, ids: &[i64], windows: usize, half: bool) -> f64 {
+    loss_seen(runner, ids, windows, half, &mut |_, _| ())
+}
+
+/// The same, with each call's inputs and outputs shown.
+pub(crate) fn loss_seen(
+    runner: &mut dyn Runner,
+    ids: &[i64],
+    windows: usize,
+    half: bool,
+    seen: &mut dyn FnMut(&Tensors, &Tensors),
+) -> f64 {
     const WINDOW: usize = 128;
     const BATCH: usize = 16;
     let mut total = 0.0;
@@ -147,7 +158,9 @@ fn loss(runner: &mut dyn Runner, ids: &[i64], windows: usize, half: bool) -> f64
             };
             inputs.insert(name, empty.unwrap());
         }
-        let logits = floats(&runner.run(&inputs)["logits"]);
+        let outputs = runner.run(&inputs);
+        seen(&inputs, &outputs);
+        let logits = floats(&outputs["logits"]);
         let width = logits.len() / batch / WINDOW;
         for (row, scores) in logits.chunks(width).enumerate() {
             let target = ids[starts[row / WINDOW] + row % WINDOW + 1] as usize;

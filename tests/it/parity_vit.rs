@@ -5,7 +5,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
-use moh::{Table, Tensors, checkpoint, floats, gate_errors, golden, max_abs, read_tensors, ways, with_gates};
+use moh::{Runner, Table, Tensors, checkpoint, floats, gate_errors, golden, max_abs, read_tensors, ways, with_gates};
 use moh_export::{ElementType, Options};
 use moh_models::sample::Rng;
 use moh_models::{Config, Model};
@@ -115,32 +115,42 @@ fn pixels(digit: &[u8]) -> Vec<f32> {
     (0..64 * 64).map(pixel).collect::<Vec<_>>().repeat(3)
 }
 
+/// The held-out images with their labels, in batches.
+pub(crate) fn digits(folder: &Path) -> Vec<(Tensor, Vec<u8>)> {
+    let file = std::fs::read(folder.join("heldout.safetensors")).unwrap();
+    let held_out = safetensors::SafeTensors::deserialize(&file).unwrap();
+    let (digits, labels) = (held_out.tensor("digits").unwrap().data(), held_out.tensor("labels").unwrap().data());
+    let batch = |(digits, labels): (&[u8], &[u8])| {
+        let images = digits.chunks(64).flat_map(pixels).collect();
+        (Tensor::new(vec![labels.len(), 3, 64, 64], images).unwrap(), labels.to_vec())
+    };
+    digits.chunks(33 * 64).zip(labels.chunks(33)).map(batch).collect()
+}
+
+/// The share of the held-out images that the model recognizes.
+pub(crate) fn accuracy(runner: &mut dyn Runner, digits: &[(Tensor, Vec<u8>)]) -> f64 {
+    let (mut right, mut all) = (0, 0);
+    for (images, labels) in digits {
+        let logits = floats(&runner.run(&Tensors::from([("pixel_values".to_owned(), images.clone())]))["logits"]);
+        right += logits.chunks(10).zip(labels).filter(|(row, label)| best(row) == usize::from(**label)).count();
+        all += labels.len();
+    }
+    right as f64 / all as f64
+}
+
 #[test]
 fn trained_digits() {
     let folder = checkpoint("digits-moh-vit");
     let training: serde_json::Value =
         serde_json::from_str(&std::fs::read_to_string(folder.join("training.json")).unwrap()).unwrap();
     let trained = training["val_accuracy"].as_f64().unwrap();
-    let file = std::fs::read(folder.join("heldout.safetensors")).unwrap();
-    let held_out = safetensors::SafeTensors::deserialize(&file).unwrap();
-    let (digits, labels) = (held_out.tensor("digits").unwrap().data(), held_out.tensor("labels").unwrap().data());
-    let target = tempfile::tempdir().unwrap();
+    let (digits, target) = (digits(&folder), tempfile::tempdir().unwrap());
     let mut table = Table::new("digits-moh-vit, all held-out images");
     // The weights are stored as float16; PyTorch's figure is float32's.
     for (way, mut runner) in
         ways(&folder, target.path(), &Options { dtype: Some(ElementType::F32), ..Options::default() })
     {
-        let mut right = 0;
-        for (digits, labels) in digits.chunks(33 * 64).zip(labels.chunks(33)) {
-            let images = digits.chunks(64).flat_map(pixels).collect();
-            let inputs = Tensors::from([(
-                "pixel_values".to_owned(),
-                Tensor::new(vec![labels.len(), 3, 64, 64], images).unwrap(),
-            )]);
-            let logits = floats(&runner.run(&inputs)["logits"]);
-            right += logits.chunks(10).zip(labels).filter(|(row, label)| best(row) == usize::from(**label)).count();
-        }
-        let accuracy = right as f64 / labels.len() as f64;
+        let accuracy = accuracy(runner.as_mut(), &digits);
         table.add(&way, &format!("accuracy {accuracy:.4}, off by"), (accuracy - trained).abs(), 1e-6);
     }
     table.finish();

@@ -4,7 +4,7 @@
 
 use candle_core::Device;
 use moh_export::passes::{self, Gates, ShowGates, WriteBodies};
-use moh_export::{AttentionStyle, Options as Export, Part};
+use moh_export::{AttentionStyle, DEFAULT_OPSET, ElementType, Options as Export, Part, Quantize, quantize, record};
 use moh_models::eager::Eager;
 use moh_models::families::Inputs;
 use moh_models::{Checkpoint, Model};
@@ -75,7 +75,21 @@ impl Candle {
         if let Some(part) = part {
             checkpoint.configure("part", part.name());
         }
-        Candle { model: Model::load(&checkpoint, None).unwrap(), eager: Eager::new().with_taps() }
+        Candle::of(&checkpoint)
+    }
+
+    /// A checkpoint's model.
+    pub fn of(checkpoint: &Checkpoint) -> Candle {
+        Candle { model: Model::load(checkpoint, None).unwrap(), eager: Eager::new().with_taps() }
+    }
+
+    /// The same with weights as they are quantised in an export in f32.
+    pub fn quantized(folder: &Path, how: &Quantize) -> Candle {
+        let Candle { model, eager } = Candle::load(folder, None);
+        let options = record::Options { dtype: ElementType::F32, opset: DEFAULT_OPSET, ir_version: 10 };
+        let mut graph = record::record(&model, options).unwrap();
+        let quantization = quantize::apply(&mut graph, how).unwrap();
+        Candle { model, eager: eager.reading(Box::new(move |weight| quantization.read(weight))) }
     }
 }
 
@@ -170,22 +184,31 @@ pub fn runtimes() -> Vec<(&'static str, Options)> {
     ways
 }
 
-/// Every way to run a checkpoint: candle, and its exports, routed (also with weights packed once) and portable, in every runtime.
+/// Every way to run a checkpoint: candle, and its exports, routed (also with weights packed once) and portable where that can be, in
+/// every runtime.
 pub fn ways(folder: &Path, target: &Path, export_options: &Export) -> Vec<(String, Box<dyn Runner>)> {
     let routed = export(folder, &target.join("routed"), export_options);
     let mut portable_options = export_options.clone();
     portable_options.passes.bodies.attention = AttentionStyle::Portable;
-    let portable = export(folder, &target.join("portable"), &portable_options);
-    let mut ways: Vec<(String, Box<dyn Runner>)> =
-        vec![("candle".to_owned(), Box::new(Candle::load(folder, export_options.part)))];
+    // A cache in place is never written as standard operators.
+    let in_place = export_options.cache == Some(moh_export::Cache::InPlace);
+    let portable = (!in_place).then(|| export(folder, &target.join("portable"), &portable_options));
+    let mut checkpoint = Checkpoint::open(folder, None).unwrap();
+    if let Some(part) = export_options.part {
+        checkpoint.configure("part", part.name());
+    }
+    if let Some(cache) = export_options.cache {
+        cache.put(&mut checkpoint);
+    }
+    let mut ways: Vec<(String, Box<dyn Runner>)> = vec![("candle".to_owned(), Box::new(Candle::of(&checkpoint)))];
     for (name, options) in runtimes() {
         ways.push((name.to_owned(), Box::new(moh_runtime::Model::load(&routed, &options).unwrap())));
         if name == "onnxruntime + library" {
             let packed = moh_runtime::Options { pack_weights: true, ..options };
             let model = moh_runtime::Model::load(&routed, &packed).unwrap();
             ways.push((format!("{name}, weights packed"), Box::new(model)));
-        } else {
-            let model = moh_runtime::Model::load(&portable, &options).unwrap();
+        } else if let Some(portable) = &portable {
+            let model = moh_runtime::Model::load(portable, &options).unwrap();
             ways.push((format!("{name}, portable export"), Box::new(model)));
         }
     }
@@ -261,13 +284,24 @@ pub fn greedy(
     mask: &Tensor,
     steps: usize,
 ) -> (Vec<Vec<i64>>, Vec<Vec<Vec<f32>>>) {
+    greedy_in(runner, ids, mask, steps, 0)
+}
+
+/// As [`greedy`], in caches with room for `capacity` tokens, which hold NaN at first.
+pub fn greedy_in(
+    runner: &mut dyn Runner,
+    ids: &Tensor,
+    mask: &Tensor,
+    steps: usize,
+    capacity: usize,
+) -> (Vec<Vec<i64>>, Vec<Vec<Vec<f32>>>) {
     let (batch, length) = (ids.shape()[0], ids.shape()[1]);
     let mut mask: Vec<Vec<i64>> = mask.as_slice::<i64>().unwrap().chunks(length).map(<[i64]>::to_vec).collect();
     let mut new: Vec<Vec<i64>> = ids.as_slice::<i64>().unwrap().chunks(length).map(<[i64]>::to_vec).collect();
     let mut all = new.clone();
     let mut logits = vec![Vec::new(); batch];
     let empty = |(name, heads, dim): (String, usize, usize)| {
-        (name, Tensor::new(vec![batch, heads, 0, dim], Vec::<f32>::new()).unwrap())
+        (name, Tensor::new(vec![batch, heads, capacity, dim], vec![f32::NAN; batch * heads * capacity * dim]).unwrap())
     };
     let mut cache: Tensors = runner.caches().into_iter().map(empty).collect();
     for _ in 0..steps {

@@ -3,10 +3,10 @@
 use half::{bf16, f16};
 use moh_operators::{DType, Data, DataMut, Element};
 
-/// Elements of NaN before and after each tensor: reading them makes results NaN, and writing to them is detected.
+/// Elements before and after each tensor, NaN or an extreme integer: reading NaN makes results NaN, and writing is detected.
 const FRAME: usize = 64;
 
-/// Elements of one type between guard frames of NaN.
+/// Elements of one type between guard frames.
 #[derive(Debug, Clone)]
 pub struct Buffer(Elements);
 
@@ -15,6 +15,8 @@ enum Elements {
     F32(Vec<f32>),
     F16(Vec<f16>),
     BF16(Vec<bf16>),
+    U8(Vec<u8>),
+    I64(Vec<i64>),
 }
 
 impl Buffer {
@@ -24,10 +26,16 @@ impl Buffer {
             let frame = std::iter::repeat_n(f32::NAN, FRAME);
             frame.clone().chain(numbers.iter().copied()).chain(frame).map(T::from_f32).collect()
         }
+        fn integers<T: Copy>(numbers: &[f32], guard: T, integer: fn(f32) -> T) -> Vec<T> {
+            let frame = std::iter::repeat_n(guard, FRAME);
+            frame.clone().chain(numbers.iter().map(|&x| integer(x))).chain(frame).collect()
+        }
         Buffer(match dtype {
             DType::F32 => Elements::F32(framed(numbers)),
             DType::F16 => Elements::F16(framed(numbers)),
             DType::BF16 => Elements::BF16(framed(numbers)),
+            DType::U8 => Elements::U8(integers(numbers, u8::MAX, |x| x as u8)),
+            DType::I64 => Elements::I64(integers(numbers, i64::MIN, |x| x as i64)),
         })
     }
 
@@ -42,6 +50,8 @@ impl Buffer {
             Elements::F32(x) => Data::F32(&x[FRAME..x.len() - FRAME]),
             Elements::F16(x) => Data::F16(&x[FRAME..x.len() - FRAME]),
             Elements::BF16(x) => Data::BF16(&x[FRAME..x.len() - FRAME]),
+            Elements::U8(x) => Data::U8(&x[FRAME..x.len() - FRAME]),
+            Elements::I64(x) => Data::I64(&x[FRAME..x.len() - FRAME]),
         }
     }
 
@@ -51,6 +61,8 @@ impl Buffer {
             Elements::F32(x) => DataMut::F32(inside(x)),
             Elements::F16(x) => DataMut::F16(inside(x)),
             Elements::BF16(x) => DataMut::BF16(inside(x)),
+            Elements::U8(x) => DataMut::U8(inside(x)),
+            Elements::I64(x) => DataMut::I64(inside(x)),
         }
     }
 
@@ -68,9 +80,16 @@ impl Buffer {
             Elements::F32(x) => (Data::F32(x), x.len()),
             Elements::F16(x) => (Data::F16(x), x.len()),
             Elements::BF16(x) => (Data::BF16(x), x.len()),
+            Elements::U8(x) => (Data::U8(x), x.len()),
+            Elements::I64(x) => (Data::I64(x), x.len()),
+        };
+        let intact = |i: usize| match &self.0 {
+            Elements::U8(x) => x[i] == u8::MAX,
+            Elements::I64(x) => x[i] == i64::MIN,
+            _ => whole.at(i).is_nan(),
         };
         let mut frame = (0..FRAME).chain(len - FRAME..len);
-        assert!(frame.all(|i| whole.at(i).is_nan()), "{what:?} wrote beyond its output");
+        assert!(frame.all(intact), "{what:?} wrote beyond its output");
         (FRAME..len - FRAME).map(|i| whole.at(i)).collect()
     }
 }

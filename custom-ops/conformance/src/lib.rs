@@ -8,10 +8,12 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 pub mod aggregated_attention;
+pub mod cache;
 mod call;
 mod data;
 mod examples;
 pub mod head_linear;
+pub mod nbits;
 pub mod routed_attention;
 pub mod routed_mlp;
 pub mod top_k_router;

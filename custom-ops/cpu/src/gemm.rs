@@ -14,13 +14,13 @@ use crate::host::Host;
 use crate::isa::{Isa, MAX_LANES};
 use crate::memory::{Memory, Sections};
 use moh_operators::Error;
-use moh_operators::{DType, Element};
+use moh_operators::{DType, Element, Float};
 use pack::CopyInputs;
 pub(crate) use panels::{Matrix, Panels};
 pub(crate) use rows::{AddScaled, Store};
 use std::ops::Range;
 use stream::{Axpy, Dots};
-use tile::{Ahead, Tiles};
+pub(crate) use tile::{Ahead, Tiles, vectors};
 
 /// Floats of the left matrix per block of the inner dimension: they stay in the L2 cache while panels are read.
 const BLOCK: usize = 128 << 10;
@@ -94,8 +94,8 @@ pub(crate) fn pitch(k: usize) -> usize {
 /// cache.
 pub(crate) fn rows_at_once<T: Element>(rows: usize, k: usize) -> usize {
     const COPIED: usize = 256 << 10;
-    match T::DTYPE {
-        DType::F32 => rows,
+    match T::FLOAT {
+        Float::F32 => rows,
         _ => (COPIED / k.max(1)).clamp(16, rows.max(16)),
     }
 }

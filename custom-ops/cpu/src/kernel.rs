@@ -5,7 +5,8 @@ use crate::host::Host;
 use crate::isa::{Isa, MatrixUnit, Target};
 use crate::packed::{Input, Packed};
 use moh_operators::{
-    Attributes, DType, DataMut, Definition, Element, Error, Operator, Reader, Tensor, problem_of, shape::check_length,
+    Attributes, DType, DataMut, Definition, Element, Error, Operator, Reader, Scalar, Tensor, problem_of,
+    shape::check_length,
 };
 
 /// Counters of a call, for tests and profiles: the work must depend on the gates.
@@ -60,19 +61,21 @@ impl<'a, T: Element> Slices<'a, T> {
         })
     }
 
-    fn slice<E: Element>(&self, input: usize) -> Result<&'a [E], Error> {
+    fn slice<E: Scalar>(&self, input: usize) -> Result<&'a [E], Error> {
         let given = self.get(input)?;
         let data = match given {
             Input::Tensor(tensor) => E::slice(tensor.data),
             Input::Packed(_) => None,
+            // The kernel does not read it.
+            Input::InPlace(..) => Some(&[][..]),
         };
         data.ok_or_else(|| match given {
             Input::Packed(_) => Error::Packed { operator: self.operator.name, input: self.name(input) },
-            Input::Tensor(tensor) => Error::Type {
+            _ => Error::Type {
                 operator: self.operator.name,
                 input: self.name(input),
                 expected: E::DTYPE,
-                found: tensor.data.dtype(),
+                found: given.dtype(),
             },
         })
     }
@@ -86,6 +89,8 @@ impl<'a, T: Element> Reader for Slices<'a, T> {
     type T = &'a [T];
     type Weight = WeightData<'a, T>;
     type F32 = &'a [f32];
+    type U8 = &'a [u8];
+    type I64 = &'a [i64];
     type Error = Error;
 
     fn present(&self, input: usize) -> bool {
@@ -99,11 +104,19 @@ impl<'a, T: Element> Reader for Slices<'a, T> {
     fn weight(&self, input: usize) -> Result<WeightData<'a, T>, Error> {
         match self.get(input)? {
             Input::Packed(packed) => Ok(WeightData::Packed(packed)),
-            Input::Tensor(_) => self.slice(input).map(WeightData::Plain),
+            Input::Tensor(_) | Input::InPlace(..) => self.slice(input).map(WeightData::Plain),
         }
     }
 
     fn f32(&self, input: usize) -> Result<&'a [f32], Error> {
+        self.slice(input)
+    }
+
+    fn u8(&self, input: usize) -> Result<&'a [u8], Error> {
+        self.slice(input)
+    }
+
+    fn i64(&self, input: usize) -> Result<&'a [i64], Error> {
         self.slice(input)
     }
 }
@@ -262,17 +275,23 @@ fn run<'o, O: CpuOperator, G: Target>(
     attributes.get::<O>()?;
     let described: Vec<_> = inputs.iter().map(|input| input.as_ref().map(|i| (i.shape(), i.dtype()))).collect();
     let (dtype, shape) = O::OPERATOR.validate(attributes, &described)?;
-    for (operand, input) in O::INPUTS.iter().zip(inputs) {
-        if let Some(Input::Tensor(tensor)) = input {
-            check_length(O::NAME, operand.name, tensor.shape, tensor.data.len())?;
+    for (i, (operand, input)) in O::INPUTS.iter().zip(inputs).enumerate() {
+        match input {
+            Some(Input::Tensor(tensor)) => check_length(O::NAME, operand.name, tensor.shape, tensor.data.len())?,
+            Some(Input::InPlace(found, _)) if O::IN_PLACE != Some(i) || *found != shape => {
+                let (expected, found) = (format!("the output's, {shape:?}"), format!("{found:?}"));
+                return Err(Error::Shape { operator: O::NAME, input: operand.name, expected, found });
+            }
+            _ => {}
         }
     }
     let problem = &problem_of::<O>(attributes, described.iter().map(|input| input.map(|(shape, _)| shape)))?;
     let output = output(O::OPERATOR.output_dtype(dtype), &shape)?;
     match dtype {
-        DType::F32 => typed::<O, G, f32>(isa, unit, problem, inputs, output, host),
         DType::F16 => typed::<O, G, half::f16>(isa, unit, problem, inputs, output, host),
         DType::BF16 => typed::<O, G, half::bf16>(isa, unit, problem, inputs, output, host),
+        // Validation has refused integers.
+        DType::F32 | DType::U8 | DType::I64 => typed::<O, G, f32>(isa, unit, problem, inputs, output, host),
     }
 }
 
@@ -303,6 +322,7 @@ fn pack<O: CpuOperator, G: Target>(
         Data::F32(data) => O::pack(isa, attributes, input, weight.shape, data),
         Data::F16(data) => O::pack(isa, attributes, input, weight.shape, data),
         Data::BF16(data) => O::pack(isa, attributes, input, weight.shape, data),
+        Data::U8(_) | Data::I64(_) => Ok(None),
     }
 }
 

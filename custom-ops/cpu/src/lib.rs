@@ -5,11 +5,13 @@
 mod gather;
 mod gemm;
 mod head_linear;
+mod head_linear_nbits;
 mod host;
 mod isa;
 mod kernel;
 pub mod layers;
 mod memory;
+pub mod nbits;
 mod packed;
 pub mod peak;
 mod product;
@@ -45,6 +47,12 @@ operators! {
     routed_mlp::RoutedMlp,
     aggregated_attention::RoutedAggregatedAttention,
     top_k_router::TopKRouter,
+    routed_projection_nbits::RoutedProjectionNBits,
+    routed_combine_nbits::RoutedCombineNBits,
+    routed_mlp_nbits::RoutedMlpNBits,
+    linear_nbits::LinearNBits,
+    cache_update::CacheUpdate,
+    routed_cached_attention::RoutedCachedAttention,
 }
 
 macro_rules! vectors {

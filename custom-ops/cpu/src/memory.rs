@@ -44,6 +44,7 @@ pub(crate) struct Memory<'h> {
 
 impl Memory<'_> {
     /// Pointer to the float at `offset`.
+    #[inline(always)]
     pub(crate) fn at(&self, offset: usize) -> *mut f32 {
         assert!(offset <= self.len, "offset {offset} of {} floats", self.len);
         // SAFETY: inside the allocation, or one past its end.

@@ -11,6 +11,9 @@ pub enum Input<'a> {
     Tensor(Tensor<'a>),
     /// A weight packed by [`crate::pack`].
     Packed(&'a Packed),
+    /// Of [`moh_operators::Operator::in_place`]: the tensor's elements are in the memory of the output, which has its shape. They
+    /// stay as they are where the output is the same.
+    InPlace(&'a [usize], DType),
 }
 
 impl<'a> From<Tensor<'a>> for Input<'a> {
@@ -25,6 +28,7 @@ impl<'a> Input<'a> {
         match self {
             Input::Tensor(tensor) => tensor.shape,
             Input::Packed(packed) => &packed.shape,
+            Input::InPlace(shape, _) => shape,
         }
     }
 
@@ -33,6 +37,7 @@ impl<'a> Input<'a> {
         match self {
             Input::Tensor(tensor) => tensor.data.dtype(),
             Input::Packed(packed) => packed.dtype,
+            Input::InPlace(_, dtype) => *dtype,
         }
     }
 }

@@ -19,10 +19,11 @@ mod tiles;
 use crate::host::{Host, Scratch};
 use crate::isa::{Isa, MatrixUnit};
 use crate::kernel::{self, CpuOperator, Work};
+pub(crate) use call::Span;
 use call::{Call, Head, Output};
 use matrix::MatrixMemory;
 use matrix_pack::terms;
-use moh_operators::routed_attention::Inputs;
+use moh_operators::routed_attention::{Inputs, Problem};
 use moh_operators::{Element, Error, RoutedAttention};
 use plan::{Item, Plan, Selection, share};
 use row_step::ROWS;
@@ -44,9 +45,33 @@ impl CpuOperator for RoutedAttention {
             return Ok(Work::default());
         }
         let Inputs { query, key, value, head_gates: gates, attn_bias: bias } = inputs;
-        let (group_size, output) = (problem.group_size() as u32, Output(output.as_mut_ptr()));
-        execute(&Call { isa, problem, group_size, query, key, value, gates, bias, output }, host, unit)
+        let spans = vec![Span::of(problem); problem.batch];
+        attend(isa, unit, problem, Tensors { query, key, value, gates, bias, spans: &spans }, output, host)
     }
+}
+
+/// The inputs of a call, and what each sequence's queries see.
+pub(crate) struct Tensors<'a, T> {
+    pub(crate) query: &'a [T],
+    pub(crate) key: &'a [T],
+    pub(crate) value: &'a [T],
+    pub(crate) gates: &'a [f32],
+    pub(crate) bias: Option<&'a [T]>,
+    pub(crate) spans: &'a [Span],
+}
+
+/// Attention of a validated call; the lengths of the slices match `problem`.
+pub(crate) fn attend<I: Isa, T: Element>(
+    isa: I,
+    unit: Option<MatrixUnit>,
+    problem: &Problem,
+    tensors: Tensors<'_, T>,
+    output: &mut [T],
+    host: &dyn Host,
+) -> Result<Work, Error> {
+    let Tensors { query, key, value, gates, bias, spans } = tensors;
+    let (group_size, output) = (problem.group_size() as u32, Output(output.as_mut_ptr()));
+    execute(&Call { isa, problem, group_size, query, key, value, gates, bias, spans, output }, host, unit)
 }
 
 /// Partial results of heads whose keys are split. Workers write disjoint parts.
@@ -61,18 +86,20 @@ fn execute<I: Isa, T: Element>(
 ) -> Result<Work, Error> {
     let p = call.problem;
     let selection = Selection::new(p, call.gates)?;
-    let worth_splitting = || terms(T::DTYPE) == 1 || selection.mean_rows() >= matrix::ROWS_TO_SPLIT_KEYS_FOR;
-    let possible = |unit: &MatrixUnit| terms(T::DTYPE) <= unit.most_terms() && (p.scale * LOG2_E).is_finite();
+    let worth_splitting = || terms(T::FLOAT) == 1 || selection.mean_rows() >= matrix::ROWS_TO_SPLIT_KEYS_FOR;
+    let possible = |unit: &MatrixUnit| terms(T::FLOAT) <= unit.most_terms() && (p.scale * LOG2_E).is_finite();
     let unit = unit.filter(|unit| possible(unit) && worth_splitting());
-    let tiling = if unit.is_some() { matrix::tiling(p, T::DTYPE) } else { Tiling::new::<I>(p) };
+    let tiling = if unit.is_some() { matrix::tiling(p, T::FLOAT) } else { Tiling::new::<I>(p) };
     let workers = host.parallelism().max(1);
-    let plan = Plan::new(p, &selection, tiling.width, tiling.chunk, workers);
+    let length = |head: usize| call.length(call.head(head).batch);
+    let plan = Plan::new(&selection, length, tiling.width, tiling.chunk, workers);
     let tiling = Tiling { chunk: plan.chunk, ..tiling };
     let part_len = ROWS * (p.value_dim + 2);
     let mut partial = Scratch::new::<f32>(host, plan.slots.saturating_mul(plan.parts).saturating_mul(part_len))?;
     let partial_base = Partial(partial.as_mut_slice::<f32>().as_mut_ptr());
 
-    let worker = Worker { call, host, unit, selection: &selection, tiling, partial: &partial_base, part_len };
+    let (parts, partial_base) = (plan.parts, &partial_base);
+    let worker = Worker { call, host, unit, selection: &selection, tiling, partial: partial_base, parts, part_len };
     let (next, macs, failure) = (AtomicUsize::new(0), AtomicU64::new(0), Mutex::new(None));
     let take = || plan.items.get(next.fetch_add(1, Ordering::Relaxed)).copied();
     host.parallel_for(workers.min(plan.items.len()), &|_| match worker.drain(take) {
@@ -92,7 +119,8 @@ fn execute<I: Isa, T: Element>(
         if let Item::Rows { head, part: 0, parts, slot } = *item
             && parts > 1
         {
-            let parts = &mut partial.as_mut_slice::<f32>()[slot * parts * part_len..(slot + 1) * parts * part_len];
+            let start = slot * plan.parts;
+            let parts = &mut partial.as_mut_slice::<f32>()[start * part_len..(start + parts) * part_len];
             rows::merge(call, call.head(head), selection.rows(head), parts);
         }
     }
@@ -107,6 +135,8 @@ struct Worker<'a, I, T> {
     selection: &'a Selection,
     tiling: Tiling,
     partial: &'a Partial,
+    /// Partial results that each split head has room for.
+    parts: usize,
     part_len: usize,
 }
 
@@ -138,7 +168,7 @@ impl<I: Isa, T: Element> Worker<'_, I, T> {
                 let spare = make(&mut memory.rows, || RowMemory::new(p, self.host))?;
                 if let Some(unit) = self.unit {
                     let matrix =
-                        make(&mut memory.matrix, || MatrixMemory::new(p, T::DTYPE, self.tiling.chunk, self.host))?;
+                        make(&mut memory.matrix, || MatrixMemory::new(p, T::FLOAT, self.tiling.chunk, self.host))?;
                     return Ok(matrix::attend(unit, self.call, self.head(item), self.rows(item), matrix, spare));
                 }
                 let tiles = make(&mut memory.tiles, || TileMemory::new(p, self.tiling, self.host))?;
@@ -147,11 +177,11 @@ impl<I: Isa, T: Element> Worker<'_, I, T> {
             Item::Rows { part, parts, slot, .. } => {
                 let memory = make(&mut memory.rows, || RowMemory::new(p, self.host))?;
                 let (head, rows) = (self.head(item), self.rows(item));
-                let macs = memory.attend(self.call, head, rows, share(p.kv_len, 1, part, parts));
+                let macs = memory.attend(self.call, head, rows, share(self.call.length(head.batch), 1, part, parts));
                 if parts == 1 {
                     memory.store(self.call, head, rows);
                 } else {
-                    let start = (slot * parts + part) * self.part_len;
+                    let start = (slot * self.parts + part) * self.part_len;
                     // SAFETY: the memory has part_len floats for each part of each slot; this part belongs to this
                     // item.
                     let output = unsafe { std::slice::from_raw_parts_mut(self.partial.0.add(start), self.part_len) };

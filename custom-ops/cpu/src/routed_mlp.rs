@@ -13,7 +13,7 @@ use crate::memory::{Memory, Sections, pitch};
 use crate::packed::Packed;
 use crate::selection::Selection;
 use crate::workers::{Shared, share, span};
-use activation::Activate;
+pub(crate) use activation::Activate;
 use moh_operators::routed_mlp::{Attributes, Inputs, Problem};
 use moh_operators::{Definition, Element, Error, RoutedMlp};
 use std::ops::Range;
@@ -110,13 +110,13 @@ const SPAN: [usize; 2] = [256, 4096];
 const TOTALS: usize = 1 << 18;
 
 /// Consecutive tokens, and their number of (token, expert) pairs.
-struct Tile {
-    tokens: Range<usize>,
-    pairs: usize,
+pub(crate) struct Tile {
+    pub(crate) tokens: Range<usize>,
+    pub(crate) pairs: usize,
 }
 
 /// Cuts the tokens into tiles. Independent of the number of workers, because the rounding of results depends on it.
-fn tiles(p: &Problem, gates: &[f32]) -> Vec<Tile> {
+pub(crate) fn tiles(p: &Problem, gates: &[f32]) -> Vec<Tile> {
     let most = HIDDEN / pitch(p.hidden);
     let mut tiles: Vec<Tile> = Vec::new();
     for (token, gates) in gates.chunks_exact(p.num_experts).enumerate() {

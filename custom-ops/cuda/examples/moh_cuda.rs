@@ -124,6 +124,8 @@ fn describe<'a>(tensor: &MohTensor, shape: &'a [usize]) -> Result<DeviceTensor<'
         0 => DType::F32,
         1 => DType::F16,
         2 => DType::BF16,
+        3 => DType::U8,
+        4 => DType::I64,
         other => return Err(format!("there is no element type {other}")),
     };
     Ok(DeviceTensor { shape, dtype, ptr: tensor.data })

@@ -6,6 +6,7 @@
 // banks.
 
 #include "device.cuh"
+#include "key_range.cuh"
 #include "params.h"
 #include "tiles.cuh"
 #include "zeros.cuh"
@@ -56,11 +57,16 @@ template <class T, int ROWS> MOH_DEVICE void attention(const AttentionParams& p)
         load<T>(reinterpret_cast<float*>(query), query_pitch, ROWS, p.head_dim, [&](int row) {
             return row < work.z ? static_cast<const T*>(p.query) + block_of(entries[row]) * p.head_dim : nullptr;
         });
-        const T* key = static_cast<const T*>(p.key) + batch * p.key_strides[0] + kv_head * p.key_strides[1];
-        const T* value = static_cast<const T*>(p.value) + batch * p.value_strides[0] + kv_head * p.value_strides[1];
+        const KeyRange range(p, batch);
+        // Of a cache, the plan does not know them.
+        const int keys = p.first == nullptr ? work.w : range.sees(entries[work.z - 1] / group);
+        const T* key = static_cast<const T*>(p.key) + batch * p.key_strides[0] + kv_head * p.key_strides[1] +
+                       range.first * p.key_strides[2];
+        const T* value = static_cast<const T*>(p.value) + batch * p.value_strides[0] + kv_head * p.value_strides[1] +
+                         range.first * p.value_strides[2];
 
         int entry = row < work.z ? entries[row] : 0, token = entry / group;
-        int limit = row >= work.z ? 0 : p.is_causal ? max(0, min(work.w, token + 1 + p.kv_len - p.q_len)) : work.w;
+        int limit = row >= work.z ? 0 : min(keys, range.sees(token));
         const T* bias = nullptr;
         if (p.bias != nullptr)
             bias = static_cast<const T*>(p.bias) + batch * p.bias_strides[0] +
@@ -72,13 +78,13 @@ template <class T, int ROWS> MOH_DEVICE void attention(const AttentionParams& p)
         float maximum = -INFINITY, sum = 0.0f;
         __syncthreads(); // all warps have read the tile
         if (thread < 32) next.find(p.tiles, take_number(p.tiles));
-        for (int first = 0; first < work.w; first += keys_of_block) {
+        for (int first = 0; first < keys; first += keys_of_block) {
             float score[per_thread] = {};
             for (int from = 0; from < p.head_dim; from += width_of_block) {
                 int width = min(width_of_block, p.head_dim - from);
                 __syncthreads();
                 load<T>(reinterpret_cast<float*>(block), key_pitch, keys_of_block, width,
-                        [&](int j) { return first + j < work.w ? key + (first + j) * p.key_strides[2] + from : nullptr; });
+                        [&](int j) { return first + j < keys ? key + (first + j) * p.key_strides[2] + from : nullptr; });
                 __syncthreads();
                 const float4* own = query + row * query_pitch + from / 4;
                 for (int d = 0; d < (width + 3) / 4; d++) {
@@ -123,7 +129,7 @@ template <class T, int ROWS> MOH_DEVICE void attention(const AttentionParams& p)
                 int width = min(width_of_block, p.value_dim - from);
                 __syncthreads();
                 load<T>(reinterpret_cast<float*>(block), value_pitch, keys_of_block, width,
-                        [&](int j) { return first + j < work.w ? value + (first + j) * p.value_strides[2] + from : nullptr; });
+                        [&](int j) { return first + j < keys ? value + (first + j) * p.value_strides[2] + from : nullptr; });
                 __syncthreads();
                 for (int j = 0; j < keys_of_block; j++) {
                     float weight = weights[row * (keys_of_block + 1) + j];

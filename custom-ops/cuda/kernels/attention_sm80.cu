@@ -5,9 +5,10 @@
 // share key and value blocks, which are double-buffered by cp.async. Widths and strides must be multiples of 8
 // elements and tensors aligned to 16 bytes; other calls use attention_simt.cu.
 
-// moh: spill-limit 56
+// moh: spill-limit 72
 
 #include "device.cuh"
+#include "key_range.cuh"
 #include "mma_attention.cuh"
 #include "params.h"
 #include "tiles.cuh"
@@ -87,11 +88,17 @@ template <class T, int D, bool BIAS> MOH_DEVICE void attention(const AttentionPa
         __syncthreads();
         const int4 work = table.next.tile;
         if (work.z == 0) break;
-        int rows = work.z, keys = work.w;
+        const int rows = work.z, group = p.num_heads / p.kv_num_heads;
         int batch = work.x / p.kv_num_heads, kv_head = work.x % p.kv_num_heads;
+        const int32_t* entries = p.tiles.entries + int64_t(work.x) * p.q_len * group + work.y;
+        const KeyRange range(p, batch);
+        // Of a cache, the plan does not know them.
+        const int keys = p.first == nullptr ? work.w : range.sees(entries[rows - 1] / group);
 
-        const uint16_t* key = static_cast<const uint16_t*>(p.key) + batch * p.key_strides[0] + kv_head * p.key_strides[1];
-        const uint16_t* value = static_cast<const uint16_t*>(p.value) + batch * p.value_strides[0] + kv_head * p.value_strides[1];
+        const uint16_t* key = static_cast<const uint16_t*>(p.key) + batch * p.key_strides[0] + kv_head * p.key_strides[1] +
+                              range.first * p.key_strides[2];
+        const uint16_t* value = static_cast<const uint16_t*>(p.value) + batch * p.value_strides[0] + kv_head * p.value_strides[1] +
+                                range.first * p.value_strides[2];
         auto load = [&](int block) {
             unsigned thread = opaque(threadIdx.x);
             unsigned char* stage = stages + block % 2 * I::stage_bytes;
@@ -103,11 +110,11 @@ template <class T, int D, bool BIAS> MOH_DEVICE void attention(const AttentionPa
         load(0); // zeros if there are no keys
 
         if (threadIdx.x < I::rows) {
-            int row = threadIdx.x, group = p.num_heads / p.kv_num_heads, block = 0, limit = 0;
+            int row = threadIdx.x, block = 0, limit = 0;
             if (row < rows) {
-                int entry = p.tiles.entries[int64_t(work.x) * p.q_len * group + work.y + row], token = entry / group;
+                int entry = entries[row], token = entry / group;
                 block = (batch * p.q_len + token) * p.num_heads + kv_head * group + entry % group;
-                limit = p.is_causal ? max(0, min(keys, token + 1 + p.kv_len - p.q_len)) : keys;
+                limit = min(keys, range.sees(token));
             }
             table.block[row] = block;
             table.limit[row] = limit;

@@ -5,10 +5,14 @@
 // round-robin, each with its own pipeline of copies and its own running softmax, and merge their results at the end.
 // KV heads that no selected head needs are not read. With one part the block writes the output, otherwise
 // moh_decode_combine_* does.
+//
+// In a cache, only the GPU knows how many keys a row has. They are divided among the parts that the cache as a whole would
+// need; blocks of parts that remain without keys end at once.
 
-// moh: spill-limit 160
+// moh: spill-limit 128
 
 #include "device.cuh"
+#include "key_range.cuh"
 #include "mma_attention.cuh"
 #include "params.h"
 
@@ -21,11 +25,11 @@ constexpr unsigned full = 0xffffffffu;
 struct Rows {
     int group, total, batch, kv_head;
     unsigned selected; // bit e: entry e
+    KeyRange keys;
 
-    MOH_DEVICE Rows(const AttentionParams& p, int list) {
+    MOH_DEVICE Rows(const AttentionParams& p, int list) : batch(list / p.kv_num_heads), keys(p, list / p.kv_num_heads) {
         group = p.num_heads / p.kv_num_heads;
         total = p.q_len * group;
-        batch = list / p.kv_num_heads;
         kv_head = list % p.kv_num_heads;
         int lane = threadIdx.x % 32;
         selected = __ballot_sync(full, lane < total && __ldg(p.gates + block(p, min(lane, total - 1))) != 0.0f);
@@ -42,9 +46,29 @@ struct Rows {
         return __ffs(rest) - 1;
     }
     // Number of keys visible to an entry.
-    MOH_DEVICE int sees(const AttentionParams& p, int entry) const {
-        return p.is_causal ? max(0, min(p.kv_len, entry / group + 1 + p.kv_len - p.q_len)) : p.kv_len;
+    MOH_DEVICE int sees(int entry) const { return keys.sees(entry / group); }
+    // First key of this batch entry and KV head, in keys or values with these strides.
+    template <class T> MOH_DEVICE const T* first_of(const void* tensor, const int64_t (&strides)[3]) const {
+        return static_cast<const T*>(tensor) + batch * strides[0] + kv_head * strides[1] + keys.first * strides[2];
     }
+    // Keys per part; 0 if there are none.
+    MOH_DEVICE int keys_per_part(const AttentionParams& p) const {
+        if (p.first == nullptr) return p.keys_per_split;
+        int each = (keys.count + p.splits - 1) / p.splits;
+        return (each + p.keys_per_split - 1) / p.keys_per_split * p.keys_per_split;
+    }
+};
+
+// The keys of this block's part.
+struct Part {
+    int start, end;
+    MOH_DEVICE Part(const AttentionParams& p, const Rows& rows) {
+        const int each = rows.keys_per_part(p);
+        start = int(blockIdx.y) * each;
+        end = min(rows.keys.count, start + each);
+    }
+    // Whether the block has nothing to write, either.
+    MOH_DEVICE bool is_unused(const AttentionParams& p) const { return p.splits > 1 && start >= end; }
 };
 
 template <class T> MOH_DEVICE void write_zeros_of(const AttentionParams& p, const Rows& rows) {
@@ -116,8 +140,9 @@ template <class T, int D, int M_TILES> MOH_DEVICE void decode(const AttentionPar
     expect_shared_memory(max(row_count * I::row_bytes + warps * p.stages * I::stage_bytes, warps * row_count * (2 + pitch) * 4));
     Rows rows(p, blockIdx.x);
     if (p.splits == 1) write_zeros_of<T>(p, rows);
+    const Part keys(p, rows);
     int count = rows.count();
-    if (count == 0) return;
+    if (count == 0 || keys.is_unused(p)) return;
 
     const uint16_t* query = static_cast<const uint16_t*>(p.query);
     for (int i = threadIdx.x; i < row_count * units; i += threads) {
@@ -128,9 +153,9 @@ template <class T, int D, int M_TILES> MOH_DEVICE void decode(const AttentionPar
     }
     cp_async_commit();
 
-    int start = blockIdx.y * p.keys_per_split, end = min(p.kv_len, start + p.keys_per_split);
-    const uint16_t* key = static_cast<const uint16_t*>(p.key) + rows.batch * p.key_strides[0] + rows.kv_head * p.key_strides[1];
-    const uint16_t* value = static_cast<const uint16_t*>(p.value) + rows.batch * p.value_strides[0] + rows.kv_head * p.value_strides[1];
+    const int start = keys.start, end = keys.end;
+    const uint16_t* key = rows.first_of<uint16_t>(p.key, p.key_strides);
+    const uint16_t* value = rows.first_of<uint16_t>(p.value, p.value_strides);
     // First key of this warp's block n.
     auto first_key = [&](int n) { return start + (n * warps + warp) * I::keys; };
     int filling = 0; // stage of the next load
@@ -155,7 +180,7 @@ template <class T, int D, int M_TILES> MOH_DEVICE void decode(const AttentionPar
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             int row = m * 16 + h * 8 + lane / 4, entry = row < count ? rows.entry(row) : 0;
-            state.limit[m][h] = row < count ? min(end, rows.sees(p, entry)) : 0;
+            state.limit[m][h] = row < count ? min(end, rows.sees(entry)) : 0;
             if (row < count && p.bias != nullptr) {
                 int64_t offset = rows.batch * p.bias_strides[0] +
                                  (rows.kv_head * rows.group + entry % rows.group) * p.bias_strides[1] +
@@ -163,7 +188,7 @@ template <class T, int D, int M_TILES> MOH_DEVICE void decode(const AttentionPar
                 bias.row[m][h] = static_cast<const uint16_t*>(p.bias) + offset;
             }
         }
-    fewest = min(end, rows.sees(p, rows.entry(0)));
+    fewest = min(end, rows.sees(rows.entry(0)));
 
     wait_until(p.stages - 1); // the query
     __syncthreads();
@@ -219,11 +244,12 @@ template <class T, int COLUMNS, int KEYS> MOH_DEVICE void decode_simt(const Atte
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     Rows rows(p, blockIdx.x);
     if (p.splits == 1) write_zeros_of<T>(p, rows);
+    const Part keys(p, rows);
     int count = rows.count();
-    if (count == 0) return;
-    int start = blockIdx.y * p.keys_per_split, end = min(p.kv_len, start + p.keys_per_split);
-    const T* key = static_cast<const T*>(p.key) + rows.batch * p.key_strides[0] + rows.kv_head * p.key_strides[1];
-    const T* value = static_cast<const T*>(p.value) + rows.batch * p.value_strides[0] + rows.kv_head * p.value_strides[1];
+    if (count == 0 || keys.is_unused(p)) return;
+    const int start = keys.start, end = keys.end;
+    const T* key = rows.first_of<T>(p.key, p.key_strides);
+    const T* value = rows.first_of<T>(p.value, p.value_strides);
     int row_count = rows.total, pitch = p.value_dim;
     float* maxima = reinterpret_cast<float*>(shared_memory());
     float* sums = maxima + warps * row_count;
@@ -232,7 +258,7 @@ template <class T, int COLUMNS, int KEYS> MOH_DEVICE void decode_simt(const Atte
     float scale = p.scale * log2_e;
 
     for (int row = 0; row < count; row++) {
-        int entry = rows.entry(row), limit = min(end, rows.sees(p, entry));
+        int entry = rows.entry(row), limit = min(end, rows.sees(entry));
         const T* own = static_cast<const T*>(p.query) + rows.block(p, entry) * p.head_dim;
         const T* bias = nullptr;
         if (p.bias != nullptr)
@@ -315,15 +341,16 @@ template <class T> MOH_DEVICE void combine(const AttentionParams& p) {
         return;
     }
     int row = __popc(rows.selected & ((1u << entry) - 1));
+    const int each = rows.keys_per_part(p), parts = each == 0 ? 0 : (rows.keys.count + each - 1) / each;
     auto at = [&](int part) { return (int64_t(part) * lists + list) * total + row; };
     float largest = -INFINITY, weight = 0.0f;
-    for (int part = 0; part < p.splits; part++) largest = fmaxf(largest, p.partial_lse[at(part)]);
+    for (int part = 0; part < parts; part++) largest = fmaxf(largest, p.partial_lse[at(part)]);
     float base = largest == -INFINITY ? 0.0f : largest;
-    for (int part = 0; part < p.splits; part++) weight += exp2_approx(p.partial_lse[at(part)] - base);
+    for (int part = 0; part < parts; part++) weight += exp2_approx(p.partial_lse[at(part)] - base);
     float factor = weight == 0.0f ? 0.0f : __ldg(p.gates + to) / weight;
     for (int d = lane; d < p.value_dim; d += 32) {
         float x = 0.0f;
-        for (int part = 0; part < p.splits; part++)
+        for (int part = 0; part < parts; part++)
             x = fmaf(exp2_approx(p.partial_lse[at(part)] - base), p.partial[at(part) * p.value_dim + d], x);
         output[d] = from_float<T>(x * factor);
     }

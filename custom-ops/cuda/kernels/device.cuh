@@ -84,6 +84,19 @@ template <> MOH_DEVICE uint32_t pack<bf16>(float lo, float hi) {
     return r;
 }
 
+// a * b + c of both halves, each rounded to T once.
+template <class T> MOH_DEVICE uint32_t fma2(uint32_t a, uint32_t b, uint32_t c);
+template <> MOH_DEVICE uint32_t fma2<f16>(uint32_t a, uint32_t b, uint32_t c) {
+    uint32_t r;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+    return r;
+}
+template <> MOH_DEVICE uint32_t fma2<bf16>(uint32_t a, uint32_t b, uint32_t c) {
+    uint32_t r;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+    return r;
+}
+
 // 2^x with relative error 2^-22; -inf yields 0.
 MOH_DEVICE float exp2_approx(float x) {
     float r;

@@ -45,6 +45,8 @@ struct AttentionParams {
     struct TileParams tiles;  // with group = num_heads / kv_num_heads; unused in decode.cu
     float* partial;           // decode.cu: [splits][batch * kv_num_heads][rows][value_dim] weighted means of values
     float* partial_lse;       // decode.cu: [splits][batch * kv_num_heads][rows] logarithm (base 2) of a split's weight
+    const int64_t* first;     // (batch), or null: with start, token i of a row sees keys first <= j <= start + i: key_range.cuh
+    const int64_t* start;
     int64_t key_strides[3];   // along batch, KV head, token
     int64_t value_strides[3];
     int64_t bias_strides[4];
@@ -53,9 +55,53 @@ struct AttentionParams {
     int32_t head_dim, value_dim;
     int32_t is_causal;
     int32_t splits;           // decode.cu: number of parts of the keys
-    int32_t keys_per_split;
+    int32_t keys_per_split;   // with `first`, whose numbers of keys only the GPU knows: a part has a multiple of it
     int32_t stages;           // decode.cu, on tensor cores: blocks of keys in shared memory, per warp
     float scale;
+};
+
+// cache_update.cu: a row is the elements of one position in one KV head.
+struct CacheUpdateParams {
+    const void* past;      // (batch, kv_heads, capacity, row), or the same memory as present
+    const void* update;    // (batch, q_len, kv_heads, row)
+    const int64_t* start;  // (batch)
+    void* present;         // (batch, kv_heads, positions, row)
+    int32_t kv_heads;
+    int32_t capacity, positions, q_len;
+    int32_t row_units;     // of the kernel's size
+    int32_t in_place;      // only the update is written
+    int32_t blocks;        // of a (batch, KV head), in the grid
+};
+
+// nbits.cu and dequantize.cu: a matrix of blocks of 4 or 8 bits with a scale each, as MatMulNBits has it.
+struct QuantizedParams {
+    const uint8_t* weight;      // (matrices * rows, depth / block, block * bits / 8)
+    const void* scales;         // T (matrices * rows, depth / block)
+    const uint8_t* zero_points; // (matrices * rows, ceil(depth / block * bits / 8)), or null: 8 or 128
+    int32_t matrices, rows, depth;
+    int32_t block_log2;         // block: 16 to 256
+    int32_t bits;
+};
+
+// dequantize.cu
+struct DequantizeParams {
+    struct QuantizedParams weight;
+    void* output;          // T (matrices, rows, depth), transposed (matrices, depth, rows)
+    const float* gates;    // (tokens, heads): rows of heads that no token uses are left out; or null
+    int32_t tokens, heads;
+    int32_t head_rows;     // consecutive rows of all matrices that belong to a head
+};
+
+// nbits.cu
+struct NbitsParams {
+    struct QuantizedParams weight; // one matrix, or one for each expert
+    const void* x;                 // T (tokens, depth); of a combination of experts (tokens, matrices, depth)
+    const void* bias;              // T (matrices, rows), or null
+    const float* gates;            // (tokens, heads); experts are heads
+    void* output;                  // T (tokens, rows); of a projection (tokens, matrices, rows), for pairs half the rows
+    int32_t tokens, heads;
+    int32_t head_width;            // rows of a head; of a combination: elements of x
+    int32_t activation;            // of a projection: 0 to 4 as RoutedMLP's, 4 with pairs of rows; -1: none
 };
 
 // A CUtensorMap, made by cuTensorMapEncodeTiled; opaque here.

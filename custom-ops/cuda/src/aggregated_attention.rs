@@ -50,7 +50,7 @@ impl CudaOperator for RoutedAggregatedAttention {
         let dtype = match call.dtype {
             DType::F32 => "float",
             DType::F16 => "f16",
-            DType::BF16 => "bf16",
+            _ => "bf16",
         };
         let name = CString::new(format!("moh_aggregated_{dtype}_{width}")).unwrap_or_default();
         let kernel = Kernel { module: modules::AGGREGATED, name: &name };

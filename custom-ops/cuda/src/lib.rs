@@ -10,6 +10,7 @@ mod call;
 pub mod driver;
 pub mod kernel;
 pub mod modules;
+mod nbits;
 pub mod params;
 pub mod plan;
 mod product;
@@ -41,6 +42,11 @@ operators! {
     routed_mlp::RoutedMlp,
     aggregated_attention::RoutedAggregatedAttention,
     top_k_router::TopKRouter,
+    routed_projection_nbits::RoutedProjectionNBits,
+    routed_combine_nbits::RoutedCombineNBits,
+    routed_mlp_nbits::RoutedMlpNBits,
+    cache_update::CacheUpdate,
+    routed_cached_attention::RoutedCachedAttention,
 }
 
 /// The operators that have CUDA kernels.
@@ -60,7 +66,8 @@ pub fn supports(operator: &Operator) -> bool {
 ///
 /// # Safety
 /// The tensors are device memory of the stream's context with as many elements as their shapes. The output does not
-/// overlap an input. Until the stream has finished the call, nothing writes to the inputs or uses the output.
+/// overlap an input; it may be the memory of the operator's [`Operator::in_place`]. Until the stream has finished the
+/// call, nothing writes to the inputs or uses the output.
 ///
 /// # Errors
 /// [`Error`] naming the input, the expected and the found value; out of workspace memory; an error of the driver or of

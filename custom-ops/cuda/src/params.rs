@@ -78,6 +78,8 @@ pub struct AttentionParams {
     pub tiles: TileParams,
     pub partial: RawPtr,
     pub partial_lse: RawPtr,
+    pub first: RawPtr,
+    pub start: RawPtr,
     pub key_strides: [i64; 3],
     pub value_strides: [i64; 3],
     pub bias_strides: [i64; 4],
@@ -96,6 +98,74 @@ pub struct AttentionParams {
 }
 // SAFETY: as above.
 unsafe impl Params for AttentionParams {}
+
+/// `CacheUpdateParams`, for `cache_update.cu`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct CacheUpdateParams {
+    pub past: RawPtr,
+    pub update: RawPtr,
+    pub start: RawPtr,
+    pub present: RawPtr,
+    pub kv_heads: i32,
+    pub capacity: i32,
+    pub positions: i32,
+    pub q_len: i32,
+    pub row_units: i32,
+    pub in_place: i32,
+    pub blocks: i32,
+}
+// SAFETY: as above.
+unsafe impl Params for CacheUpdateParams {}
+
+/// `QuantizedParams`, a part of the parameters of `dequantize.cu` and `nbits.cu`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct QuantizedParams {
+    pub weight: RawPtr,
+    pub scales: RawPtr,
+    pub zero_points: RawPtr,
+    pub matrices: i32,
+    pub rows: i32,
+    pub depth: i32,
+    pub block_log2: i32,
+    pub bits: i32,
+}
+
+/// `DequantizeParams`, for `dequantize.cu`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct DequantizeParams {
+    pub weight: QuantizedParams,
+    pub output: RawPtr,
+    pub gates: RawPtr,
+    pub tokens: i32,
+    pub heads: i32,
+    pub head_rows: i32,
+}
+// SAFETY: as above.
+unsafe impl Params for DequantizeParams {}
+
+/// `NbitsParams`, for `nbits.cu`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct NbitsParams {
+    pub weight: QuantizedParams,
+    pub x: RawPtr,
+    pub bias: RawPtr,
+    pub gates: RawPtr,
+    pub output: RawPtr,
+    pub tokens: i32,
+    pub heads: i32,
+    pub head_width: i32,
+    pub activation: i32,
+}
+// SAFETY: as above.
+unsafe impl Params for NbitsParams {}
 
 /// `LinearParams`, for `linear.cu`, `combine.cu` and `expert_products_sm90.cu`.
 #[repr(C)]

@@ -3,6 +3,7 @@
 
 mod hopper;
 
+use crate::driver::RawPtr;
 use crate::kernel::Kernel;
 use crate::modules;
 use crate::params::LinearParams;
@@ -10,7 +11,7 @@ use crate::plan::{self, Lists, int};
 use crate::stream::Stream;
 use crate::workspace::Workspace;
 use moh_operators::routed_mlp::Activation;
-use moh_operators::{DType, Error};
+use moh_operators::{DType, Error, routed_combine};
 use std::ffi::CString;
 
 /// The activation for which two columns of the weight make one output column.
@@ -50,9 +51,23 @@ impl Product {
         match self.dtype {
             DType::F32 => "float",
             DType::F16 => "f16",
-            DType::BF16 => "bf16",
+            _ => "bf16",
         }
     }
+}
+
+/// A call of RoutedProjection or RoutedCombine, or of one whose weight has been dequantised.
+pub(crate) struct Linear<'c> {
+    pub(crate) problem: routed_combine::Problem,
+    pub(crate) x: RawPtr,
+    pub(crate) weight: RawPtr,
+    pub(crate) gates: RawPtr,
+    /// Null if there is none.
+    pub(crate) bias: RawPtr,
+    pub(crate) output: RawPtr,
+    pub(crate) dtype: DType,
+    pub(crate) stream: &'c Stream<'c>,
+    pub(crate) workspace: &'c dyn Workspace,
 }
 
 /// Output rows and columns per thread block.

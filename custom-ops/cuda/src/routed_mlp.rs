@@ -5,9 +5,10 @@ use crate::driver::RawPtr;
 use crate::params::LinearParams;
 use crate::plan::int;
 use crate::product::{Product, combination, projection};
-use crate::workspace::Reused;
-use moh_operators::routed_mlp::Inputs;
-use moh_operators::{DType, Error, RoutedMlp};
+use crate::stream::Stream;
+use crate::workspace::{Reused, Workspace};
+use moh_operators::routed_mlp::{Inputs, Problem};
+use moh_operators::{DType, Error, List, RoutedMlp};
 
 /// Maximum bytes of hidden activations. There is room for every expert of every token, since only the GPU knows the
 /// gates.
@@ -15,9 +16,31 @@ const HIDDEN_BYTES: usize = 256 << 20;
 /// Minimum tokens at a time; fewer would not fill a tile.
 const FEWEST_TOKENS: usize = 256;
 
+/// A call of RoutedMLP, or of one whose matrices have been dequantised.
+pub(crate) struct Mlp<'c> {
+    pub(crate) problem: Problem,
+    pub(crate) inputs: Inputs<List<'c, RawPtr>>,
+    pub(crate) output: RawPtr,
+    pub(crate) dtype: DType,
+    pub(crate) stream: &'c Stream<'c>,
+    pub(crate) workspace: &'c dyn Workspace,
+}
+
 impl CudaOperator for RoutedMlp {
     unsafe fn launch(call: &Call<'_, Self>) -> Result<(), Error> {
-        let p = &call.problem;
+        let &Call { problem, inputs, output, dtype, stream, workspace } = call;
+        // SAFETY: the call's tensors.
+        unsafe { Mlp { problem, inputs, output, dtype, stream, workspace }.launch() }
+    }
+}
+
+impl Mlp<'_> {
+    /// Launches the kernels on the stream.
+    ///
+    /// # Safety
+    /// As [`CudaOperator::launch`], with these tensors.
+    pub(crate) unsafe fn launch(&self) -> Result<(), Error> {
+        let (call, p) = (self, &self.problem);
         let Inputs { x, fc1_weight, fc2_weight, expert_gates, fc1_bias, fc2_bias } = call.inputs;
         let size = if call.dtype == DType::F32 { 4 } else { 2 };
         let row = p.num_experts * p.hidden;

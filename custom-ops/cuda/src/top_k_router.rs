@@ -44,7 +44,7 @@ impl CudaOperator for TopKRouter {
             DType::F32 if !norms && columns <= 16 => (c"moh_router_float_16", 16),
             DType::F32 => (c"moh_router_float_32", 32),
             DType::F16 => (c"moh_router_f16_32", 32),
-            DType::BF16 => (c"moh_router_bf16_32", 32),
+            _ => (c"moh_router_bf16_32", 32),
         };
         let most = (SHARED / bytes * lanes) / WARP * WARP;
         let threads = most.clamp(WARP, THREADS);

@@ -182,6 +182,23 @@ pub(crate) fn read_one<A: AttributeType>(
 /// Declares an operator's attributes as a struct: one field per attribute, in order, its doc comment being the
 /// attribute's description. A field's type is an [`AttributeType`], which defines the accepted values.
 macro_rules! attributes {
+    ($(#[$meta:meta])* pub struct $name:ident {}) => {
+        $(#[$meta])*
+        #[derive(Debug, Clone, PartialEq)]
+        pub struct $name {}
+
+        impl $crate::attributes::AttributeSet for $name {
+            const DEFS: &'static [$crate::attributes::AttributeDef] = &[];
+
+            fn read(_: &'static str, _: &mut $crate::attributes::Source<'_>) -> Result<$name, $crate::Error> {
+                Ok($name {})
+            }
+
+            fn values(&self) -> Vec<$crate::attributes::Value> {
+                Vec::new()
+            }
+        }
+    };
     ($(#[$meta:meta])* pub struct $name:ident { $($(#[doc = $doc:literal])+ $field:ident: $ty:ty,)+ }) => {
         $(#[$meta])*
         #[derive(Debug, Clone, PartialEq)]

@@ -148,7 +148,7 @@ pub(crate) fn problem(direction: Direction, attributes: &Attributes, x: &[usize]
 /// The function body variant that a node needs.
 pub(crate) fn variant(attributes: &Attributes, has_bias: bool) -> Variant {
     let per_head = attributes.weight_layout == WeightLayout::PerHead;
-    Variant { per_head, optional_inputs: has_bias, ..Variant::default() }
+    Variant { per_head, optional_inputs: usize::from(has_bias), ..Variant::default() }
 }
 
 /// In a body: `x` (batch, q_len, num_heads * dim) with the blocks of heads that are off set to 0.

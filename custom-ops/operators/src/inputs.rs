@@ -2,15 +2,37 @@
 //! kernel, a device pointer for a GPU kernel, a shape for validation, a tensor for the reference. A [`Reader`] fills
 //! it.
 
+use crate::tensor::DType;
 use std::convert::Infallible;
 
 /// The element type of an input or output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ElementType {
-    /// The operator's type parameter: one of [`crate::DType::ALL`], the same for all of the node's T operands.
+    /// The operator's type parameter: one of [`DType::ALL`], the same for all of the node's T operands.
     T,
     /// Always float32.
     Float32,
+    /// Always uint8.
+    Uint8,
+    /// Always int64.
+    Int64,
+}
+
+impl ElementType {
+    /// The element type if the type parameter T is `t`.
+    pub fn dtype(self, t: DType) -> DType {
+        self.fixed().unwrap_or(t)
+    }
+
+    /// The element type, unless it is the type parameter T.
+    pub fn fixed(self) -> Option<DType> {
+        match self {
+            ElementType::T => None,
+            ElementType::Float32 => Some(DType::F32),
+            ElementType::Uint8 => Some(DType::U8),
+            ElementType::Int64 => Some(DType::I64),
+        }
+    }
 }
 
 /// An input or output.
@@ -37,6 +59,10 @@ pub trait Reader {
     type Weight: Copy;
     /// An input that is float32 for every T.
     type F32: Copy;
+    /// An input that is uint8 for every T.
+    type U8: Copy;
+    /// An input that is int64 for every T.
+    type I64: Copy;
     /// Why an input cannot be read.
     type Error;
 
@@ -57,6 +83,16 @@ pub trait Reader {
     /// # Errors
     /// If the input is absent or has another type.
     fn f32(&self, input: usize) -> Result<Self::F32, Self::Error>;
+    /// A uint8 input.
+    ///
+    /// # Errors
+    /// If the input is absent or has another type.
+    fn u8(&self, input: usize) -> Result<Self::U8, Self::Error>;
+    /// An int64 input.
+    ///
+    /// # Errors
+    /// If the input is absent or has another type.
+    fn i64(&self, input: usize) -> Result<Self::I64, Self::Error>;
 }
 
 /// A [`Reader`] that represents every input by the same type `V`: a shape, a device pointer, a tensor.
@@ -78,6 +114,8 @@ impl<V: Copy> Reader for List<'_, V> {
     type T = V;
     type Weight = V;
     type F32 = V;
+    type U8 = V;
+    type I64 = V;
     type Error = Infallible;
 
     fn present(&self, input: usize) -> bool {
@@ -95,11 +133,19 @@ impl<V: Copy> Reader for List<'_, V> {
     fn f32(&self, input: usize) -> Result<V, Infallible> {
         self.get(input)
     }
+
+    fn u8(&self, input: usize) -> Result<V, Infallible> {
+        self.get(input)
+    }
+
+    fn i64(&self, input: usize) -> Result<V, Infallible> {
+        self.get(input)
+    }
 }
 
 /// Declares an operator's inputs as a struct: one field per input, in order, with its shape and description.
 ///
-/// A field is `T`, `Weight` (of type T as well) or `F32`; `[optional]` ones come last.
+/// A field is `T`, `Weight` (of type T as well), `F32`, `U8` or `I64`; `[optional]` ones come last.
 macro_rules! inputs {
     ($(#[$meta:meta])* pub struct $name:ident {
         $($field:ident: $kind:ident $([$optional:ident])?, $shape:literal, $doc:literal;)+
@@ -150,6 +196,8 @@ macro_rules! field_type {
     ($r:ident T) => { $r::T };
     ($r:ident Weight) => { $r::Weight };
     ($r:ident F32) => { $r::F32 };
+    ($r:ident U8) => { $r::U8 };
+    ($r:ident I64) => { $r::I64 };
     ($r:ident $kind:ident optional) => { Option<$crate::inputs::field_type!($r $kind)> };
 }
 pub(crate) use field_type;
@@ -157,6 +205,12 @@ pub(crate) use field_type;
 macro_rules! element_type {
     (F32) => {
         $crate::inputs::ElementType::Float32
+    };
+    (U8) => {
+        $crate::inputs::ElementType::Uint8
+    };
+    (I64) => {
+        $crate::inputs::ElementType::Int64
     };
     ($kind:ident) => {
         $crate::inputs::ElementType::T
@@ -183,6 +237,12 @@ macro_rules! read_field {
     };
     ($reader:ident, $input:ident, F32) => {
         $reader.f32($input)?
+    };
+    ($reader:ident, $input:ident, U8) => {
+        $reader.u8($input)?
+    };
+    ($reader:ident, $input:ident, I64) => {
+        $reader.i64($input)?
     };
     ($reader:ident, $input:ident, $kind:ident optional) => {
         match $reader.present($input) {

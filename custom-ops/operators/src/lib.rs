@@ -8,7 +8,9 @@
 mod attributes;
 mod error;
 mod head_linear;
+mod head_linear_nbits;
 mod inputs;
+pub mod nbits;
 mod operator;
 mod page;
 pub mod shape;
@@ -21,13 +23,14 @@ pub use head_linear::WeightLayout;
 pub use inputs::{ElementType, List, Operand, Reader};
 pub use operator::{Attributes, Body, BodyNode, BodyValue, Definition, Example, Operator, Part, Variant, problem_of};
 pub use page::markdown;
-pub use tensor::{DType, Data, DataMut, Element, Tensor};
+pub use tensor::{DType, Data, DataMut, Element, Float, Scalar, Tensor};
 
 /// The operators' ONNX domain.
 pub const DOMAIN: &str = "ai.moh";
 
-/// The version of [`DOMAIN`] that this library implements.
-pub const VERSION: i64 = 1;
+/// The version of [`DOMAIN`] that this library implements. Every version keeps the operators of those before it, so a file
+/// imports the version that brought the last of the operators that it uses.
+pub const VERSION: i64 = 2;
 
 /// Prefix of the model outputs that hold gates: `gates.<module path>`.
 pub const GATES: &str = "gates.";
@@ -50,6 +53,12 @@ operators! {
     routed_mlp::RoutedMlp,
     aggregated_attention::RoutedAggregatedAttention,
     top_k_router::TopKRouter,
+    routed_projection_nbits::RoutedProjectionNBits,
+    routed_combine_nbits::RoutedCombineNBits,
+    routed_mlp_nbits::RoutedMlpNBits,
+    linear_nbits::LinearNBits,
+    cache_update::CacheUpdate,
+    routed_cached_attention::RoutedCachedAttention,
 }
 
 /// Looks up an operator by name.

@@ -11,7 +11,7 @@ pub use body::{Body, BodyNode, BodyValue, Variant};
 
 use crate::attributes::{AttributeDef, AttributeSet, Source};
 use crate::error::Error;
-use crate::inputs::{ElementType, List, Operand, Reader};
+use crate::inputs::{List, Operand, Reader};
 use crate::shape::{Dims, OutputDim, PartialShape, check_length};
 use crate::tensor::{DType, Data, Tensor};
 
@@ -26,6 +26,8 @@ pub enum Part {
     Router,
     /// Feed-forward layers.
     Mlp,
+    /// Dense layers of any part: a node's name says which.
+    Dense,
 }
 
 /// An example call, which the tests of every backend run with random numbers.
@@ -56,6 +58,10 @@ pub trait Definition: Sized + 'static {
     const OUTPUT: Operand;
     /// The part of a model that it belongs to.
     const PART: Part;
+    /// The version of [`DOMAIN`](crate::DOMAIN) that brought the operator. Its definition does not change after that.
+    const SINCE: i64 = 1;
+    /// The input whose memory may be the output's: where the output has its shape, only what differs needs to be written.
+    const IN_PLACE: Option<usize> = None;
 
     /// Its attributes.
     type Attributes: AttributeSet;
@@ -102,16 +108,26 @@ pub trait Definition: Sized + 'static {
     /// The body variant that a node needs. A body cannot test an input's rank or whether an input is present.
     fn variant(attributes: &Self::Attributes, shapes: &Self::Inputs<List<'_, PartialShape<'_>>>) -> Variant;
 
-    /// The shape of a zero tensor that is equivalent to leaving out optional input `input`; `None` if it does not
-    /// follow from the shapes.
+    /// The shape of a tensor of [`Definition::filler`] that is equivalent to leaving out optional input `input`; `None` if it does
+    /// not follow from the shapes.
     ///
     /// Needed if only some nodes of a model have the input: their common body requires it, and the others are given
-    /// zeros.
+    /// such a tensor.
     fn zeros(
         attributes: &Self::Attributes,
         shapes: &Self::Inputs<List<'_, PartialShape<'_>>>,
         input: usize,
     ) -> Option<Vec<usize>>;
+
+    /// The bytes of the tensor that [`Definition::zeros`] gives the shape of.
+    fn filler(_: &Self::Attributes, _input: usize) -> u8 {
+        0
+    }
+
+    /// Error in units of the largest output that the attributes allow a kernel, beyond the rounding of T.
+    fn rounding(_: &Self::Attributes) -> f64 {
+        0.0
+    }
 
     /// The operator in standard ONNX operators.
     fn body(variant: Variant) -> Body;
@@ -131,6 +147,8 @@ pub trait Definition: Sized + 'static {
         output: Self::OUTPUT,
         attributes: Self::Attributes::DEFS,
         part: Self::PART,
+        since: Self::SINCE,
+        in_place: Self::IN_PLACE,
         read: |source| Attributes::from_source::<Self>(source),
         infer: |attributes, shapes| {
             let Ok(inputs) = Self::inputs(&partial(shapes));
@@ -144,6 +162,8 @@ pub trait Definition: Sized + 'static {
             let Ok(inputs) = Self::inputs(&partial(shapes));
             Self::zeros(attributes.get::<Self>().ok()?, &inputs, input)
         },
+        filler: |attributes, input| attributes.get::<Self>().map_or(0, |attributes| Self::filler(attributes, input)),
+        rounding: |attributes| attributes.get::<Self>().map_or(0.0, Self::rounding),
         body: Self::body,
         reference: |attributes, tensors| {
             let problem =
@@ -199,10 +219,16 @@ pub struct Operator {
     pub attributes: &'static [AttributeDef],
     /// The part of a model that it belongs to.
     pub part: Part,
+    /// The version of [`DOMAIN`](crate::DOMAIN) that brought the operator.
+    pub since: i64,
+    /// See [`Definition::IN_PLACE`].
+    pub in_place: Option<usize>,
     read: fn(&mut Source<'_>) -> Result<Attributes, Error>,
     infer: fn(&Attributes, &Shapes<'_>) -> Result<Vec<OutputDim>, Error>,
     variant: fn(&Attributes, &Shapes<'_>) -> Result<Variant, Error>,
     zeros: fn(&Attributes, &Shapes<'_>, usize) -> Option<Vec<usize>>,
+    filler: fn(&Attributes, usize) -> u8,
+    rounding: fn(&Attributes) -> f64,
     body: fn(Variant) -> Body,
     reference: fn(&Attributes, &Tensors<'_>) -> Result<Vec<f64>, Error>,
     examples: fn() -> Result<Vec<Example<Attributes>>, Error>,
@@ -230,10 +256,7 @@ impl Operator {
 
     /// The output's element type if the type parameter T is `t`.
     pub fn output_dtype(&self, t: DType) -> DType {
-        match self.output.ty {
-            ElementType::T => t,
-            ElementType::Float32 => DType::F32,
-        }
+        self.output.ty.dtype(t)
     }
 
     pub(crate) fn read(&self, source: &mut Source<'_>) -> Result<Attributes, Error> {
@@ -285,6 +308,16 @@ impl Operator {
         input: usize,
     ) -> Option<Vec<usize>> {
         (self.zeros)(attributes, shapes, input)
+    }
+
+    /// See [`Definition::filler`].
+    pub fn filler(&self, attributes: &Attributes, input: usize) -> u8 {
+        (self.filler)(attributes, input)
+    }
+
+    /// See [`Definition::rounding`].
+    pub fn rounding(&self, attributes: &Attributes) -> f64 {
+        (self.rounding)(attributes)
     }
 
     /// The operator in standard ONNX operators.

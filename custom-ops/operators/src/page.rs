@@ -1,6 +1,5 @@
 //! Generates the operators' reference page.
 
-use crate::inputs::ElementType;
 use crate::{DOMAIN, DType, OPERATORS, VERSION};
 
 /// The reference page of all operators in Markdown, the content of `docs/operators.md`.
@@ -11,16 +10,19 @@ pub fn markdown() -> String {
         DType::ALL.map(|t| t.to_string()).join(", ")
     );
     for operator in OPERATORS {
-        page +=
-            &format!("\n## {}\n\n{}\n\n| input | type | shape | |\n|---|---|---|---|\n", operator.name, operator.doc);
+        let since = if operator.since > 1 { format!("Since version {}. ", operator.since) } else { String::new() };
+        page += &format!(
+            "\n## {}\n\n{since}{}\n\n| input | type | shape | |\n|---|---|---|---|\n",
+            operator.name, operator.doc
+        );
         for operand in operator.inputs.iter().chain([&operator.output]) {
             let role = if std::ptr::eq(operand, &operator.output) { " (output)" } else { "" };
             let optional = if operand.optional { " (optional)" } else { "" };
-            let ty = match operand.ty {
-                ElementType::T => "T",
-                ElementType::Float32 => "float32",
-            };
+            let ty = operand.ty.fixed().map_or("T".to_owned(), |ty| ty.to_string());
             page += &format!("| {}{role}{optional} | {ty} | {} | {} |\n", operand.name, operand.shape, operand.doc);
+        }
+        if operator.attributes.is_empty() {
+            continue;
         }
         page += "\n| attribute | type | |\n|---|---|---|\n";
         for attribute in operator.attributes {

@@ -10,6 +10,7 @@ use crate::operator::{Body, Variant};
 use crate::operator::{Definition, Example, Part};
 use crate::shape::{Agreed, OutputDim, PartialShape, per_head, show};
 use crate::tensor::Tensor;
+pub(crate) use body::{Layout, attend};
 
 /// The operator.
 #[derive(Debug, Clone, Copy)]
@@ -254,7 +255,7 @@ impl Definition for RoutedAttention {
     fn variant(attributes: &Attributes, shapes: &Inputs<List<'_, PartialShape<'_>>>) -> Variant {
         Variant {
             per_head: shapes.key.len() == 4,
-            optional_inputs: shapes.attn_bias.is_some(),
+            optional_inputs: usize::from(shapes.attn_bias.is_some()),
             causal: attributes.is_causal,
             ..Variant::default()
         }

@@ -12,6 +12,7 @@ use crate::shape::{OutputDim, PartialShape};
 use crate::tensor::Tensor;
 
 pub use crate::head_linear::{Attributes, Problem, WeightLayout};
+pub(crate) use reference::reference;
 
 /// The operator.
 #[derive(Debug, Clone, Copy)]
@@ -77,8 +78,12 @@ impl Definition for RoutedCombine {
         body::body(variant)
     }
 
-    fn reference(problem: &Problem, inputs: &Inputs<List<'_, Tensor<'_>>>) -> Vec<f64> {
-        reference::reference(problem, inputs)
+    fn reference(p: &Problem, inputs: &Inputs<List<'_, Tensor<'_>>>) -> Vec<f64> {
+        let Inputs { x, weight, head_gates, bias } = *inputs;
+        reference(p, &x, &head_gates, bias.as_ref(), |h, d, c| match p.per_head() {
+            true => weight.data.at((h * p.block + d) * p.width + c),
+            false => weight.data.at((c * p.num_heads + h) * p.block + d),
+        })
     }
 
     fn examples() -> Vec<Example<Attributes>> {

@@ -11,7 +11,9 @@ use crate::operator::{Definition, Example, Part};
 use crate::shape::{Agreed, OutputDim, PartialShape, show};
 use crate::tensor::Tensor;
 
+pub(crate) use body::experts;
 pub use reference::erf;
+pub(crate) use reference::reference;
 
 /// The operator.
 #[derive(Debug, Clone, Copy)]
@@ -81,6 +83,59 @@ pub struct Problem {
     pub activation: Activation,
 }
 
+/// Validates the input shapes of `operator` and returns the output's.
+pub(crate) fn infer(
+    operator: &'static str,
+    attributes: &Attributes,
+    shapes: &Inputs<List<'_, PartialShape<'_>>>,
+) -> Result<Vec<OutputDim>, Error> {
+    let Attributes { num_experts: experts, activation } = *attributes;
+    let Inputs { x, fc1_weight: fc1, fc2_weight: fc2, expert_gates: gates, fc1_bias, fc2_bias } = *shapes;
+    let columns = activation.columns();
+    let bad = |input, expected: String, found| Err(Error::Shape { operator, input, expected, found: show(found) });
+    let (mut width, mut hidden, mut out) = (Agreed::default(), Agreed::default(), Agreed::default());
+    let (mut batch, mut q_len) = (Agreed::default(), Agreed::default());
+    let all_experts = |e: Option<usize>| e.is_none_or(|e| e == experts);
+
+    if !(x.len() == 3 && batch.accept(x[0]) && q_len.accept(x[1]) && x[2] != Some(0) && width.accept(x[2])) {
+        return bad("x", "(batch, q_len, width)".to_owned(), x);
+    }
+    let halved = |d: Option<usize>| match d {
+        Some(d) if d == 0 || !d.is_multiple_of(columns) => None,
+        d => Some(d.map(|d| d / columns)),
+    };
+    let fits = fc1.len() == 3
+        && all_experts(fc1[0])
+        && width.accept(fc1[1])
+        && halved(fc1[2]).is_some_and(|d| hidden.accept(d));
+    if !fits {
+        return bad("fc1_weight", format!("({experts}, {}, {columns} * hidden)", width.show("width")), fc1);
+    }
+    if !(fc2.len() == 3 && all_experts(fc2[0]) && hidden.accept(fc2[1]) && fc2[2] != Some(0) && out.accept(fc2[2])) {
+        return bad("fc2_weight", format!("({experts}, {}, out_width)", hidden.show("hidden")), fc2);
+    }
+    if !(gates.len() == 3 && batch.accept(gates[0]) && q_len.accept(gates[1]) && all_experts(gates[2])) {
+        return bad("expert_gates", format!("({}, {}, {experts})", batch.show("batch"), q_len.show("q_len")), gates);
+    }
+    match (fc1_bias, fc2_bias) {
+        (None, None) => {}
+        (Some(b1), Some(b2)) => {
+            let full = hidden.0.map(|hidden| hidden * columns);
+            if !(b1.len() == 2 && all_experts(b1[0]) && Agreed(full).accept(b1[1])) {
+                return bad("fc1_bias", format!("({experts}, {})", Agreed(full).show("columns of fc1_weight")), b1);
+            }
+            if !(b2.len() == 2 && all_experts(b2[0]) && out.accept(b2[1])) {
+                return bad("fc2_bias", format!("({experts}, {})", out.show("out_width")), b2);
+            }
+        }
+        _ => {
+            return Err(Error::InputCount { operator, expected: "4 or 6".to_owned(), found: 5 });
+        }
+    }
+    let out = out.0.map_or(OutputDim::Unknown, OutputDim::Size);
+    Ok(vec![OutputDim::SameAs { input: 0, axis: 0 }, OutputDim::SameAs { input: 0, axis: 1 }, out])
+}
+
 impl Definition for RoutedMlp {
     const NAME: &'static str = "RoutedMLP";
     const DOC: &'static str = "The sum of `gate * (act(x W1 + b1) W2 + b2)` over the experts whose gate is not 0. \
@@ -109,58 +164,7 @@ impl Definition for RoutedMlp {
     }
 
     fn infer(attributes: &Attributes, shapes: &Inputs<List<'_, PartialShape<'_>>>) -> Result<Vec<OutputDim>, Error> {
-        let Attributes { num_experts: experts, activation } = *attributes;
-        let Inputs { x, fc1_weight: fc1, fc2_weight: fc2, expert_gates: gates, fc1_bias, fc2_bias } = *shapes;
-        let columns = activation.columns();
-        let bad = |input, expected: String, found| {
-            Err(Error::Shape { operator: Self::NAME, input, expected, found: show(found) })
-        };
-        let (mut width, mut hidden, mut out) = (Agreed::default(), Agreed::default(), Agreed::default());
-        let (mut batch, mut q_len) = (Agreed::default(), Agreed::default());
-        let all_experts = |e: Option<usize>| e.is_none_or(|e| e == experts);
-
-        if !(x.len() == 3 && batch.accept(x[0]) && q_len.accept(x[1]) && x[2] != Some(0) && width.accept(x[2])) {
-            return bad("x", "(batch, q_len, width)".to_owned(), x);
-        }
-        let halved = |d: Option<usize>| match d {
-            Some(d) if d == 0 || !d.is_multiple_of(columns) => None,
-            d => Some(d.map(|d| d / columns)),
-        };
-        let fits = fc1.len() == 3
-            && all_experts(fc1[0])
-            && width.accept(fc1[1])
-            && halved(fc1[2]).is_some_and(|d| hidden.accept(d));
-        if !fits {
-            return bad("fc1_weight", format!("({experts}, {}, {columns} * hidden)", width.show("width")), fc1);
-        }
-        if !(fc2.len() == 3 && all_experts(fc2[0]) && hidden.accept(fc2[1]) && fc2[2] != Some(0) && out.accept(fc2[2]))
-        {
-            return bad("fc2_weight", format!("({experts}, {}, out_width)", hidden.show("hidden")), fc2);
-        }
-        if !(gates.len() == 3 && batch.accept(gates[0]) && q_len.accept(gates[1]) && all_experts(gates[2])) {
-            return bad(
-                "expert_gates",
-                format!("({}, {}, {experts})", batch.show("batch"), q_len.show("q_len")),
-                gates,
-            );
-        }
-        match (fc1_bias, fc2_bias) {
-            (None, None) => {}
-            (Some(b1), Some(b2)) => {
-                let full = hidden.0.map(|hidden| hidden * columns);
-                if !(b1.len() == 2 && all_experts(b1[0]) && Agreed(full).accept(b1[1])) {
-                    return bad("fc1_bias", format!("({experts}, {})", Agreed(full).show("columns of fc1_weight")), b1);
-                }
-                if !(b2.len() == 2 && all_experts(b2[0]) && out.accept(b2[1])) {
-                    return bad("fc2_bias", format!("({experts}, {})", out.show("out_width")), b2);
-                }
-            }
-            _ => {
-                return Err(Error::InputCount { operator: Self::NAME, expected: "4 or 6".to_owned(), found: 5 });
-            }
-        }
-        let out = out.0.map_or(OutputDim::Unknown, OutputDim::Size);
-        Ok(vec![OutputDim::SameAs { input: 0, axis: 0 }, OutputDim::SameAs { input: 0, axis: 1 }, out])
+        infer(Self::NAME, attributes, shapes)
     }
 
     fn problem(attributes: &Attributes, shapes: &Inputs<List<'_, &[usize]>>) -> Result<Problem, Error> {
@@ -172,7 +176,8 @@ impl Definition for RoutedMlp {
 
     fn variant(attributes: &Attributes, shapes: &Inputs<List<'_, PartialShape<'_>>>) -> Variant {
         let kind = attributes.activation as i64;
-        Variant { optional_inputs: shapes.fc2_bias.is_some(), kind, ..Variant::default() }
+        let optional_inputs = if shapes.fc2_bias.is_some() { 2 } else { 0 };
+        Variant { optional_inputs, kind, ..Variant::default() }
     }
 
     fn zeros(attributes: &Attributes, shapes: &Inputs<List<'_, PartialShape<'_>>>, input: usize) -> Option<Vec<usize>> {
@@ -184,8 +189,12 @@ impl Definition for RoutedMlp {
         body::body(variant)
     }
 
-    fn reference(problem: &Problem, inputs: &Inputs<List<'_, Tensor<'_>>>) -> Vec<f64> {
-        reference::reference(problem, inputs)
+    fn reference(p: &Problem, inputs: &Inputs<List<'_, Tensor<'_>>>) -> Vec<f64> {
+        let Inputs { x, fc1_weight: fc1, fc2_weight: fc2, expert_gates: gates, fc1_bias, fc2_bias } = *inputs;
+        let columns = p.hidden * p.activation.columns();
+        let first = |e: usize, c: usize, j: usize| fc1.data.at((e * p.width + c) * columns + j);
+        let second = |e: usize, j: usize, c: usize| fc2.data.at((e * p.hidden + j) * p.out_width + c);
+        reference(p, &x, &gates, [fc1_bias, fc2_bias], first, second)
     }
 
     fn examples() -> Vec<Example<Attributes>> {

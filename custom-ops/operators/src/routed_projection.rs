@@ -12,6 +12,7 @@ use crate::shape::{OutputDim, PartialShape};
 use crate::tensor::Tensor;
 
 pub use crate::head_linear::{Attributes, Problem, WeightLayout};
+pub(crate) use reference::reference;
 
 /// The operator.
 #[derive(Debug, Clone, Copy)]
@@ -78,8 +79,12 @@ impl Definition for RoutedProjection {
         body::body(variant)
     }
 
-    fn reference(problem: &Problem, inputs: &Inputs<List<'_, Tensor<'_>>>) -> Vec<f64> {
-        reference::reference(problem, inputs)
+    fn reference(p: &Problem, inputs: &Inputs<List<'_, Tensor<'_>>>) -> Vec<f64> {
+        let Inputs { x, weight, head_gates, bias } = *inputs;
+        reference(p, &x, &head_gates, bias.as_ref(), |h, d, c| match p.per_head() {
+            true => weight.data.at((h * p.width + c) * p.block + d),
+            false => weight.data.at((h * p.block + d) * p.width + c),
+        })
     }
 
     fn examples() -> Vec<Example<Attributes>> {

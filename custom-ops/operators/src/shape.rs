@@ -18,6 +18,8 @@ pub enum OutputDim {
         /// Its axis.
         axis: usize,
     },
+    /// The larger of two dimensions, (input, axis) each.
+    Max([(usize, usize); 2]),
     /// A known size.
     Size(usize),
     /// Not known yet.

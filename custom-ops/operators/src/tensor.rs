@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-/// An element type of the operators' type parameter T.
+/// An element type of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DType {
     /// IEEE binary32.
@@ -11,11 +11,20 @@ pub enum DType {
     F16,
     /// bfloat16: the upper half of a binary32.
     BF16,
+    /// Unsigned 8-bit integer: quantised weights.
+    U8,
+    /// Signed 64-bit integer: positions and lengths.
+    I64,
 }
 
 impl DType {
-    /// Every type that T can be.
+    /// Every type that the operators' type parameter T can be.
     pub const ALL: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
+    /// Whether the type parameter T can be this type.
+    pub fn is_float(self) -> bool {
+        DType::ALL.contains(&self)
+    }
 }
 
 impl std::fmt::Display for DType {
@@ -24,26 +33,61 @@ impl std::fmt::Display for DType {
             DType::F32 => "float32",
             DType::F16 => "float16",
             DType::BF16 => "bfloat16",
+            DType::U8 => "uint8",
+            DType::I64 => "int64",
         })
     }
 }
 
-/// A Rust element type. Kernels are generic over it and compute in f32.
-pub trait Element: Copy + Send + Sync + 'static {
+/// A Rust type of tensor elements.
+pub trait Scalar: Copy + Send + Sync + 'static {
     /// The corresponding [`DType`].
     const DTYPE: DType;
-    /// The value as f32, exactly.
-    fn to_f32(self) -> f32;
-    /// The nearest representable value.
-    fn from_f32(x: f32) -> Self;
     /// The elements, if `data` has this type.
     fn slice(data: Data<'_>) -> Option<&[Self]>;
     /// The elements, if `data` has this type.
     fn slice_mut(data: DataMut<'_>) -> Option<&mut [Self]>;
 }
 
+/// The types of [`DType::ALL`], for code that tells them apart at compile time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Float {
+    F32,
+    F16,
+    BF16,
+}
+
+/// A Rust type that the operators' type parameter T can be. Kernels are generic over it and compute in f32.
+pub trait Element: Scalar {
+    /// Which one it is.
+    const FLOAT: Float;
+    /// The value as f32, exactly.
+    fn to_f32(self) -> f32;
+    /// The nearest representable value.
+    fn from_f32(x: f32) -> Self;
+}
+
+macro_rules! scalars {
+    ($($scalar:ty: $variant:ident),+ $(,)?) => {$(
+        impl Scalar for $scalar {
+            const DTYPE: DType = DType::$variant;
+            #[inline(always)]
+            fn slice(data: Data<'_>) -> Option<&[$scalar]> {
+                if let Data::$variant(x) = data { Some(x) } else { None }
+            }
+            #[inline(always)]
+            fn slice_mut(data: DataMut<'_>) -> Option<&mut [$scalar]> {
+                if let DataMut::$variant(x) = data { Some(x) } else { None }
+            }
+        }
+    )+};
+}
+
+scalars!(f32: F32, f16: F16, bf16: BF16, u8: U8, i64: I64);
+
 impl Element for f32 {
-    const DTYPE: DType = DType::F32;
+    const FLOAT: Float = Float::F32;
     #[inline(always)]
     fn to_f32(self) -> f32 {
         self
@@ -52,18 +96,10 @@ impl Element for f32 {
     fn from_f32(x: f32) -> f32 {
         x
     }
-    #[inline(always)]
-    fn slice(data: Data<'_>) -> Option<&[f32]> {
-        if let Data::F32(x) = data { Some(x) } else { None }
-    }
-    #[inline(always)]
-    fn slice_mut(data: DataMut<'_>) -> Option<&mut [f32]> {
-        if let DataMut::F32(x) = data { Some(x) } else { None }
-    }
 }
 
 impl Element for f16 {
-    const DTYPE: DType = DType::F16;
+    const FLOAT: Float = Float::F16;
     #[inline(always)]
     fn to_f32(self) -> f32 {
         f16::to_f32_const(self)
@@ -72,18 +108,10 @@ impl Element for f16 {
     fn from_f32(x: f32) -> f16 {
         f16::from_f32_const(x)
     }
-    #[inline(always)]
-    fn slice(data: Data<'_>) -> Option<&[f16]> {
-        if let Data::F16(x) = data { Some(x) } else { None }
-    }
-    #[inline(always)]
-    fn slice_mut(data: DataMut<'_>) -> Option<&mut [f16]> {
-        if let DataMut::F16(x) = data { Some(x) } else { None }
-    }
 }
 
 impl Element for bf16 {
-    const DTYPE: DType = DType::BF16;
+    const FLOAT: Float = Float::BF16;
     #[inline(always)]
     fn to_f32(self) -> f32 {
         f32::from_bits(u32::from(self.to_bits()) << 16)
@@ -91,14 +119,6 @@ impl Element for bf16 {
     #[inline(always)]
     fn from_f32(x: f32) -> bf16 {
         bf16::from_f32(x)
-    }
-    #[inline(always)]
-    fn slice(data: Data<'_>) -> Option<&[bf16]> {
-        if let Data::BF16(x) = data { Some(x) } else { None }
-    }
-    #[inline(always)]
-    fn slice_mut(data: DataMut<'_>) -> Option<&mut [bf16]> {
-        if let DataMut::BF16(x) = data { Some(x) } else { None }
     }
 }
 
@@ -109,6 +129,8 @@ pub enum Data<'a> {
     F32(&'a [f32]),
     F16(&'a [f16]),
     BF16(&'a [bf16]),
+    U8(&'a [u8]),
+    I64(&'a [i64]),
 }
 
 impl Data<'_> {
@@ -118,6 +140,8 @@ impl Data<'_> {
             Data::F32(_) => DType::F32,
             Data::F16(_) => DType::F16,
             Data::BF16(_) => DType::BF16,
+            Data::U8(_) => DType::U8,
+            Data::I64(_) => DType::I64,
         }
     }
 
@@ -127,6 +151,8 @@ impl Data<'_> {
             Data::F32(x) => x.len(),
             Data::F16(x) => x.len(),
             Data::BF16(x) => x.len(),
+            Data::U8(x) => x.len(),
+            Data::I64(x) => x.len(),
         }
     }
 
@@ -137,11 +163,13 @@ impl Data<'_> {
 
     /// Element `i` as f64, for the reference. Panics if out of bounds.
     pub fn at(&self, i: usize) -> f64 {
-        f64::from(match self {
-            Data::F32(x) => x[i],
-            Data::F16(x) => x[i].to_f32(),
-            Data::BF16(x) => x[i].to_f32(),
-        })
+        match self {
+            Data::F32(x) => x[i].into(),
+            Data::F16(x) => x[i].into(),
+            Data::BF16(x) => x[i].into(),
+            Data::U8(x) => x[i].into(),
+            Data::I64(x) => x[i] as f64,
+        }
     }
 }
 
@@ -161,6 +189,8 @@ pub enum DataMut<'a> {
     F32(&'a mut [f32]),
     F16(&'a mut [f16]),
     BF16(&'a mut [bf16]),
+    U8(&'a mut [u8]),
+    I64(&'a mut [i64]),
 }
 
 impl DataMut<'_> {
@@ -170,6 +200,8 @@ impl DataMut<'_> {
             DataMut::F32(_) => DType::F32,
             DataMut::F16(_) => DType::F16,
             DataMut::BF16(_) => DType::BF16,
+            DataMut::U8(_) => DType::U8,
+            DataMut::I64(_) => DType::I64,
         }
     }
 
@@ -179,6 +211,8 @@ impl DataMut<'_> {
             DataMut::F32(x) => x.len(),
             DataMut::F16(x) => x.len(),
             DataMut::BF16(x) => x.len(),
+            DataMut::U8(x) => x.len(),
+            DataMut::I64(x) => x.len(),
         }
     }
 

@@ -1,5 +1,6 @@
 //! All tolerances of the tests, with their reasons.
 
+use crate::operator::Attributes;
 use crate::tensor::DType;
 
 /// Maximum absolute error of f32 model outputs against the published code, on the golden models.
@@ -27,8 +28,27 @@ pub fn operator_output(dtype: DType) -> f64 {
         DType::F32 => 4e-6,
         DType::F16 => 4e-3,
         DType::BF16 => 3e-2,
+        DType::U8 | DType::I64 => 0.0,
     }
 }
+
+/// Maximum absolute error of a call's output, the largest element of which is `largest` in the f64 reference: as
+/// [`operator_output`], and what its attributes allow.
+pub fn call_output(attributes: &Attributes, t: DType, largest: f64) -> f64 {
+    let operator = attributes.operator();
+    operator_output(operator.output_dtype(t)) * (largest / 4.0).max(1.0) + operator.rounding(attributes) * largest
+}
+
+/// Error that 8-bit activations add to a matrix product, in units of the largest output.
+///
+/// Each is rounded by up to 1/254 of the largest one of its block: 0.4 % of an output's standard deviation for independent numbers,
+/// of which a few outputs err by four times that. A mixture of experts multiplies three such products: two where SwiGLU multiplies
+/// the halves of the first, and the second, in which the largest activations are further from the rest.
+pub const INT8_ACTIVATIONS: f64 = 2e-2;
+
+/// Error that the activation functions add to RoutedMLPNBits, in units of the largest output. Its examples have hidden numbers of a few
+/// hundred, the sums of which nearly cancel, and a runtime's sigmoid or tanh errs by 1e-6.
+pub const QUANTISED_MLP: f64 = 2e-6;
 
 /// Maximum absolute error of an operator in tract in f32, against the f64 reference, on numbers below 1.
 pub const TRACT_OPERATOR_F32: f64 = 1e-5;
@@ -50,6 +70,7 @@ pub fn cuda_relative(dtype: DType) -> f64 {
         DType::F32 => 1e-5,
         DType::F16 => 2e-3,
         DType::BF16 => 1e-2,
+        DType::U8 | DType::I64 => 0.0,
     }
 }
 
@@ -66,12 +87,17 @@ pub fn model_output(dtype: DType) -> f32 {
         DType::F32 => 2e-4,
         DType::F16 => 2e-2,
         DType::BF16 => 1e-1,
+        DType::U8 | DType::I64 => 0.0,
     }
 }
 
 /// The same for a model whose attention alone is computed in bf16: queries, keys, values and the heads' outputs are
 /// rounded to 2^-9 in every layer; the residual stream is not.
 pub const MODEL_BF16_ATTENTION: f32 = 5e-2;
+
+/// The same for a model whose products with quantised weights round activations to 8-bit integers: each of them by up to 1/254 of
+/// the largest of its block, in every layer.
+pub const MODEL_INT8_ACTIVATIONS: f32 = 1e-1;
 
 /// If the relative gap between the last selected head's score and the first rejected one's is smaller than this, f32
 /// cannot decide which is larger: scores are sums of hundreds of products, each rounded with a relative error of 6e-8.

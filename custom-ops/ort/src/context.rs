@@ -271,6 +271,13 @@ pub(crate) struct TensorPtr {
     pub(crate) data: *mut c_void,
 }
 
+impl TensorPtr {
+    /// The sizes, of a tensor with at most [`MAX_RANK`] dimensions.
+    pub(crate) fn dims(&self) -> &[usize] {
+        &self.dims[..self.rank.min(MAX_RANK)]
+    }
+}
+
 impl KernelContext<'_> {
     /// # Safety
     /// `raw` belongs to the host and is alive.

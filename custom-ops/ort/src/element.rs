@@ -9,6 +9,8 @@ pub(crate) fn onnx_type(dtype: DType) -> ONNXTensorElementDataType {
         DType::F32 => ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT,
         DType::F16 => ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16,
         DType::BF16 => ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16,
+        DType::U8 => ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8,
+        DType::I64 => ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64,
     }
 }
 
@@ -24,6 +26,7 @@ impl ElementNumber {
 
     /// The corresponding [`DType`], if operators support it.
     pub(crate) fn dtype(self) -> Option<DType> {
-        DType::ALL.into_iter().find(|&dtype| onnx_type(dtype) as i32 == self.0)
+        let integers = [DType::U8, DType::I64];
+        DType::ALL.into_iter().chain(integers).find(|&dtype| onnx_type(dtype) as i32 == self.0)
     }
 }

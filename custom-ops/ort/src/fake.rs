@@ -108,6 +108,8 @@ impl Tensor {
             Data::F32(x) => x.iter().flat_map(|x| x.to_ne_bytes()).collect(),
             Data::F16(x) => x.iter().flat_map(|x| x.to_ne_bytes()).collect(),
             Data::BF16(x) => x.iter().flat_map(|x| x.to_ne_bytes()).collect(),
+            Data::U8(x) => x.to_vec(),
+            Data::I64(x) => x.iter().flat_map(|x| x.to_ne_bytes()).collect(),
         };
         let mut tensor = Tensor::filled(Info::sized(data.dtype(), dims), bytes.len(), offset);
         tensor.buffer.as_flattened_mut()[offset..][..bytes.len()].copy_from_slice(&bytes);

@@ -4,7 +4,7 @@ use crate::context::{Dimension, InferredInput, ShapeContext};
 use crate::element::onnx_type;
 use crate::failure::Failure;
 use moh_operators::shape::OutputDim;
-use moh_operators::{Attributes, DType, ElementType, Error, Operand, Operator};
+use moh_operators::{Attributes, ElementType, Error, Operand, Operator};
 
 /// Infers the type and shape of a node's output for the host.
 pub(crate) fn infer(operator: &'static Operator, context: &ShapeContext<'_>) -> Result<(), Failure> {
@@ -14,14 +14,11 @@ pub(crate) fn infer(operator: &'static Operator, context: &ShapeContext<'_>) -> 
     let Some(output) = check(&attributes, &inputs.iter().map(sizes).collect::<Vec<_>>())? else { return Ok(()) };
     // Hosts call the first registration of an operator for all element types, so T is read from the node's inputs.
     let t = operator.inputs.iter().zip(&inputs).find(|(operand, _)| operand.ty == ElementType::T);
-    let dtype = match operator.output.ty {
-        ElementType::Float32 => Some(DType::F32),
-        ElementType::T => t.and_then(|(_, input)| input.element_type.dtype()),
-    };
+    let dtype = operator.output.ty.fixed().or_else(|| t.and_then(|(_, input)| input.element_type.dtype()));
     let dimension = |dim: &OutputDim| match *dim {
         OutputDim::Size(size) => i64::try_from(size).ok().map(|size| Dimension { size, name: c"" }),
         OutputDim::SameAs { input, axis } => inputs.get(input)?.dimensions.get(axis).copied(),
-        OutputDim::Unknown => None,
+        OutputDim::Max(_) | OutputDim::Unknown => None,
     };
     // The API cannot express an unknown dimension: the host would read -1 as a size. In that case no shape is set.
     let expressible = |d: &Dimension<'_>| d.size >= 0 || !d.name.is_empty();

@@ -11,9 +11,10 @@ use crate::settings::Settings;
 use crate::threads::SessionThreads;
 use half::{bf16, f16};
 use moh_cpu::Packed;
-use moh_operators::{Attributes, DType, Data, DataMut, Element, Error, Operator, Tensor};
+use moh_operators::{Attributes, DType, Data, DataMut, Error, Operator, Scalar, Tensor};
 use std::borrow::Cow;
 use std::ffi::{CStr, c_void};
+use std::ops::Range;
 use std::ptr::{self, NonNull};
 use std::slice;
 
@@ -57,6 +58,9 @@ impl NodeKernel for Kernel {
 
     fn compute(&self, context: &KernelContext<'_>) -> Result<(), Failure> {
         let operator = self.attributes.operator();
+        if let Some(index) = operator.in_place {
+            return self.compute_in_place(context, index);
+        }
         let read = |index: usize| match self.packed.get(index).and_then(Option::as_ref) {
             Some(packed) => Ok(Some(Input::Packed(packed))),
             None => {
@@ -75,15 +79,80 @@ impl NodeKernel for Kernel {
             // SAFETY: the host created an output of the registered element type, which is the operator's for these
             // inputs, with these dimensions. Nothing else refers to it: the operators declare no aliases, so it does
             // not share memory with an input.
-            unsafe {
-                Ok::<_, Failure>(match dtype {
-                    DType::F32 => DataMut::F32(elements_mut(data, len)?),
-                    DType::F16 => DataMut::F16(elements_mut(data, len)?),
-                    DType::BF16 => DataMut::BF16(elements_mut(data, len)?),
-                })
-            }
+            unsafe { output_of(dtype, data, len) }
         })?;
         Ok(())
+    }
+}
+
+impl Kernel {
+    /// Runs an operator whose input `index` may be in the memory of its output, as a caller arranges that binds both.
+    fn compute_in_place(&self, context: &KernelContext<'_>, index: usize) -> Result<(), Failure> {
+        let operator = self.attributes.operator();
+        let read = |input: usize| {
+            let tensor = context.input(input)?;
+            tensor.map(|tensor| Ok((check_input(operator, input, &tensor)?, tensor))).transpose()
+        };
+        let tensors: Vec<Option<(DType, TensorPtr)>> =
+            (0..context.input_count()?).map(read).collect::<Result<_, Failure>>()?;
+        let described: Vec<Option<(&[usize], DType)>> =
+            tensors.iter().map(|tensor| tensor.as_ref().map(|(dtype, tensor)| (tensor.dims(), *dtype))).collect();
+        let (dtype, shape) = operator.validate(&self.attributes, &described)?;
+        let dtype = operator.output_dtype(dtype);
+        let data = context.output(&shape)?;
+        let output = range(data, &shape, dtype);
+        let mut inputs: Vec<Option<Input<'_>>> = Vec::with_capacity(tensors.len());
+        for (input, tensor) in tensors.iter().enumerate() {
+            inputs.push(match tensor {
+                None => None,
+                Some((dtype, tensor)) if input == index && tensor.data == data && tensor.dims() == shape => {
+                    Some(Input::InPlace(tensor.dims(), *dtype))
+                }
+                Some((dtype, tensor)) => {
+                    let found = range(tensor.data, tensor.dims(), *dtype);
+                    let apart = found.end <= output.start || output.end <= found.start;
+                    // SAFETY: the tensor is an input of this context. What overlaps the output is copied before that is
+                    // written.
+                    Some(Input::Given(unsafe { Given::read(operator, input, tensor, !apart)? }))
+                }
+            });
+        }
+        let borrowed: Vec<Option<moh_cpu::Input<'_>>> =
+            inputs.iter().map(|input| input.as_ref().map(Input::borrow)).collect();
+        let host = SessionHost::new(context, &self.memory, &self.threads);
+        // SAFETY: as in `compute`; no input that is borrowed overlaps the output.
+        let output = unsafe { output_of(dtype, data, shape.iter().product())? };
+        moh_cpu::run(&self.attributes, &borrowed, output, &host)?;
+        Ok(())
+    }
+}
+
+/// The addresses of a tensor's elements.
+fn range(data: *mut c_void, dims: &[usize], dtype: DType) -> Range<usize> {
+    let size = match dtype {
+        DType::U8 => 1,
+        DType::F16 | DType::BF16 => 2,
+        DType::F32 => 4,
+        DType::I64 => 8,
+    };
+    let bytes = dims.iter().fold(size, |bytes: usize, &dim| bytes.saturating_mul(dim));
+    data.addr()..data.addr().saturating_add(bytes)
+}
+
+/// The output's elements.
+///
+/// # Safety
+/// As [`elements_mut`], for elements of this type.
+unsafe fn output_of<'c>(dtype: DType, data: *mut c_void, len: usize) -> Result<DataMut<'c>, Failure> {
+    // SAFETY: the caller's contract.
+    unsafe {
+        Ok(match dtype {
+            DType::F32 => DataMut::F32(elements_mut(data, len)?),
+            DType::F16 => DataMut::F16(elements_mut(data, len)?),
+            DType::BF16 => DataMut::BF16(elements_mut(data, len)?),
+            DType::U8 => DataMut::U8(elements_mut(data, len)?),
+            DType::I64 => DataMut::I64(elements_mut(data, len)?),
+        })
     }
 }
 
@@ -103,6 +172,8 @@ enum Input<'c> {
     Given(Given<'c>),
     /// A constant, packed when the kernel was created.
     Packed(&'c Packed),
+    /// The output's own memory.
+    InPlace(&'c [usize], DType),
 }
 
 impl Input<'_> {
@@ -110,6 +181,7 @@ impl Input<'_> {
         match self {
             Input::Given(given) => given.tensor().into(),
             Input::Packed(packed) => moh_cpu::Input::Packed(packed),
+            Input::InPlace(dims, dtype) => moh_cpu::Input::InPlace(dims, *dtype),
         }
     }
 }
@@ -126,14 +198,30 @@ enum Elements<'c> {
     F32(Cow<'c, [f32]>),
     F16(Cow<'c, [f16]>),
     BF16(Cow<'c, [bf16]>),
+    U8(Cow<'c, [u8]>),
+    I64(Cow<'c, [i64]>),
 }
 
 impl<'c> Given<'c> {
     /// # Safety
     /// `tensor` is input `index` of a context that lives for `'c`.
     unsafe fn new(operator: &'static Operator, index: usize, tensor: TensorPtr) -> Result<Given<'c>, Failure> {
-        let TensorPtr { rank, dims, data, .. } = tensor;
-        let dtype = check_input(operator, index, &tensor)?;
+        // SAFETY: the caller's contract.
+        unsafe { Given::read(operator, index, &tensor, false) }
+    }
+
+    /// As [`Given::new`]; a copy on request.
+    ///
+    /// # Safety
+    /// As [`Given::new`]. What is copied may be written to afterwards.
+    unsafe fn read(
+        operator: &'static Operator,
+        index: usize,
+        tensor: &TensorPtr,
+        copy: bool,
+    ) -> Result<Given<'c>, Failure> {
+        let TensorPtr { rank, dims, data, .. } = *tensor;
+        let dtype = check_input(operator, index, tensor)?;
         let name = input_name(operator, index);
         let len = dims[..rank].iter().try_fold(1usize, |n, &dim| n.checked_mul(dim)).filter(|&n| n <= MAX_ELEMENTS);
         let len = len.ok_or_else(|| Failure::Host(format!("input {name} has too many elements")))?;
@@ -141,9 +229,11 @@ impl<'c> Given<'c> {
         // writes to it while the node runs.
         let data = unsafe {
             match dtype {
-                DType::F32 => Elements::F32(elements(data, len)?),
-                DType::F16 => Elements::F16(elements(data, len)?),
-                DType::BF16 => Elements::BF16(elements(data, len)?),
+                DType::F32 => Elements::F32(elements(data, len, copy)?),
+                DType::F16 => Elements::F16(elements(data, len, copy)?),
+                DType::BF16 => Elements::BF16(elements(data, len, copy)?),
+                DType::U8 => Elements::U8(elements(data, len, copy)?),
+                DType::I64 => Elements::I64(elements(data, len, copy)?),
             }
         };
         Ok(Given { rank, dims, data })
@@ -154,6 +244,8 @@ impl<'c> Given<'c> {
             Elements::F32(data) => Data::F32(data),
             Elements::F16(data) => Data::F16(data),
             Elements::BF16(data) => Data::BF16(data),
+            Elements::U8(data) => Data::U8(data),
+            Elements::I64(data) => Data::I64(data),
         };
         Tensor { shape: &self.dims[..self.rank], data }
     }
@@ -174,20 +266,20 @@ pub(crate) fn check_input(operator: &Operator, index: usize, tensor: &TensorPtr)
     tensor.element_type.dtype().ok_or_else(unknown)
 }
 
-/// A larger count would overflow the address space.
-const MAX_ELEMENTS: usize = isize::MAX as usize / size_of::<f32>();
+/// A larger count could overflow the address space.
+const MAX_ELEMENTS: usize = isize::MAX as usize / size_of::<i64>();
 
-/// The elements at `data`; copied only if misaligned, since an initializer in a memory-mapped file can have any
+/// The elements at `data`; copied only on request or if misaligned, since an initializer in a memory-mapped file can have any
 /// alignment.
 ///
 /// # Safety
-/// `data` points to `len` elements, at most [`MAX_ELEMENTS`], which are not written to during `'c`.
-unsafe fn elements<'c, T: Element>(data: *mut c_void, len: usize) -> Result<Cow<'c, [T]>, Failure> {
+/// `data` points to `len` elements, at most [`MAX_ELEMENTS`], which are not written to during `'c` unless they are copied.
+unsafe fn elements<'c, T: Scalar>(data: *mut c_void, len: usize, copy: bool) -> Result<Cow<'c, [T]>, Failure> {
     if len == 0 {
         return Ok(Cow::Borrowed(&[]));
     }
     let data = made(data, "input data")?.cast::<T>();
-    if data.is_aligned() {
+    if data.is_aligned() && !copy {
         // SAFETY: the caller's contract; the pointer is aligned.
         return Ok(Cow::Borrowed(unsafe { slice::from_raw_parts(data.as_ptr(), len) }));
     }
@@ -205,7 +297,7 @@ unsafe fn elements<'c, T: Element>(data: *mut c_void, len: usize) -> Result<Cow<
 ///
 /// # Safety
 /// `data` points to writable memory for `len` elements, to which nothing else refers during `'c`.
-unsafe fn elements_mut<'c, T: Element>(data: *mut c_void, len: usize) -> Result<&'c mut [T], Failure> {
+unsafe fn elements_mut<'c, T: Scalar>(data: *mut c_void, len: usize) -> Result<&'c mut [T], Failure> {
     let data = match len {
         0 => NonNull::dangling(),
         _ => made(data, "output data")?.cast::<T>(),
@@ -227,7 +319,7 @@ mod tests {
         let start = (&raw const numbers).cast_mut().cast::<c_void>();
         for offset in 0..4 {
             // SAFETY: three elements inside an array of four, at byte offsets 0 to 3.
-            let found = unsafe { elements::<f32>(start.byte_add(offset), 3) };
+            let found = unsafe { elements::<f32>(start.byte_add(offset), 3, false) };
             match found {
                 Ok(Cow::Borrowed(found)) => assert_eq!((offset, found), (0, &numbers[..3])),
                 Ok(Cow::Owned(found)) => {
@@ -245,8 +337,8 @@ mod tests {
     fn null_data_is_an_error() {
         // SAFETY: null is refused, and zero elements need no memory.
         unsafe {
-            assert!(elements::<f32>(ptr::null_mut(), 1).is_err());
-            assert!(elements::<f32>(ptr::null_mut(), 0).is_ok_and(|e| e.is_empty()));
+            assert!(elements::<f32>(ptr::null_mut(), 1, false).is_err());
+            assert!(elements::<f32>(ptr::null_mut(), 0, false).is_ok_and(|e| e.is_empty()));
             assert!(elements_mut::<f32>(ptr::null_mut(), 1).is_err());
             assert!(elements_mut::<f32>(ptr::null_mut(), 0).is_ok_and(|e| e.is_empty()));
             assert!(elements_mut::<f32>(ptr::without_provenance_mut(2), 1).is_err());

@@ -9,7 +9,7 @@ use crate::guard::guard;
 use crate::infer;
 use crate::notice;
 use crate::settings::Settings;
-use moh_operators::{DType, ElementType, Operator, VERSION};
+use moh_operators::{DType, ElementType, Operator};
 use ort_sys::{
     ONNXTensorElementDataType, OrtApi, OrtCustomOp, OrtCustomOpInputOutputCharacteristic, OrtKernelContext,
     OrtKernelInfo, OrtMemType, OrtShapeInferContext, OrtStatusPtr,
@@ -111,10 +111,7 @@ impl CustomOp {
     }
 
     fn element_type(&self, ty: ElementType) -> ONNXTensorElementDataType {
-        onnx_type(match ty {
-            ElementType::T => self.dtype,
-            ElementType::Float32 => DType::F32,
-        })
+        onnx_type(ty.dtype(self.dtype))
     }
 }
 
@@ -177,8 +174,9 @@ unsafe extern "system" fn no_variadic(_: *const OrtCustomOp) -> c_int {
     0
 }
 
-unsafe extern "system" fn start_version(_: *const OrtCustomOp) -> c_int {
-    VERSION as c_int
+unsafe extern "system" fn start_version(op: *const OrtCustomOp) -> c_int {
+    // SAFETY: as above.
+    unsafe { CustomOp::from_ptr(op) }.operator.since as c_int
 }
 
 unsafe extern "system" fn create_kernel<K: NodeKernel>(

@@ -15,9 +15,7 @@ use crate::threads::SessionThreads;
 use crate::{API_VERSION, RegisterCustomOps};
 use half::{bf16, f16};
 use moh_cpu::{Host, Scratch};
-use moh_operators::{
-    Attributes, DOMAIN, DType, Data, Definition, ElementType, OPERATORS, Operator, RoutedProjection, Value,
-};
+use moh_operators::{Attributes, DOMAIN, DType, Data, Definition, OPERATORS, Operator, RoutedProjection, Value};
 use ort_sys::*;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::ptr;
@@ -98,12 +96,12 @@ fn every_operator_is_registered_for_every_type() {
     for (operator, dtype) in OPERATORS.iter().flat_map(|operator| DType::ALL.map(|dtype| (operator, dtype))) {
         let op = table(operator, dtype);
         assert_eq!(op.version, API_VERSION);
-        assert_eq!(unsafe { op.GetStartVersion.unwrap()(op) }, 1);
+        assert_eq!(unsafe { op.GetStartVersion.unwrap()(op) }, operator.since as i32);
         assert!(unsafe { op.GetExecutionProviderType.unwrap()(op) }.is_null());
         assert_eq!(unsafe { op.GetInputTypeCount.unwrap()(op) }, operator.inputs.len());
         assert_eq!(unsafe { op.GetOutputTypeCount.unwrap()(op) }, 1);
         for (i, input) in operator.inputs.iter().enumerate() {
-            let ty = if input.ty == ElementType::T { dtype } else { DType::F32 };
+            let ty = input.ty.dtype(dtype);
             assert_eq!(unsafe { op.GetInputType.unwrap()(op, i) }, crate::element::onnx_type(ty));
             let optional = OrtCustomOpInputOutputCharacteristic::INPUT_OUTPUT_OPTIONAL;
             assert_eq!(unsafe { op.GetInputCharacteristic.unwrap()(op, i) } == optional, input.optional);
@@ -267,6 +265,7 @@ impl Example {
             DType::BF16 => {
                 Tensor::new(shape, Data::BF16(&values.iter().map(|&x| bf16::from_f32(x)).collect::<Vec<_>>()), offset)
             }
+            DType::U8 | DType::I64 => panic!("T is a floating-point type"),
         }
     }
 

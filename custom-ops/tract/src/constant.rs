@@ -1,14 +1,18 @@
 //! Constant inputs of a kernel.
 
+use crate::bytes::{self, Bytes};
 use crate::facts;
 use moh_cpu::{Input, Packed};
 use moh_operators::{Attributes, DType, Data, Tensor as Borrowed};
 use std::collections::HashMap;
 use std::sync::Arc;
+use tract_onnx::model::ParsingContext;
+use tract_onnx::pb::TensorProto;
+use tract_onnx::pb::tensor_proto::DataType;
 use tract_onnx::tract_hir::internal::*;
 
-/// Weights that are already packed, by tensor, input index and operator.
-pub(crate) type Made = HashMap<(*const Tensor, usize, String), Arc<Packed>>;
+/// Weights that are already packed, by their elements' place, input index and operator.
+pub(crate) type Made = HashMap<(*const u8, usize, String), Arc<Packed>>;
 
 /// A constant tensor held by an operator, in the shape that its kernel reads.
 #[derive(Debug, Clone)]
@@ -20,6 +24,8 @@ pub(crate) struct Constant {
 #[derive(Debug, Clone)]
 enum Elements {
     Tensor(Arc<Tensor>),
+    /// Elements that tract never had.
+    Held(Bytes, DType),
     Packed(Arc<Packed>),
 }
 
@@ -27,6 +33,7 @@ impl PartialEq for Constant {
     fn eq(&self, other: &Constant) -> bool {
         let same = match (&self.elements, &other.elements) {
             (Elements::Tensor(a), Elements::Tensor(b)) => Arc::ptr_eq(a, b),
+            (Elements::Held(a, of_a), Elements::Held(b, of_b)) => a == b && of_a == of_b,
             (Elements::Packed(a), Elements::Packed(b)) => Arc::ptr_eq(a, b),
             _ => false,
         };
@@ -46,6 +53,27 @@ impl Constant {
         Ok(Constant { shape: shape.into(), elements: Elements::Tensor(tensor) })
     }
 
+    /// Holds an initializer of the model, in its own shape, without a copy of what another file keeps.
+    pub(crate) fn held(context: &ParsingContext, tensor: &TensorProto) -> TractResult<Constant> {
+        let dtype = match DataType::try_from(tensor.data_type) {
+            Ok(DataType::Float) => DType::F32,
+            Ok(DataType::Float16) => DType::F16,
+            Ok(DataType::Uint8) => DType::U8,
+            found => bail!("{}: expected float32, float16 or uint8, found {found:?}", tensor.name),
+        };
+        let shape: Result<TVec<usize>, _> = tensor.dims.iter().map(|&dim| usize::try_from(dim)).collect();
+        let shape = shape.map_err(|_| format_err!("{}: expected lengths, found {:?}", tensor.name, tensor.dims))?;
+        let elements = Elements::Held(bytes::read(context, tensor, &shape)?, dtype);
+        Ok(Constant { shape, elements })
+    }
+
+    /// The same elements in another shape of as many.
+    pub(crate) fn reshaped(self, shape: &[usize]) -> TractResult<Constant> {
+        let [found, expected] = [&self.shape, shape].map(|shape| shape.iter().product::<usize>());
+        ensure!(found == expected, "expected shape {shape:?}, found {:?}", self.shape);
+        Ok(Constant { shape: shape.into(), ..self })
+    }
+
     pub(crate) fn shape(&self) -> &[usize] {
         &self.shape
     }
@@ -53,31 +81,47 @@ impl Constant {
     pub(crate) fn datum_type(&self) -> TractResult<DatumType> {
         match &self.elements {
             Elements::Tensor(tensor) => Ok(tensor.datum_type()),
+            Elements::Held(_, dtype) => facts::datum_type(*dtype),
             Elements::Packed(packed) => facts::datum_type(packed.dtype()),
         }
     }
 
     /// The tensor or packed weight, for a kernel.
     pub(crate) fn borrow(&self) -> TractResult<Input<'_>> {
-        Ok(match &self.elements {
-            Elements::Tensor(tensor) => Borrowed { shape: &self.shape, data: borrow(tensor)?.data }.into(),
-            Elements::Packed(packed) => Input::Packed(packed),
-        })
+        match &self.elements {
+            Elements::Packed(packed) => Ok(Input::Packed(packed)),
+            _ => Ok(self.plain()?.into()),
+        }
+    }
+
+    /// The elements; an error if they are packed.
+    fn plain(&self) -> TractResult<Borrowed<'_>> {
+        let data = match &self.elements {
+            Elements::Tensor(tensor) => borrow(tensor)?.data,
+            Elements::Held(bytes, DType::F16) => Data::F16(bytes.cast()?),
+            Elements::Held(bytes, DType::U8) => Data::U8(bytes.as_slice()),
+            Elements::Held(bytes, _) => Data::F32(bytes.cast()?),
+            Elements::Packed(_) => bail!("a packed weight has no elements"),
+        };
+        Ok(Borrowed { shape: &self.shape, data })
     }
 
     /// If the operator's kernel packs input `input`, packs the elements and drops the tensor. 16-bit elements are not
     /// packed, because that would double their memory.
     pub(crate) fn pack(&mut self, attributes: &Attributes, input: usize, made: &mut Made) -> TractResult<()> {
-        let Elements::Tensor(tensor) = &self.elements else { return Ok(()) };
-        if facts::dtype(tensor.datum_type()) != Some(DType::F32) {
+        if matches!(self.elements, Elements::Packed(_)) || self.datum_type()? != DatumType::F32 {
             return Ok(());
         }
-        let key = (Arc::as_ptr(tensor), input, format!("{:?}{attributes:?}", self.shape));
+        let place = match &self.elements {
+            Elements::Held(bytes, _) => bytes.as_slice().as_ptr(),
+            Elements::Tensor(tensor) => Arc::as_ptr(tensor).cast(),
+            Elements::Packed(_) => return Ok(()),
+        };
+        let key = (place, input, format!("{:?}{attributes:?}", self.shape));
         let packed = match made.get(&key) {
             Some(packed) => packed.clone(),
             None => {
-                let weight = Borrowed { shape: &self.shape, data: borrow(tensor)?.data };
-                let Some(packed) = moh_cpu::pack(attributes, input, weight)? else { return Ok(()) };
+                let Some(packed) = moh_cpu::pack(attributes, input, self.plain()?)? else { return Ok(()) };
                 made.entry(key).or_insert(Arc::new(packed)).clone()
             }
         };
@@ -92,7 +136,9 @@ pub(crate) fn borrow(tensor: &Tensor) -> TractResult<Borrowed<'_>> {
     let data = match tensor.datum_type() {
         DatumType::F32 => Data::F32(view.as_slice::<f32>()?),
         DatumType::F16 => Data::F16(view.as_slice::<f16>()?),
-        other => bail!("expected element type float32 or float16, found {other:?}"),
+        DatumType::U8 => Data::U8(view.as_slice::<u8>()?),
+        DatumType::I64 => Data::I64(view.as_slice::<i64>()?),
+        other => bail!("expected element type float32, float16, uint8 or int64, found {other:?}"),
     };
     Ok(Borrowed { shape: tensor.shape(), data })
 }

@@ -30,7 +30,7 @@ pub(crate) fn convolution(
     rule_if!(depthwise && op.q_params.is_none() && op.kernel_fmt == KernelFormat::OIHW && spec.rank() == 2);
     rule_if!(spec.data_format == DataFormat::NHWC && node.inputs.len() == 3);
     let x = model.outlet_fact(node.inputs[0])?;
-    rule_if!(crate::facts::dtype(x.datum_type).is_some());
+    rule_if!(crate::facts::is_float(x.datum_type));
     let [before, after] = match &spec.padding {
         PaddingSpec::Valid => [[0; 2]; 2],
         PaddingSpec::Explicit(before, after) => [[before[0], before[1]], [after[0], after[1]]],

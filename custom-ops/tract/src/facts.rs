@@ -1,7 +1,7 @@
 //! Type and shape inference.
 
 use moh_operators::shape::OutputDim;
-use moh_operators::{Attributes, DType, ElementType};
+use moh_operators::{Attributes, DType};
 use tract_onnx::tract_hir::internal::*;
 
 /// The known type and shape of one input.
@@ -19,13 +19,15 @@ pub(crate) fn output(attributes: &Attributes, inputs: &[Option<&Known<'_>>]) -> 
     let output = operator.infer(attributes, &dims)?;
 
     let mut shape = tvec!();
+    let found = |(input, axis): (usize, usize)| {
+        let dim = inputs.get(input).copied().flatten().and_then(|input| input.shape.get(axis));
+        dim.cloned().with_context(|| format!("{}: no axis {axis} of input {input}", operator.name))
+    };
     for (axis, dim) in output.into_iter().enumerate() {
         shape.push(match dim {
             OutputDim::Size(n) => n.to_dim(),
-            OutputDim::SameAs { input, axis } => {
-                let same = inputs.get(input).copied().flatten().and_then(|input| input.shape.get(axis));
-                same.cloned().with_context(|| format!("{}: no axis {axis} of input {input}", operator.name))?
-            }
+            OutputDim::SameAs { input, axis } => found((input, axis))?,
+            OutputDim::Max([a, b]) => TDim::Max(vec![found(a)?, found(b)?]).simplify(),
             OutputDim::Unknown => bail!(
                 "{}: dimension {axis} of {} does not follow from the inputs: widths must be numbers, not symbols",
                 operator.name,
@@ -42,22 +44,21 @@ fn element_type(attributes: &Attributes, inputs: &[Option<&Known<'_>>]) -> Tract
     let mut t: Option<DatumType> = None;
     for (operand, input) in operator.inputs.iter().zip(inputs) {
         let Some(&Known { datum_type: found, .. }) = *input else { continue };
-        let expected = match operand.ty {
-            ElementType::Float32 => f32::datum_type(),
-            ElementType::T => *t.get_or_insert(found),
+        let (expected, fits) = match operand.ty.fixed() {
+            // Numbers that follow from dimensions are symbols until they are cast.
+            Some(DType::I64) if found == TDim::datum_type() => continue,
+            Some(fixed) => (datum_type(fixed)?, true),
+            None => (*t.get_or_insert(found), is_float(found)),
         };
         ensure!(
-            found == expected && dtype(found).is_some(),
+            found == expected && fits,
             "{}: input {}: expected element type {}, found {found:?}",
             operator.name,
             operand.name,
-            dtype(expected).map_or("float32 or float16".to_owned(), |t| t.to_string()),
+            dtype(expected).filter(|_| fits).map_or("float32 or float16".to_owned(), |t| t.to_string()),
         );
     }
-    match operator.output.ty {
-        ElementType::T => Ok(t.unwrap_or(f32::datum_type())),
-        ElementType::Float32 => Ok(f32::datum_type()),
-    }
+    operator.output.ty.fixed().map_or(Ok(t.unwrap_or(f32::datum_type())), datum_type)
 }
 
 /// The kernels' element type; `None` for other types. tract has no bfloat16.
@@ -65,8 +66,15 @@ pub(crate) fn dtype(datum_type: DatumType) -> Option<DType> {
     match datum_type {
         DatumType::F32 => Some(DType::F32),
         DatumType::F16 => Some(DType::F16),
+        DatumType::U8 => Some(DType::U8),
+        DatumType::I64 => Some(DType::I64),
         _ => None,
     }
+}
+
+/// Whether the operators' type parameter T can be this type.
+pub(crate) fn is_float(datum_type: DatumType) -> bool {
+    dtype(datum_type).is_some_and(DType::is_float)
 }
 
 /// The reverse of [`dtype`].
@@ -74,6 +82,8 @@ pub(crate) fn datum_type(dtype: DType) -> TractResult<DatumType> {
     match dtype {
         DType::F32 => Ok(DatumType::F32),
         DType::F16 => Ok(DatumType::F16),
+        DType::U8 => Ok(DatumType::U8),
+        DType::I64 => Ok(DatumType::I64),
         DType::BF16 => bail!("tract has no bfloat16"),
     }
 }

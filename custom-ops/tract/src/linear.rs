@@ -2,9 +2,12 @@
 
 use crate::constant::{self, Constant, Made};
 use crate::kernel;
+use crate::prepare::hold;
 use moh_operators::routed_projection::{self, WeightLayout};
 use moh_operators::{Attributes, Data, RoutedProjection, Tensor as Borrowed};
 use std::sync::Arc;
+use tract_onnx::model::ParsingContext;
+use tract_onnx::pb::NodeProto;
 use tract_onnx::tract_hir::internal::*;
 
 /// Memory layout of a matrix.
@@ -31,15 +34,15 @@ impl Eq for Linear {}
 
 impl Linear {
     /// A product with a matrix of rank 2.
-    pub(crate) fn new(weight: Arc<Tensor>, layout: Layout) -> TractResult<Linear> {
-        let &[rows, columns] = weight.shape() else { bail!("expected a matrix of rank 2, found {weight:?}") };
+    pub(crate) fn new(weight: Constant, layout: Layout) -> TractResult<Linear> {
+        let &[rows, columns] = weight.shape() else { bail!("expected a matrix of rank 2, found {:?}", weight.shape()) };
         let (weight_layout, shape, [width, columns]) = match layout {
             Layout::OutIn => (WeightLayout::OutIn, vec![rows, columns], [columns, rows]),
             Layout::InOut => (WeightLayout::PerHead, vec![1, rows, columns], [rows, columns]),
         };
         let attributes =
             Attributes::new::<RoutedProjection>(routed_projection::Attributes { num_heads: 1, weight_layout })?;
-        Ok(Linear { attributes, weight: Constant::new(weight, &shape)?, bias: None, width, columns })
+        Ok(Linear { attributes, weight: weight.reshaped(&shape)?, bias: None, width, columns })
     }
 
     /// The same with a bias; only if there is none yet.
@@ -61,6 +64,40 @@ impl Linear {
     /// Length of the output's last axis.
     pub(crate) fn columns(&self) -> usize {
         self.columns
+    }
+}
+
+/// Parses a MatMul that holds its matrix.
+pub(crate) fn parse(context: &ParsingContext, node: &NodeProto) -> TractResult<(Box<dyn InferenceOp>, Vec<String>)> {
+    let weight = hold::held(node, 1).context("the product holds no matrix")?;
+    Ok((expand(Linear::new(Constant::held(context, weight)?, Layout::InOut)?), vec![]))
+}
+
+impl Expansion for Linear {
+    fn name(&self) -> StaticName {
+        "Linear".into()
+    }
+
+    fn rules<'r, 'p: 'r, 's: 'r>(
+        &'s self,
+        solver: &mut Solver<'r>,
+        inputs: &'p [TensorProxy],
+        outputs: &'p [TensorProxy],
+    ) -> InferenceResult {
+        check_input_arity(inputs, 1)?;
+        check_output_arity(outputs, 1)?;
+        solver.equals(&inputs[0].datum_type, self.weight.datum_type()?)?;
+        solver.equals(&outputs[0].datum_type, self.weight.datum_type()?)?;
+        solver.given(&inputs[0].shape, move |solver, mut shape| {
+            let last = shape.pop();
+            ensure!(last == Some(self.width.to_dim()), "expected rows of {}, found {last:?}", self.width);
+            shape.push(self.columns.to_dim());
+            solver.equals(&outputs[0].shape, shape)
+        })
+    }
+
+    fn wire(&self, prefix: &str, model: &mut TypedModel, inputs: &[OutletId]) -> TractResult<TVec<OutletId>> {
+        model.wire_node(prefix, self.clone(), inputs)
     }
 }
 
@@ -95,7 +132,6 @@ impl TypedOp for Linear {
         Ok(tvec!(x.datum_type.fact(shape)))
     }
 
-    /// The axes before the last one may be permuted freely.
     fn change_axes(
         &self,
         model: &TypedModel,
@@ -103,17 +139,26 @@ impl TypedOp for Linear {
         _: InOut,
         change: &AxisOp,
     ) -> TractResult<Option<AxisChangeConsequence>> {
-        let last = model.outlet_fact(node.inputs[0])?.rank() - 1;
-        let kept = match change {
-            AxisOp::Add(axis) => *axis <= last,
-            AxisOp::Rm(axis) => *axis < last,
-            AxisOp::Move(from, to) => *from < last && *to < last,
-            AxisOp::Reshape(at, from, _) => at + from.len() <= last,
-        };
-        Ok(kept.then(|| AxisChangeConsequence::new(model, node, None, change)))
+        keeping_last_axis(model, node, change)
     }
 
     as_op!();
+}
+
+/// An operator on rows permits every change of the axes before the last one.
+pub(crate) fn keeping_last_axis(
+    model: &TypedModel,
+    node: &TypedNode,
+    change: &AxisOp,
+) -> TractResult<Option<AxisChangeConsequence>> {
+    let last = model.outlet_fact(node.inputs[0])?.rank() - 1;
+    let kept = match change {
+        AxisOp::Add(axis) => *axis <= last,
+        AxisOp::Rm(axis) => *axis < last,
+        AxisOp::Move(from, to) => *from < last && *to < last,
+        AxisOp::Reshape(at, from, _) => at + from.len() <= last,
+    };
+    Ok(kept.then(|| AxisChangeConsequence::new(model, node, None, change)))
 }
 
 impl EvalOp for Linear {

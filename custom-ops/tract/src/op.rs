@@ -6,6 +6,7 @@ use crate::kernel;
 use moh_cpu::Input;
 use moh_operators::Attributes;
 use std::sync::Arc;
+use tract_onnx::tract_core::ops::cast::cast;
 use tract_onnx::tract_hir::internal::*;
 
 /// An operator with its attributes, which determine the operator.
@@ -33,6 +34,14 @@ impl MohOp {
     pub(crate) fn new(attributes: Attributes, slots: TVec<Option<usize>>) -> MohOp {
         let slots = slots.into_iter().map(|slot| slot.map_or(Slot::Absent, Slot::Given)).collect();
         MohOp { attributes, slots }
+    }
+
+    /// Makes input `input` a constant.
+    pub(crate) fn hold(&mut self, input: usize, constant: Constant) {
+        if self.slots.len() <= input {
+            self.slots.resize(input + 1, Slot::Absent);
+        }
+        self.slots[input] = Slot::Constant(constant);
     }
 
     /// Moves the inputs in `constants` into the operator; the others remain tract inputs, in the same order.
@@ -125,7 +134,15 @@ impl Expansion for MohOp {
     }
 
     fn wire(&self, prefix: &str, model: &mut TypedModel, inputs: &[OutletId]) -> TractResult<TVec<OutletId>> {
-        model.wire_node(prefix, self.clone(), inputs)
+        // tract computes with symbols where numbers follow from dimensions; kernels read numbers.
+        let mut numbers = TVec::new();
+        for (i, &input) in inputs.iter().enumerate() {
+            numbers.push(match model.outlet_fact(input)?.datum_type == TDim::datum_type() {
+                true => model.wire_node(format!("{prefix}.number_{i}"), cast(i64::datum_type()), &[input])?[0],
+                false => input,
+            });
+        }
+        model.wire_node(prefix, self.clone(), &numbers)
     }
 }
 
@@ -159,9 +176,24 @@ impl TypedOp for MohOp {
 impl EvalOp for MohOp {
     op_out_of_plan!();
 
-    fn eval(&self, _: &EvalContext, inputs: TVec<TValue>) -> TractResult<TVec<TValue>> {
+    fn eval(&self, _: &EvalContext, mut inputs: TVec<TValue>) -> TractResult<TVec<TValue>> {
         self.check_count(inputs.len())?;
-        let mut tensors: Vec<Option<Input<'_>>> = Vec::with_capacity(self.slots.len());
+        if let Some((index, mut tensor)) = self.take_in_place(&mut inputs)? {
+            let shape: TVec<usize> = tensor.shape().into();
+            let mut tensors = self.borrow(&inputs)?;
+            let dtype = facts::dtype(tensor.datum_type()).context("an element type that no operator has")?;
+            tensors[index] = Some(Input::InPlace(&shape, dtype));
+            kernel::run_in_place(&self.attributes, &tensors, dtype, &mut tensor)?;
+            return Ok(tvec!(tensor.into_tvalue()));
+        }
+        Ok(tvec!(kernel::run(&self.attributes, &self.borrow(&inputs)?, None)?.into_tvalue()))
+    }
+}
+
+impl MohOp {
+    /// The kernel's inputs in schema order.
+    fn borrow<'a>(&'a self, inputs: &'a [TValue]) -> TractResult<Vec<Option<Input<'a>>>> {
+        let mut tensors: Vec<Option<Input<'a>>> = Vec::with_capacity(self.slots.len());
         for slot in &self.slots {
             tensors.push(match slot {
                 Slot::Absent => None,
@@ -171,6 +203,27 @@ impl EvalOp for MohOp {
                 Slot::Constant(constant) => Some(constant.borrow()?),
             });
         }
-        Ok(tvec!(kernel::run(&self.attributes, &tensors, None)?.into_tvalue()))
+        Ok(tensors)
+    }
+
+    /// Takes the input whose memory may be the output's, with its number in schema order, if nobody else holds it and the output
+    /// has its shape.
+    fn take_in_place(&self, inputs: &mut [TValue]) -> TractResult<Option<(usize, Tensor)>> {
+        let operator = self.attributes.operator();
+        let Some((index, Slot::Given(given))) = operator.in_place.and_then(|i| Some((i, self.slots.get(i)?))) else {
+            return Ok(None);
+        };
+        let tensors = self.borrow(inputs)?;
+        let described: Vec<_> = tensors.iter().map(|tensor| tensor.map(|t| (t.shape(), t.dtype()))).collect();
+        let (_, shape) = operator.validate(&self.attributes, &described)?;
+        let Some(input) = inputs.get_mut(*given).filter(|input| *input.shape() == *shape) else { return Ok(None) };
+        let taken = std::mem::replace(input, Tensor::default().into_tvalue());
+        match Arc::try_unwrap(taken.into_arc_tensor()) {
+            Ok(tensor) => Ok(Some((index, tensor))),
+            Err(shared) => {
+                *input = shared.into_tvalue();
+                Ok(None)
+            }
+        }
     }
 }

@@ -1,11 +1,13 @@
 //! Optimisation of whole models.
 
-use crate::constant::Made;
+use crate::constant::{Constant, Made};
 use crate::convolution::convolution;
 use crate::elementwise::elementwise;
 use crate::linear::{Layout, Linear};
+use crate::nbits::BlockLinear;
 use crate::op::MohOp;
 use crate::softmax::softmax;
+use std::sync::Arc;
 use tract_onnx::tract_core::ops::binary::TypedBinOp;
 use tract_onnx::tract_core::ops::einsum::EinSum;
 use tract_onnx::tract_core::ops::math::Add;
@@ -27,6 +29,7 @@ pub fn optimize(mut model: TypedModel) -> TractResult<TypedModel> {
     Rewriter::default()
         .with_rule_for("linear", linear)
         .with_rule_for("bias", bias)
+        .with_rule_for("block bias", block_bias)
         .with_rule_for("constants", constants)
         .with_rule_for("convolution", convolution)
         .rewrite(&(), &mut model)?;
@@ -58,10 +61,11 @@ fn linear(
     rule_if!(op.q_params.is_none() && node.inputs.len() == 2);
     rule_if_some!(layout = layout(&op.axes));
     let x = model.outlet_fact(node.inputs[0])?.datum_type;
-    rule_if!(x == op.operating_dt && crate::facts::dtype(x).is_some());
+    rule_if!(x == op.operating_dt && crate::facts::is_float(x));
     rule_if_some!(weight = &model.outlet_fact(node.inputs[1])?.konst);
     rule_if!(weight.datum_type() == x && weight.rank() == 2);
-    TypedModelPatch::replace_single_op(model, node, &node.inputs[..1], Linear::new(weight.clone(), layout)?)
+    let weight = Constant::new(weight.clone(), weight.shape())?;
+    TypedModelPatch::replace_single_op(model, node, &node.inputs[..1], Linear::new(weight, layout)?)
         .map(|patch| Some(patch.with_context(name)))
 }
 
@@ -79,18 +83,40 @@ fn layout(axes: &AxesMapping) -> Option<Layout> {
     }
 }
 
-/// Fuses the addition of a constant row into the product.
 fn bias(_: &(), model: &TypedModel, node: &TypedNode, name: &str, op: &Linear) -> TractResult<Option<TypedModelPatch>> {
-    rule_if!(!op.has_bias() && !model.output_outlets()?.contains(&node.id.into()));
+    rule_if!(!op.has_bias());
+    fuse_bias(model, node, name, op.columns(), |bias| op.with_bias(bias))
+}
+
+fn block_bias(
+    _: &(),
+    model: &TypedModel,
+    node: &TypedNode,
+    name: &str,
+    op: &BlockLinear,
+) -> TractResult<Option<TypedModelPatch>> {
+    rule_if!(op.bias.is_none());
+    fuse_bias(model, node, name, op.columns(), |bias| op.with_bias(&bias))
+}
+
+/// Fuses the addition of a constant row of `columns` elements into the product, whose place `with_bias` takes.
+fn fuse_bias<O: Into<Box<dyn TypedOp>>>(
+    model: &TypedModel,
+    node: &TypedNode,
+    name: &str,
+    columns: usize,
+    with_bias: impl FnOnce(Arc<Tensor>) -> TractResult<O>,
+) -> TractResult<Option<TypedModelPatch>> {
+    rule_if!(!model.output_outlets()?.contains(&node.id.into()));
     rule_if_some!(next = model.single_succ(node.id)?);
     rule_if!(next.op_as::<TypedBinOp>().is_some_and(|op| op.0.is::<Add>() && op.1.is_none()));
     let other = next.inputs[usize::from(next.inputs[0].node == node.id)];
     rule_if_some!(bias = &model.outlet_fact(other)?.konst);
-    rule_if!(bias.len() == op.columns() && bias.shape().last() == Some(&op.columns()));
+    rule_if!(bias.len() == columns && bias.shape().last() == Some(&columns));
     rule_if!(bias.datum_type() == model.outlet_fact(node.id.into())?.datum_type);
     let mut patch = TypedModelPatch::new(name);
     let x = patch.tap_model(model, node.inputs[0])?;
-    let output = patch.wire_node(&next.name, op.with_bias(bias.clone())?, &[x])?[0];
+    let output = patch.wire_node(&next.name, with_bias(bias.clone())?, &[x])?[0];
     patch.shunt_outside(model, next.id.into(), output)?;
     Ok(Some(patch))
 }

@@ -1,6 +1,8 @@
 //! Parses ONNX nodes.
 
+use crate::constant::Constant;
 use crate::op::MohOp;
+use crate::prepare::hold;
 use moh_operators::{AttributeDef, Attributes, DOMAIN, Value};
 use tract_onnx::model::{ParsingContext, optional_inputs};
 use tract_onnx::pb::NodeProto;
@@ -8,7 +10,7 @@ use tract_onnx::pb::attribute_proto::AttributeType;
 use tract_onnx::tract_hir::internal::*;
 
 /// Parses a node; tract adds the node's name to errors.
-pub(crate) fn parse(_: &ParsingContext, node: &NodeProto) -> TractResult<(Box<dyn InferenceOp>, Vec<String>)> {
+pub(crate) fn parse(context: &ParsingContext, node: &NodeProto) -> TractResult<(Box<dyn InferenceOp>, Vec<String>)> {
     let operator =
         moh_operators::operator(&node.op_type).with_context(|| format!("no operator {DOMAIN}.{}", node.op_type))?;
     ensure!(
@@ -26,11 +28,17 @@ pub(crate) fn parse(_: &ParsingContext, node: &NodeProto) -> TractResult<(Box<dy
     );
     ensure!(node.output.len() == 1, "{}: expected 1 output, found {}", operator.name, node.output.len());
     let slots: TVec<Option<usize>> = optional_inputs(node).take(node.input.len()).collect();
-    for (operand, slot) in operator.inputs.iter().zip(slots.iter().chain(std::iter::repeat(&None))) {
-        ensure!(operand.optional || slot.is_some(), "{}: input {} is missing", operator.name, operand.name);
+    let given = slots.clone();
+    let mut op = MohOp::new(Attributes::read(operator, |def| value(node, def))?, slots);
+    for (i, operand) in operator.inputs.iter().enumerate() {
+        if let Some(tensor) = hold::held(node, i) {
+            op.hold(i, Constant::held(context, tensor)?);
+        } else {
+            let present = given.get(i).is_some_and(Option::is_some);
+            ensure!(operand.optional || present, "{}: input {} is missing", operator.name, operand.name);
+        }
     }
-    let attributes = Attributes::read(operator, |def| value(node, def))?;
-    Ok((expand(MohOp::new(attributes, slots)), vec![]))
+    Ok((expand(op), vec![]))
 }
 
 fn value(node: &NodeProto, def: &AttributeDef) -> Option<Value> {

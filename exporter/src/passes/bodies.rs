@@ -6,10 +6,10 @@ mod inline;
 mod tests;
 
 use super::Pass;
-use crate::call::Call;
+use crate::call::{Call, element_type};
 use crate::error::Error;
 use crate::graph::{ElementType, Graph, Initializer, Node, Source};
-use moh_operators::{DOMAIN, ElementType as OperandType, OPERATORS, Operator, Variant};
+use moh_operators::{DOMAIN, OPERATORS, Operator, Variant};
 use std::collections::BTreeMap;
 
 /// How the routed operators are written.
@@ -68,28 +68,29 @@ fn common_variants(graph: &Graph) -> Result<BTreeMap<&'static str, Variant>, Err
     Ok(common)
 }
 
-/// Gives the node zeros for the optional inputs that it lacks and the body takes; `false` where their shape is not known.
+/// Gives the node constants for the optional inputs that it lacks and the body takes; `false` where their shape is not known.
 fn complete(graph: &mut Graph, node: &mut Node, call: &Call, body: Variant) -> bool {
-    let operands = if body.optional_inputs { call.operator().inputs } else { &[] };
-    let mut zeros = Vec::new();
-    for (i, operand) in operands.iter().enumerate().skip(node.inputs.len()) {
+    let operator = call.operator();
+    let taken = operator.required_inputs() + body.optional_inputs;
+    let mut constants = Vec::new();
+    for (i, operand) in operator.inputs.iter().enumerate().take(taken).skip(node.inputs.len()) {
         let Some(dims) = call.zeros(i) else { return false };
-        let ty = if operand.ty == OperandType::T { call.ty } else { ElementType::F32 };
-        zeros.push((ty, dims));
+        constants.push((element_type(operand.ty, call.ty), dims, call.filler(i)));
     }
-    node.inputs.extend(zeros.into_iter().map(|(ty, dims)| zero(graph, ty, dims)));
+    node.inputs.extend(constants.into_iter().map(|(ty, dims, byte)| constant(graph, ty, dims, byte)));
     true
 }
 
-/// The name of the constant of zeros of that type and shape.
-fn zero(graph: &mut Graph, ty: ElementType, dims: Vec<usize>) -> String {
+/// The name of the constant of that type and shape, all bytes of which are `byte`.
+fn constant(graph: &mut Graph, ty: ElementType, dims: Vec<usize>, byte: u8) -> String {
     let shape: Vec<String> = dims.iter().map(usize::to_string).collect();
-    let name = match dims[..] {
-        [1, 1, 1, 1] => format!("{DOMAIN}/zero.{ty}"),
-        _ => format!("{DOMAIN}/zeros[{}].{ty}", shape.join(",")),
+    let name = match (&dims[..], byte) {
+        ([1, 1, 1, 1], 0) => format!("{DOMAIN}/zero.{ty}"),
+        (_, 0) => format!("{DOMAIN}/zeros[{}].{ty}", shape.join(",")),
+        _ => format!("{DOMAIN}/bytes{byte}[{}].{ty}", shape.join(",")),
     };
     if !graph.initializers.iter().any(|init| init.name == name) {
-        let source = Source::Bytes(vec![0; dims.iter().product::<usize>() * ty.size()]);
+        let source = Source::Bytes(vec![byte; dims.iter().product::<usize>() * ty.size()]);
         graph.initializers.push(Initializer { name: name.clone(), ty, dims, source });
     }
     name

@@ -1,8 +1,10 @@
-//! Wide linear layers with a bias as Gemm, over tokens of all rows of the batch: onnxruntime adds the bias while it writes the
-//! product, in place of reading and writing it once more. The weight stays as the checkpoint stores it.
+//! Linear layers as Gemm, over tokens of all rows of the batch, with the weight as the checkpoint stores it.
 //!
-//! Only where the number of tokens is known: the product's shape is then a constant. What fits into a core's cache is left
+//! Wide layers with a bias always: onnxruntime adds the bias while it writes the product, in place of reading and writing it once
+//! more. Only where the number of tokens is known: the product's shape is then a constant. What fits into a core's cache is left
 //! alone, because flattening a value that others read as well copies it.
+//!
+//! All layers where weights are to be used as they are stored: a transposed matrix would be a copy.
 
 use super::Pass;
 use crate::error::Error;
@@ -14,16 +16,20 @@ const WIDE: usize = 1 << 19;
 
 /// The pass.
 #[derive(Debug, Clone, Copy, Default, clap::Args)]
-pub struct FlattenProducts {}
+pub struct FlattenProducts {
+    /// Whether all weights are to be used as the checkpoint stores them.
+    #[arg(skip)]
+    pub as_stored: bool,
+}
 
 impl Pass for FlattenProducts {
     fn run(&self, graph: &mut Graph) -> Result<(), Error> {
-        run(graph);
+        run(graph, self.as_stored);
         Ok(())
     }
 }
 
-fn run(graph: &mut Graph) {
+fn run(graph: &mut Graph, as_stored: bool) {
     let mut readers: BTreeMap<String, usize> = BTreeMap::new();
     for name in graph.nodes.iter().flat_map(|node| &node.inputs).chain(graph.outputs.iter().map(|output| &output.name))
     {
@@ -32,10 +38,17 @@ fn run(graph: &mut Graph) {
     let mut nodes = std::mem::take(&mut graph.nodes).into_iter().peekable();
     while let Some(product) = nodes.next() {
         let biased = nodes.peek().filter(|add| readers.get(&product.outputs[0]) == Some(&1) && adds(add, &product));
-        match biased.and_then(|add| Layer::of(graph, &product, add)) {
+        let layer = biased.and_then(|add| Layer::of(graph, &product, Some(add)));
+        let (layer, is_biased) = match layer.filter(|layer| as_stored || layer.is_wide()) {
+            Some(layer) => (Some(layer), true),
+            None => (Layer::of(graph, &product, None).filter(|_| as_stored), false),
+        };
+        match layer {
             Some(layer) => {
                 layer.write(graph, &product.name);
-                nodes.next();
+                if is_biased {
+                    nodes.next();
+                }
             }
             None => graph.nodes.push(product),
         }
@@ -47,30 +60,48 @@ fn adds(add: &Node, product: &Node) -> bool {
     product.op_type == "MatMul" && add.op_type == "Add" && add.inputs[0] == product.outputs[0]
 }
 
-/// A linear layer with a bias.
+/// A linear layer.
 struct Layer {
     x: Value,
     /// The name of its matrix (in, out) among the initializers.
     weight: String,
-    bias: String,
+    bias: Option<String>,
     y: Value,
 }
 
 impl Layer {
-    fn of(graph: &Graph, product: &Node, add: &Node) -> Option<Layer> {
-        let (weight, bias) = (&product.inputs[1], &add.inputs[1]);
+    /// The layer that `product` computes, with its bias if `add` adds one.
+    fn of(graph: &Graph, product: &Node, add: Option<&Node>) -> Option<Layer> {
+        if product.op_type != "MatMul" {
+            return None;
+        }
+        let weight = &product.inputs[1];
         let initializer = |name: &String| graph.initializers.iter().find(|init| init.name == *name);
         let is_matrix = matches!(initializer(weight)?.source, Source::Weight { transposed: true, .. });
-        let is_vector = initializer(bias)?.dims.len() == 1;
-        let (x, y) = (graph.value(&product.inputs[0])?, graph.value(&add.outputs[0])?);
-        let row: Option<Vec<usize>> = y.dims.get(1..)?.iter().map(size).collect();
-        let fits = is_matrix && is_vector && y.dims.len() > 2 && row?.iter().product::<usize>() >= WIDE;
-        fits.then(|| Layer { x, weight: weight.clone(), bias: bias.clone(), y })
+        let bias = add.map(|add| add.inputs[1].clone());
+        let is_vector = |name: &String| initializer(name).is_some_and(|init| init.dims.len() == 1);
+        let (x, y) = (graph.value(&product.inputs[0])?, graph.value(&add.unwrap_or(product).outputs[0])?);
+        let fits = is_matrix && bias.iter().all(is_vector) && y.dims.len() >= 2;
+        fits.then(|| Layer { x, weight: weight.clone(), bias, y })
+    }
+
+    /// Whether it has a bias, and a row of the batch is known to be large.
+    fn is_wide(&self) -> bool {
+        let row: Option<Vec<usize>> = self.y.dims[1..].iter().map(size).collect();
+        self.bias.is_some() && self.y.dims.len() > 2 && row.is_some_and(|row| row.iter().product::<usize>() >= WIDE)
     }
 
     fn write(&self, graph: &mut Graph, name: &str) {
         let (columns, matrix) = as_stored(graph, &self.weight);
         let (module, ty) = (name.strip_suffix("/MatMul").unwrap_or(name), self.x.ty);
+        let transposed = vec![("transB", Attribute::Int(1))];
+        let product = |x: String, y: &str| {
+            node("Gemm", y, [x, matrix].into_iter().chain(self.bias.clone()).collect(), transposed)
+        };
+        if self.x.dims.len() == 2 {
+            graph.nodes.push(product(self.x.name.clone(), &self.y.name));
+            return;
+        }
         let rows = rows(&self.x.dims);
         let value = |graph: &mut Graph, name: String, last: usize| {
             let dims = vec![rows.clone(), Dim::Fixed(last)];
@@ -82,11 +113,39 @@ impl Layer {
         let shape = ints(graph, &[-1, width as i64]);
         graph.nodes.push(node("Reshape", &x, vec![self.x.name.clone(), shape], vec![]));
         let y = value(graph, format!("{module}/Gemm"), columns);
-        let transposed = vec![("transB", Attribute::Int(1))];
-        graph.nodes.push(node("Gemm", &y, vec![x, matrix, self.bias.clone()], transposed));
-        let dims: Vec<i64> = self.y.dims.iter().map(|dim| size(dim).map_or(-1, |n| n as i64)).collect();
-        let shape = ints(graph, &dims);
-        graph.nodes.push(node("Reshape", &self.y.name, vec![y, shape], vec![]));
+        graph.nodes.push(product(x, &y));
+        let (shape, attributes) = self.shape(graph);
+        graph.nodes.push(node("Reshape", &self.y.name, vec![y, shape], attributes));
+    }
+
+    /// The result's dimensions as a value, and what Reshape has to know of it.
+    fn shape(&self, graph: &mut Graph) -> (String, Vec<(&'static str, Attribute)>) {
+        let (dims, last) = (&self.y.dims, self.y.dims.len() - 1);
+        if dims.iter().filter(|dim| size(dim).is_none()).count() < 2 {
+            let dims: Vec<i64> = dims.iter().map(|dim| size(dim).map_or(-1, |n| n as i64)).collect();
+            return (ints(graph, &dims), vec![]);
+        }
+        // An input of the model with the same dimensions is there for all layers, x for a few.
+        let known = dims[..last].iter().all(|dim| *dim != Dim::Unknown);
+        let like = graph.inputs.iter().find(|input| known && input.dims.starts_with(&dims[..last]));
+        let like = like.map_or(&self.x.name, |input| &input.name).clone();
+        let leading = format!("{like}/Shape[:{last}]");
+        let range = vec![("start", Attribute::Int(0)), ("end", Attribute::Int(last as i64))];
+        shared(graph, last, node("Shape", &leading, vec![like], range));
+        let width = ints(graph, &[size(&dims[last]).map_or(-1, |n| n as i64)]);
+        let all = format!("{leading}/{width}");
+        shared(graph, last + 1, node("Concat", &all, vec![leading, width], vec![("axis", Attribute::Int(0))]));
+        // A dimension may be 0, which means another one unless that is said.
+        (all, vec![("allowzero", Attribute::Int(1))])
+    }
+}
+
+/// Adds a node that computes so many int64 numbers, unless it is there.
+fn shared(graph: &mut Graph, count: usize, node: Node) {
+    if !graph.values.contains_key(&node.name) {
+        let value = Value { name: node.name.clone(), ty: ElementType::I64, dims: vec![Dim::Fixed(count)] };
+        graph.values.insert(node.name.clone(), value);
+        graph.nodes.push(node);
     }
 }
 

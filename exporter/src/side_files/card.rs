@@ -194,6 +194,8 @@ impl Python<'_> {
         let inputs = self.facts.graph.inputs.iter().map(|input| {
             let (fill, ty) = match input.ty {
                 ElementType::I64 => ("ones", "int64"),
+                ElementType::U8 | ElementType::U4 => ("zeros", "uint8"),
+                ElementType::I8 | ElementType::I4 => ("zeros", "int8"),
                 ElementType::Bool => ("ones", "bool"),
                 ElementType::F32 => ("zeros", "float32"),
                 ElementType::F16 | ElementType::BF16 => ("zeros", self.float()),

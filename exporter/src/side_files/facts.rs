@@ -103,7 +103,7 @@ impl<'a> Facts<'a> {
     }
 
     /// The longest sequence of tokens.
-    pub(super) fn context(&self) -> Option<u64> {
+    pub(crate) fn context(&self) -> Option<u64> {
         self.number(if self.kind == Kind::Translator { "max_target_positions" } else { "max_position_embeddings" })
     }
 

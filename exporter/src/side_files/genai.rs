@@ -12,7 +12,7 @@ pub(super) const NAME: &str = "genai_config.json";
 const SEARCH: &[&str] = &["do_sample", "temperature", "top_k", "top_p", "repetition_penalty", "min_length"];
 
 /// Whether genai can run the model: a language model that takes calls of any length.
-pub(super) fn fits(facts: &Facts<'_>) -> bool {
+pub(crate) fn fits(facts: &Facts<'_>) -> bool {
     let symbolic =
         |name: &str| facts.graph.inputs.iter().any(|input| input.dims.contains(&Dim::Named(name.to_owned())));
     matches!(facts.kind, Kind::LanguageModel { .. }) && symbolic("sequence") && symbolic("past")
@@ -58,8 +58,9 @@ pub(super) fn write(facts: &Facts<'_>, library: Option<&str>) -> Result<Option<S
     for (key, value) in facts.tokens.keys() {
         model[key] = value;
     }
-    // Caches are not updated in place: a buffer that is past and present at once would be read while it is written.
-    let mut search = json!({ "do_sample": false, "past_present_share_buffer": false });
+    // A cache that grows by concatenation would be read while it is written.
+    let shares = crate::cache::in_place(facts.model);
+    let mut search = json!({ "do_sample": false, "past_present_share_buffer": shares });
     if let Some((generation, _)) = json::read(&facts.checkpoint.folder().join("generation_config.json"))? {
         for key in SEARCH {
             if let Some(value) = generation.get(*key).filter(|value| !value.is_null()) {

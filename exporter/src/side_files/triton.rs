@@ -16,6 +16,8 @@ fn data_type(ty: ElementType) -> &'static str {
         ElementType::F16 => "TYPE_FP16",
         ElementType::BF16 => "TYPE_BF16",
         ElementType::I64 => "TYPE_INT64",
+        ElementType::U8 | ElementType::U4 => "TYPE_UINT8",
+        ElementType::I8 | ElementType::I4 => "TYPE_INT8",
         ElementType::Bool => "TYPE_BOOL",
     }
 }

@@ -9,6 +9,7 @@ use super::runner::{Runner, host, numbers, values};
 use crate::error::Error;
 use crate::graph::ElementType;
 use crate::proto::{ModelProto, ValueInfoProto, tensor_shape_proto::dimension};
+use crate::quantize::{self, Quantization, Quantize};
 use crate::record;
 use candle_core::Tensor;
 use moh_models::Model;
@@ -104,6 +105,16 @@ impl Reference {
     }
 }
 
+/// Reads an exported model without its weights.
+///
+/// # Errors
+/// [`Error::Exported`] for a file that is no ONNX model.
+pub(crate) fn read_model(file: &Path) -> Result<ModelProto, Error> {
+    let bytes = std::fs::read(file).map_err(Error::io(file))?;
+    let bad = |e| Error::Exported { file: file.to_owned(), problem: format!("not an ONNX model: {e}") };
+    ModelProto::decode(bytes.as_slice()).map_err(bad)
+}
+
 /// Compares the model in `file` with `model`, whose checkpoint it was exported from. `all_bf16` says that all of the checkpoint's
 /// tensors are bfloat16, so that an export in that type has rounded none. Parts of the model are written to `scratch`, one at a time.
 ///
@@ -111,10 +122,9 @@ impl Reference {
 /// [`Error::Exported`] for a file that is no export of such a model; [`Error::VerifyRun`]. A part that disagrees is no error.
 pub fn verify_layers(file: &Path, model: &Model, all_bf16: bool, scratch: &Path) -> Result<LayerReport, Error> {
     let bad = |problem: String| Error::Exported { file: file.to_owned(), problem };
-    let bytes = std::fs::read(file).map_err(Error::io(file))?;
-    let proto = ModelProto::decode(bytes.as_slice()).map_err(|e| bad(format!("not an ONNX model: {e}")))?;
-    drop(bytes);
+    let proto = read_model(file)?;
     let graph = proto.graph.as_ref().ok_or_else(|| bad("an ONNX model without a graph".to_owned()))?;
+    moh_runtime::links(file)?.iter().try_for_each(|link| link.check(file))?;
     let dtype = dtype_of(model, &graph.output).ok_or_else(|| bad(other_model(model)))?;
     let sizes = sizes_of(model, &graph.input);
     let recording = record::Options { dtype, opset: crate::DEFAULT_OPSET, ir_version: 10 };
@@ -125,7 +135,9 @@ pub fn verify_layers(file: &Path, model: &Model, all_bf16: bool, scratch: &Path)
         return Err(bad(format!("{}: there is no input {name:?}", other_model(model))));
     }
     let parts = Parts::new(file, &proto, model, &names).map_err(bad)?;
-    let references = references(model, &sizes, dtype, &names)?;
+    let quantization = quantization(&proto, model, recording, &sizes).map_err(bad)?;
+    let int8 = quantization.as_ref().is_some_and(Quantization::rounds_activations);
+    let references = references(model, &sizes, dtype, &names, super::eager(quantization.as_ref()))?;
     let rounding = match dtype {
         ElementType::F16 => DType::F16,
         ElementType::BF16 if !all_bf16 => DType::BF16,
@@ -139,11 +151,14 @@ pub fn verify_layers(file: &Path, model: &Model, all_bf16: bool, scratch: &Path)
             .push("no CPU runtime runs bf16 models: its nodes were run in f32, with the same weights".to_owned());
     }
     let narrow = proto_has_bf16_attention(&proto, dtype);
-    let tolerance = match narrow {
-        true => tolerance::MODEL_BF16_ATTENTION.max(tolerance::model_output(rounding)),
-        false => tolerance::model_output(rounding),
-    };
-    let exact = rounding == DType::F32 && !narrow;
+    let mut tolerance = tolerance::model_output(rounding);
+    if narrow {
+        tolerance = tolerance.max(tolerance::MODEL_BF16_ATTENTION);
+    }
+    if int8 {
+        tolerance = tolerance.max(tolerance::MODEL_INT8_ACTIVATIONS);
+    }
+    let exact = rounding == DType::F32 && !narrow && !int8;
     for index in 0..parts.count() {
         let checked = Check { parts: &parts, index, tolerance, exact, half: dtype == ElementType::F16 };
         let (runtime, layer) = checked.run(&references, scratch)?;
@@ -180,6 +195,21 @@ fn sizes_of(model: &Model, inputs: &[ValueInfoProto]) -> Sizes {
     Sizes::new(sizes.into_iter().filter(|(name, _)| !name.contains('+')))
 }
 
+/// How the file says that its weights were quantised.
+fn quantization(
+    proto: &ModelProto,
+    model: &Model,
+    recording: record::Options,
+    sizes: &Sizes,
+) -> Result<Option<Quantization>, String> {
+    let entry = proto.metadata_props.iter().find(|entry| entry.key.as_deref() == Some(quantize::METADATA));
+    let Some(text) = entry.and_then(|entry| entry.value.as_deref()) else { return Ok(None) };
+    let unread = |error: String| format!("metadata {} is {text:?}: {error}", quantize::METADATA);
+    let options: Quantize = serde_json::from_str(text).map_err(|error| unread(error.to_string()))?;
+    let mut graph = record::record_sized(model, recording, sizes).map_err(|error| error.to_string())?;
+    quantize::apply(&mut graph, &options).map(Some).map_err(|error| unread(error.to_string()))
+}
+
 /// Whether an attention node of a model of another type computes in bfloat16.
 fn proto_has_bf16_attention(proto: &ModelProto, dtype: ElementType) -> bool {
     let nodes = proto.graph.iter().flat_map(|graph| &graph.node);
@@ -196,8 +226,9 @@ fn references(
     sizes: &Sizes,
     dtype: ElementType,
     names: &record::Names,
+    eager: Eager,
 ) -> Result<Vec<Reference>, Error> {
-    let mut eager = Eager::new().with_taps().forgetting();
+    let mut eager = eager.with_taps().forgetting();
     let one = |sample: Vec<moh_models::sample::Sample>| {
         let outputs = model.forward(&mut eager, &super::eager_inputs(&sample)?)?;
         let taps = eager.take_taps();

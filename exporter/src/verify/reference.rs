@@ -10,7 +10,6 @@ use crate::graph::Graph;
 use crate::passes::Gates;
 use crate::staging::Staging;
 use moh_models::Model;
-use moh_models::eager::Eager;
 use moh_models::sample::Sample;
 use moh_runtime::Tensor as Host;
 use safetensors::SafeTensors;
@@ -216,7 +215,7 @@ impl Subject<'_> {
             Err(Error::Differs(differs)) => differs,
             Err(other) => return Err(other),
         };
-        let expected = self.expected(&mut Eager::new().with_taps(), &reference.inputs)?;
+        let expected = self.expected(&mut super::eager(self.quantization).with_taps(), &reference.inputs)?;
         if self.routes_as_reference() && !expected.undecided()? {
             return Err(Error::Differs(differs));
         }

@@ -35,7 +35,7 @@ impl Staged {
         let staging = Staging::new(&folder.path().join("model.onnx")).unwrap();
         let staged = Staged { model, dtype, options, recorded, graph, plan, staging, _folder: folder };
         staged.write_model(&staged.graph);
-        weights::write_data(&staged.graph, &staged.plan, &staged.data(), &|_| ()).unwrap();
+        weights::write_data(&staged.graph, &staged.plan, &staged.data(), None, &|_| ()).unwrap();
         staged
     }
 
@@ -56,7 +56,7 @@ impl Staged {
     fn change_data(self, name: &str, change: impl Fn(usize, f32) -> f32) -> Staged {
         let mut file = fs::read(self.data()).unwrap();
         let (_, start) = self.plan.iter().find(|(planned, _)| *planned == name).expect("a tensor in the weight file");
-        let bytes = &mut file[start as usize..][..self.initializer(name).bytes()];
+        let bytes = &mut file[start.offset as usize..][..self.initializer(name).bytes()];
         match self.dtype {
             ElementType::F16 => {
                 for (i, element) in bytes.as_chunks_mut::<2>().0.iter_mut().enumerate() {
@@ -76,8 +76,7 @@ impl Staged {
 
     /// Replaces the first element of a small tensor in the model file alone: the views that verification makes keep theirs.
     fn change_model(self, name: &str, value: f32) -> Staged {
-        let mut bytes = Vec::new();
-        weights::append_initializer(self.initializer(name), &mut bytes).unwrap();
+        let mut bytes = weights::bytes_of(self.initializer(name)).unwrap();
         let element = self.dtype.bytes_of(value);
         bytes[..element.len()].copy_from_slice(&element);
         let mut graph = self.graph.clone();
@@ -90,7 +89,7 @@ impl Staged {
 
     fn subject(&self) -> Subject<'_> {
         let Staged { model, recorded, plan, dtype, options, .. } = self;
-        Subject { model, recorded, plan, dtype: *dtype, options }
+        Subject { model, recorded, plan, dtype: *dtype, options, quantization: None }
     }
 
     fn verify(&self) -> Result<Verification, Error> {

@@ -1,9 +1,10 @@
-//! Weights on their way from file to file: one thread reads, one checks and converts, one writes.
+//! Weights on their way from file to file: one thread reads, two check and convert, one writes while another computes the digest.
 
 use super::{Block, Converter, blocks};
-use crate::background::Output;
+use crate::background::{Buffer, Output};
 use crate::error::Error;
 use crate::graph::{Initializer, Source};
+use crate::quantize::{Piece, Sides, Sink};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 
 /// Blocks that are read before they are wanted.
@@ -50,11 +51,19 @@ fn convert_all(
     progress: &dyn Fn(u64),
 ) -> Result<(), Error> {
     let mut converter = Converter::default();
+    // Of the quantised matrix whose integers were written last.
+    let mut sides = Sides::default();
     for (offset, init) in tensors {
         let padding = (offset - out.length()) as usize;
-        out.part.resize(out.part.len() + padding, 0);
-        if let Source::Bytes(bytes) = &init.source {
-            out.part.extend_from_slice(bytes);
+        out.part.grow(padding).fill(0);
+        match &init.source {
+            Source::Bytes(bytes) => out.part.put(bytes),
+            Source::Weight { .. } => {}
+            Source::Quantized { matrix, order, piece } => match piece {
+                Piece::Data => sides = order.write(matrix, &mut Told { out, progress })?,
+                Piece::Scales => out.part.put(&std::mem::take(&mut sides.scales)),
+                Piece::ZeroPoints => out.part.put(&std::mem::take(&mut sides.zero_points)),
+            },
         }
         for _ in blocks(init) {
             let read = read.recv().map_err(|_| moh_models::Error::Internal("a weight that was not read"))?;
@@ -63,7 +72,7 @@ fn convert_all(
                 // A band is a part of its own.
                 out.hand_over()?;
             }
-            converter.convert(init, &block, &bytes, &mut out.part)?;
+            converter.convert(init, &block, &bytes, block.place(init, &mut out.part))?;
             let _ = spent.send(bytes);
             if out.part.len() >= PART && block.columns.is_none() {
                 out.hand_over()?;
@@ -72,4 +81,24 @@ fn convert_all(
         }
     }
     Ok(())
+}
+
+/// An output whose progress is told.
+struct Told<'a> {
+    out: &'a mut Output,
+    progress: &'a dyn Fn(u64),
+}
+
+impl Sink for Told<'_> {
+    fn part(&mut self) -> &mut Buffer {
+        &mut self.out.part
+    }
+
+    fn made(&mut self) -> Result<(), Error> {
+        if self.out.part.len() >= PART {
+            self.out.hand_over()?;
+        }
+        (self.progress)(self.out.length());
+        Ok(())
+    }
 }

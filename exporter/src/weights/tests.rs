@@ -1,6 +1,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use super::*;
+use crate::place::Layout;
+use moh_models::Weight;
 
 fn write(weight: Weight, ty: ElementType, transposed: bool) -> Result<Vec<u8>, Error> {
     let mut dims = weight.shape().to_vec();
@@ -8,9 +10,7 @@ fn write(weight: Weight, ty: ElementType, transposed: bool) -> Result<Vec<u8>, E
         dims.reverse();
     }
     let source = Source::Weight { weight, transposed };
-    let mut bytes = Vec::new();
-    append_initializer(&Initializer { name: "w".to_owned(), ty, dims, source }, &mut bytes)?;
-    Ok(bytes)
+    bytes_of(&Initializer { name: "w".to_owned(), ty, dims, source })
 }
 
 /// Numbers around 1 and 2 by their distance in steps, and what they are in a type whose 1 and 2 have the bits `one` and `two`: the nearest number, of
@@ -63,11 +63,13 @@ fn weights_that_no_model_file_holds() {
         functions: Vec::new(),
         metadata: Default::default(),
     };
-    assert!(Plan::with(&graph(500), Weights::Inline, Path::new("m.onnx")).is_ok());
-    let error = Plan::with(&graph(512), Weights::Inline, Path::new("m.onnx")).unwrap_err();
+    let place = Place::new(Path::new("m.onnx"), Layout::Flat);
+    let planned = |rows, weights| Plan::with(&graph(rows), weights, ElementType::F32, &place);
+    assert!(planned(500, Weights::Inline).is_ok());
+    let error = planned(512, Weights::Inline).unwrap_err();
     let text = "m.onnx: the weights have 2147483648 bytes, and a model file holds at most 2113929216";
     assert_eq!(error.to_string(), text);
-    assert!(Plan::with(&graph(512), Weights::Copy, Path::new("m.onnx")).is_ok());
+    assert!(planned(512, Weights::Copy).is_ok());
 }
 
 /// More columns than one band has.
@@ -108,5 +110,46 @@ fn every_element_is_checked() {
                 other => panic!("65520 at {index}, transposed: {transposed}: {:?}", other.map(|bytes| bytes.len())),
             }
         }
+    }
+}
+
+/// More rows and columns than are converted at a time, on both threads.
+#[test]
+fn every_type_to_every_type() {
+    let types = [ElementType::F32, ElementType::F16, ElementType::BF16];
+    let (rows, columns) = (300, 700);
+    let folder = tempfile::tempdir().unwrap();
+    for stored in types {
+        let tensors = vec![("w.weight".to_owned(), vec![rows, columns])];
+        crate::random::write(folder.path(), "{}", &tensors, stored, 3, true).unwrap();
+        let weight = moh_models::Checkpoint::open(folder.path(), None).unwrap().get("w.weight").unwrap().clone();
+        let values = weight.to_f32().unwrap();
+        for ty in types {
+            let element = |i: usize| match ty {
+                ElementType::F16 => half::f16::from_f32(values[i]).to_le_bytes().to_vec(),
+                ElementType::BF16 => half::bf16::from_f32(values[i]).to_le_bytes().to_vec(),
+                _ => values[i].to_le_bytes().to_vec(),
+            };
+            let plain: Vec<u8> = (0..rows * columns).flat_map(element).collect();
+            let across = |i: usize| element(i % rows * columns + i / rows);
+            let transposed: Vec<u8> = (0..rows * columns).flat_map(across).collect();
+            assert!(write(weight.clone(), ty, false).unwrap() == plain, "{stored} to {ty}");
+            assert!(write(weight.clone(), ty, true).unwrap() == transposed, "{stored} to {ty}, transposed");
+        }
+    }
+}
+
+#[test]
+fn names_of_links() {
+    for name in ["m.onnx_data-00001-of-00002.safetensors", "m.onnx_data-123456-of-123456.safetensors"] {
+        assert!(links::is_link_name("m.onnx_data", name), "{name}");
+    }
+    for name in [
+        "m.onnx_data",
+        "model-00001-of-00002.safetensors",
+        "m.onnx_data-1-of-2.safetensors",
+        "m.onnx_data-.safetensors",
+    ] {
+        assert!(!links::is_link_name("m.onnx_data", name), "{name}");
     }
 }

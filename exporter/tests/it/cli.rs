@@ -274,3 +274,53 @@ fn a_whole_model_of_random_weights_is_exported_part_by_part() {
     let done = export(folder.path(), &["random", "moh-dit-s-75", "--part", "encoder", "-o", "dit"]);
     assert!(!done.status.success() && !folder.path().join("dit").exists(), "{}", text(&done.stderr));
 }
+
+#[test]
+fn a_target_and_what_overrides_it() {
+    let folder = copy("examples/checkpoints/shakespeare-moh-llama");
+    let done = export(folder.path(), &[".", "-o", "out/model.onnx", "--for", "web", "--dtype", "f32", "--no-verify"]);
+    let said = text(&done.stdout);
+    assert!(done.status.success() && folder.path().join("out/onnx/model.onnx").is_file(), "{}", text(&done.stderr));
+    let chosen = "web (onnxruntime-web and transformers.js): f32, opset 21, IR 10, model in the folder onnx; as asked for: --dtype";
+    assert!(said.contains(chosen) && said.contains("\nmemory        "), "{said}");
+
+    let refused = export(folder.path(), &[".", "-o", "tract/model.onnx", "--for", "tract", "--dtype", "bf16"]);
+    let error = text(&refused.stderr);
+    let expected = "error: the target tract cannot run a model in bf16: tract has no bfloat16; leave that out, or choose another --for\n";
+    assert_eq!((refused.status.code(), error.as_str()), (Some(1), expected));
+    assert!(!folder.path().join("tract").exists());
+}
+
+#[test]
+fn a_target_in_the_report() {
+    let folder = copy("examples/checkpoints/shakespeare-moh-llama");
+    let done = export(folder.path(), &[".", "-o", "out/model.onnx", "--for", "ort-cpu", "--no-verify", "--json"]);
+    let report: serde_json::Value = serde_json::from_slice(&done.stdout).unwrap();
+    let target = &report["target"];
+    assert_eq!(
+        (&target["target"], &target["dtype"], &target["layout"]),
+        (&"ort-cpu".into(), &"f32".into(), &"flat".into())
+    );
+    let weights = target["memory"]["weights"].as_u64().unwrap();
+    let data = fs::metadata(folder.path().join("out/model.onnx_data")).unwrap().len();
+    assert!(weights > data * 9 / 10, "{weights} of {data}");
+}
+
+#[test]
+fn a_target_chooses_how_weights_are_quantised() {
+    let folder = copy("examples/checkpoints/shakespeare-moh-llama");
+    let said = |output: &str, more: &[&str]| {
+        // Rows of 344 numbers are no whole blocks.
+        let keep = ["--quantize", "int8", "--keep", "*.down_proj"];
+        let arguments = [&[".", "-o", output, "--for", "tract", "--no-verify"], &keep[..], more].concat();
+        let done = export(folder.path(), &arguments);
+        assert!(done.status.success(), "{}", text(&done.stderr));
+        text(&done.stdout)
+    };
+    let usual = said("usual/model.onnx", &[]);
+    assert!(usual.contains(", int8 weights in blocks of 32 as moh, int8 activations\n"), "{usual}");
+    // ONNX's own operators have no activations in int8.
+    let qdq = said("qdq/model.onnx", &["--form", "qdq"]);
+    let expected = ", int8 weights in blocks of 32 as qdq, float activations; as asked for: --form, --activations\n";
+    assert!(qdq.contains(expected), "{qdq}");
+}

@@ -3,8 +3,10 @@
 mod commit;
 mod dtype;
 mod existing;
+mod quantize;
 mod refusal;
 mod support;
+mod target;
 mod values;
 mod versions;
 mod weights;

@@ -33,6 +33,8 @@ fn an_export() {
         "files",
         "verification",
         "reference",
+        "target",
+        "quantization",
         "seconds",
         "peak_memory",
         "prefix",

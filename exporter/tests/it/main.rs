@@ -9,6 +9,8 @@ mod files;
 mod help;
 mod inspect;
 mod json;
+#[cfg(unix)]
+mod link;
 mod malformed;
 mod messages;
 mod published;

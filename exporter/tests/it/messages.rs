@@ -63,6 +63,17 @@ fn numbers_and_names_that_cannot_be() {
         &["--ir-version", "3"],
         &["ONNX IR version 3 is not supported: expected 9 to 13; choose it with --ir-version"],
     );
+    with(
+        &llama,
+        &["--quantize", "int4", "--block", "64"],
+        &[
+            "\"model.layers.0.mlp.down_proj.weight\" has rows of 160 numbers, which are no whole blocks of 64",
+            "choose --block 16",
+        ],
+    );
+    with(&llama, &["--quantize", "int4", "--keep", "fc1"], &["no layer that could be quantised is named \"fc1\""]);
+    with(&llama, &["--quantize", "int4", "--opset", "20"], &["choose --opset 21, --form nbits or --form moh"]);
+    with(&llama, &["--block", "32"], &["--quantize <TYPE>"]);
     with(&llama, &["--opset", "x"], &["'x' for '--opset <N>': expected a whole number"]);
     with(&llama, &["--batch", "0"], &["'0' for '--batch <N>'", "expected a whole number from 1 to 16777216"]);
     with(&dit, &["--past", "5"], &["this moh-dit has no dimension past; it has batch; leave out --past"]);
@@ -115,7 +126,8 @@ fn a_full_disk() {
     }
     assert!(!done.status.success() && done.stdout.is_empty(), "left: {}", text(&done.stdout));
     assert!(
-        said.contains("out/model.onnx_data: No space left on device") && said.contains("the disk is full"),
+        said.contains("out/model.onnx: too little room on the disk: ")
+            && said.contains(" bytes are needed, 65536 are free"),
         "{said}"
     );
 }

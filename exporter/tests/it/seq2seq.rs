@@ -76,6 +76,11 @@ fn three_models_on_one_weight_file() {
     for part in ["encoder", "decoder"] {
         program(&["whole", "--part", part, "-o", &format!("parts/{part}.onnx")]);
     }
+    let linked = program(&["whole", "--part", "both", "-o", "linked", "--weights", "link"]);
+    assert!(
+        linked.contains("outputs off by at most") && linked.contains("stay in a file of the checkpoint"),
+        "{linked}"
+    );
     let said = program(&["whole", "--part", "both", "-o", "both"]);
     assert!(said.contains("outputs off by at most") && said.contains("layers        6"), "{said}");
 

@@ -1,7 +1,7 @@
 //! Patterns of names, in which `*` stands for any text.
 
 /// Whether the whole of `name` is what `pattern` says.
-pub(crate) fn matches(pattern: &str, name: &str) -> bool {
+pub fn matches(pattern: &str, name: &str) -> bool {
     let mut parts = pattern.split('*');
     // The first part is at the beginning, the last one at the end, each other at the first place after the one before it.
     let Some(mut rest) = parts.next().and_then(|first| name.strip_prefix(first)) else { return false };

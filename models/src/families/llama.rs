@@ -10,6 +10,7 @@
 //!
 //! All take `shared_heads`, any set of heads a layer, with `top_k`; `moh-llm` and `moh-llama` take experts ([`crate::mixture`]).
 
+mod cache;
 mod heads;
 mod rope;
 
@@ -18,12 +19,12 @@ use crate::checkpoint::{Checkpoint, Loader, Weight};
 use crate::heads::{MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_VOCABULARY, MAX_WIDTH};
 use crate::layers::HeadLinear;
 use crate::mixture::{ExpertCounts, Mixture};
-use crate::ops::{Argument, Binary, Linear, Ops, Result, Tap, Type};
+use crate::ops::{Linear, Ops, Result, Tap, Type};
 use crate::router::{QueryNorm, Router, TwoStage, load_linear};
 use crate::sample::{Rng, Sample, SampleData};
+use cache::{Cache, Heads, Sequences};
 use heads::head_sets;
 use moh_operators::routed_mlp::Activation;
-use moh_operators::{RoutedAttention, routed_attention};
 use rope::{Rope, Rotation};
 
 /// A LLaMA with its weights.
@@ -35,6 +36,7 @@ pub struct Llama {
     context: usize,
     norm_eps: f32,
     rope: Rope,
+    cache: Cache,
     embed_tokens: Weight,
     blocks: Vec<Block>,
     norm: Weight,
@@ -103,6 +105,7 @@ impl Family for Llama {
         let context = config.usize_or("max_position_embeddings", 2048)?.max(1);
         let norm_eps = config.f64_or("rms_norm_eps", 1e-6)? as f32;
         let rope = Rope::configured(config, head_dim, context)?;
+        let cache = Cache::configured(config)?;
         let sets = head_sets(config, name, num_heads, layers)?;
         let experts = ExpertCounts::configured(config, layers)?;
 
@@ -156,6 +159,7 @@ impl Family for Llama {
             context,
             norm_eps,
             rope,
+            cache,
             embed_tokens,
             blocks,
             norm,
@@ -179,7 +183,7 @@ impl Family for Llama {
     fn inputs(&self) -> Vec<Port> {
         let mut ports = vec![
             Port::new("input_ids", Type::I64, &[BATCH, SEQUENCE]),
-            Port::new("attention_mask", Type::I64, &[BATCH, TOTAL]),
+            Port::new("attention_mask", Type::I64, &[BATCH, self.cache.masked()]),
             Port::new("position_ids", Type::I64, &[BATCH, SEQUENCE]),
         ];
         ports.extend(self.cache_ports("past_key_values", PAST));
@@ -188,30 +192,42 @@ impl Family for Llama {
 
     fn outputs(&self) -> Vec<Port> {
         let mut ports = vec![Port::new("logits", Type::Model, &[BATCH, SEQUENCE, PortDim::Fixed(self.vocab_size)])];
-        ports.extend(self.cache_ports("present", TOTAL));
+        ports.extend(self.cache_ports("present", self.cache.present()));
         ports
     }
 
     fn workload(&self) -> Workload {
         let tokens = self.context.min(512);
-        Workload { sizes: vec![("batch", 1), ("sequence", tokens), ("past", 0), ("past+sequence", tokens)], tokens }
+        let (batch, sequence, past) = (("batch", 1), ("sequence", tokens), ("past", 0));
+        Workload { sizes: vec![batch, sequence, past, ("past+sequence", tokens), ("total", tokens)], tokens }
     }
 
     fn samples(&self, sizes: &Sizes) -> Vec<Vec<Sample>> {
         let (rng, batch) = (&mut Rng::new(2), sizes.or("batch", 2));
         // A left-padded prompt, then one token and three tokens on a filled cache.
         let calls = [(7, 0, 2), (1, 7, 2), (3, 4, 0)];
-        calls
+        let mut samples: Vec<Vec<Sample>> = calls
             .map(|(sequence, past, padding)| (sizes.or("sequence", sequence), sizes.or("past", past), padding))
             .map(|(sequence, past, padding)| {
-                self.sample(rng, [batch, sequence, past], padding.min(sequence + past - 1))
+                let call = Call { batch, sequence, tokens: past, capacity: past, left: 0, right: 0 };
+                self.sample(rng, Call { left: padding.min(sequence + past - 1), ..call })
             })
-            .into()
+            .into();
+        if self.cache == Cache::InPlace {
+            // Room for more tokens than there are, and sequences of unequal length: padding on the left, or on the right.
+            let sequence = sizes.or("sequence", 3);
+            let capacity = sizes.or("past", sequence + 9);
+            let call =
+                Call { batch, sequence, tokens: capacity.saturating_sub(sequence) / 2, capacity, left: 0, right: 0 };
+            samples.push(self.sample(rng, Call { left: call.tokens / 2, ..call }));
+            samples.push(self.sample(rng, Call { right: call.tokens / 2, ..call }));
+        }
+        samples
     }
 
     fn forward<O: Ops>(&self, ops: &mut O, inputs: &Inputs<O::Value>) -> Result<Vec<O::Value>> {
         let rotation = ops.scoped("rotary", |ops| self.rope.rotation(ops, &inputs.get("position_ids")?))?;
-        let bias = ops.scoped("attention_mask", |ops| padding_bias(ops, &inputs.get("attention_mask")?))?;
+        let sequences = ops.scoped("attention_mask", |ops| self.cache.sequences(ops, inputs))?;
         let mut x = ops.embedding(&self.embed_tokens, &inputs.get("input_ids")?)?;
         let mut cache = Vec::new();
         for (i, block) in self.blocks.iter().enumerate() {
@@ -219,7 +235,7 @@ impl Family for Llama {
                 let past = |kind: &str| inputs.get(&format!("past_key_values.{i}.{kind}"));
                 let normed = ops.rms_norm(&x, &block.input_norm, self.norm_eps)?;
                 let (attended, present) = ops.scoped("self_attn", |ops| {
-                    self.attention(ops, block, &normed, [past("key")?, past("value")?], &rotation, &bias)
+                    self.attention(ops, block, &normed, &[past("key")?, past("value")?], &rotation, &sequences)
                 })?;
                 cache.extend(present);
                 let x = ops.add(&x, &attended)?;
@@ -242,13 +258,15 @@ impl Family for Llama {
     }
 }
 
-/// 0 where the mask is not 0, else -inf: (batch, 1, 1, past + sequence).
-fn padding_bias<O: Ops>(ops: &mut O, mask: &O::Value) -> Result<O::Value> {
-    let zero = ops.scalar(Type::I64, 0.0)?;
-    let padding = ops.binary(Binary::Equal, mask, &zero)?;
-    let (masked, open) = (ops.scalar(Type::Model, f32::NEG_INFINITY)?, ops.scalar(Type::Model, 0.0)?);
-    let bias = ops.select(&padding, &masked, &open)?;
-    ops.reshape(&bias, &[0, 1, 1, -1])
+/// What a sample is of: `tokens` cached ones in caches with room for `capacity`, and how far the second row is padded.
+#[derive(Debug, Clone, Copy)]
+struct Call {
+    batch: usize,
+    sequence: usize,
+    tokens: usize,
+    capacity: usize,
+    left: usize,
+    right: usize,
 }
 
 impl Mlp {
@@ -275,24 +293,26 @@ impl Llama {
         (0..self.blocks.len()).flat_map(|i| [port(i, "key"), port(i, "value")]).collect()
     }
 
-    /// A call with `past` cached tokens, of which the second row's first `padding` are padding.
-    fn sample(&self, rng: &mut Rng, [batch, sequence, past]: [usize; 3], padding: usize) -> Vec<Sample> {
-        let total = past + sequence;
-        let padding_of = |row: usize| if row == 1 { padding } else { 0 };
+    fn sample(&self, rng: &mut Rng, call: Call) -> Vec<Sample> {
+        let Call { batch, sequence, tokens, capacity, .. } = call;
+        let of = |row: usize, padding: usize| if row == 1 { padding } else { 0 };
         let integers = |name: &str, width: usize, value: &dyn Fn(usize, usize) -> usize| Sample {
             name: name.to_owned(),
             shape: vec![batch, width],
             data: SampleData::I64((0..batch).flat_map(|row| (0..width).map(move |i| value(row, i) as i64)).collect()),
         };
-        let position = |row: usize, i: usize| (past + i).checked_sub(padding_of(row)).unwrap_or(1);
+        let (left, right) = (|row| of(row, call.left), |row| of(row, call.right));
+        let position = |row: usize, i: usize| (tokens + i).checked_sub(left(row) + right(row)).unwrap_or(1);
+        let total = tokens + sequence;
+        let open = |row: usize, i: usize| usize::from(i >= left(row) && i + right(row) < total);
         let mut samples = vec![
             rng.ids("input_ids", &[batch, sequence], self.vocab_size),
-            integers("attention_mask", total, &|row, i| usize::from(i >= padding_of(row))),
+            integers("attention_mask", total, &open),
             integers("position_ids", sequence, &position),
         ];
         for i in 0..self.blocks.len() {
             for kind in ["key", "value"] {
-                let shape = [batch, self.kv_num_heads, past, self.head_dim];
+                let shape = [batch, self.kv_num_heads, capacity, self.head_dim];
                 samples.push(rng.normals(&format!("past_key_values.{i}.{kind}"), &shape));
             }
         }
@@ -304,9 +324,9 @@ impl Llama {
         ops: &mut O,
         block: &Block,
         x: &O::Value,
-        past: [O::Value; 2],
+        past: &[O::Value; 2],
         rotation: &Rotation<O::Value>,
-        bias: &O::Value,
+        sequences: &Sequences<O::Value>,
     ) -> Result<(O::Value, [O::Value; 2])> {
         ops.tap(Tap::AttentionInput, x)?;
         let (heads, kv_heads, dim) = (self.num_heads as i64, self.kv_num_heads as i64, self.head_dim as i64);
@@ -331,28 +351,10 @@ impl Llama {
         let k = split(ops, &block.k_proj, kv_heads)?;
         let k = self.rope.rotate(ops, &k, rotation)?;
         let v = split(ops, &block.v_proj, kv_heads)?;
-        let [past_k, past_v] = &past;
-        let append = |ops: &mut O, past: &O::Value, new: &O::Value| {
-            let new = ops.transpose(new, &[0, 2, 1, 3])?;
-            ops.concat(&[past, &new], 2)
-        };
-        let (k, v) = (append(ops, past_k, &k)?, append(ops, past_v, &v)?);
-        let attributes = routed_attention::Attributes {
-            num_heads: self.num_heads,
-            kv_num_heads: self.kv_num_heads,
-            scale: (self.head_dim as f32).powf(-0.5),
-            is_causal: true,
-        };
-        let inputs = routed_attention::Inputs {
-            query: Argument::Value(&q),
-            key: Argument::Value(&k),
-            value: Argument::Value(&v),
-            head_gates: Argument::Value(&gates),
-            attn_bias: Some(Argument::Value(bias)),
-        };
-        let x = ops.operator::<RoutedAttention>(attributes, &inputs)?;
+        let sizes = Heads { num_heads: self.num_heads, kv_num_heads: self.kv_num_heads, head_dim: self.head_dim };
+        let (x, present) = sequences.attend(ops, sizes, &q, &gates, past, [k, v])?;
         let x = block.o_proj.combine(ops, &x, &gates)?;
         ops.tap(Tap::AttentionOutput, &x)?;
-        Ok((x, [k, v]))
+        Ok((x, present))
     }
 }

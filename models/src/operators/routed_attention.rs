@@ -13,38 +13,18 @@ impl ModelOperator for RoutedAttention {
     fn compute(attributes: &Attributes, inputs: &Inputs<List<'_, &Tensor>>) -> Result<Computed> {
         let Attributes { num_heads: heads, kv_num_heads, scale, is_causal } = *attributes;
         let Inputs { query, key, value, head_gates, attn_bias } = *inputs;
-        let (batch, q_len, _) = query.dims3()?;
-        let group = heads / kv_num_heads;
-        let per_head = |x: &Tensor| -> Result<Tensor> {
-            let x = match x.rank() {
-                3 => x.reshape((batch, x.dim(1)?, kv_num_heads, ()))?.transpose(1, 2)?,
-                _ => x.clone(),
-            };
-            let (_, kv_heads, kv_len, dim) = x.dims4()?;
-            let x = x.unsqueeze(2)?.broadcast_as((batch, kv_heads, group, kv_len, dim))?;
-            Ok(x.reshape((batch, heads, kv_len, dim))?.contiguous()?)
-        };
-        let q = query.reshape((batch, q_len, heads, ()))?.transpose(1, 2)?.contiguous()?;
-        let (k, v) = (per_head(key)?, per_head(value)?);
-        let kv_len = k.dim(2)?;
-        let mut scores = (q.matmul(&k.t()?)? * f64::from(scale))?;
-        if let Some(bias) = attn_bias {
-            scores = scores.broadcast_add(bias)?;
-        }
-        if is_causal {
-            let hidden = |(i, j): (usize, usize)| if j + q_len <= i + kv_len { 0.0 } else { f32::NEG_INFINITY };
-            let mask: Vec<f32> = (0..q_len).flat_map(|i| (0..kv_len).map(move |j| (i, j))).map(hidden).collect();
-            scores = scores.broadcast_add(&Tensor::from_vec(mask, (q_len, kv_len), &Device::Cpu)?)?;
-        }
-        let max = scores.max_keepdim(D::Minus1)?;
-        let dead = max.eq(&Tensor::full(f32::NEG_INFINITY, max.shape(), &Device::Cpu)?)?;
-        let heads_out = softmax(&scores)?.matmul(&v)?;
-        let gates = head_gates.transpose(1, 2)?.unsqueeze(D::Minus1)?;
-        let zero = Tensor::zeros(&[1], DType::F32, &Device::Cpu)?;
-        let off = (gates.eq(&gates.zeros_like()?)? + dead)?;
-        let gated = heads_out.broadcast_mul(&gates)?;
-        let routed = select(&off, &zero, &gated)?;
-        Ok(routed.transpose(1, 2)?.reshape((batch, q_len, ()))?.into())
+        attend((heads, kv_num_heads), scale, query, [key, value], head_gates, |mut scores| {
+            let (q_len, kv_len) = (scores.dim(2)?, scores.dim(3)?);
+            if let Some(bias) = attn_bias {
+                scores = scores.broadcast_add(bias)?;
+            }
+            if is_causal {
+                let hidden = |(i, j): (usize, usize)| if j + q_len <= i + kv_len { 0.0 } else { f32::NEG_INFINITY };
+                let mask: Vec<f32> = (0..q_len).flat_map(|i| (0..kv_len).map(move |j| (i, j))).map(hidden).collect();
+                scores = scores.broadcast_add(&Tensor::from_vec(mask, (q_len, kv_len), &Device::Cpu)?)?;
+            }
+            Ok(scores)
+        })
     }
 
     fn macs(attributes: &Attributes, inputs: &Inputs<List<'_, &Shape>>) -> Macs {
@@ -60,4 +40,38 @@ impl ModelOperator for RoutedAttention {
         let pairs = batch * (0..q_len).map(|i| seen(i).min(kv_len)).sum::<usize>();
         Macs::of_heads(pairs.saturating_mul((head_dim + value_dim) * num_heads), num_heads, inputs.head_gates)
     }
+}
+
+/// Attention with the scores (batch, heads, q_len, kv_len) that `mask` makes of the scaled ones, and the gates.
+pub(super) fn attend(
+    (heads, kv_num_heads): (usize, usize),
+    scale: f32,
+    query: &Tensor,
+    [key, value]: [&Tensor; 2],
+    head_gates: &Tensor,
+    mask: impl FnOnce(Tensor) -> Result<Tensor>,
+) -> Result<Computed> {
+    let (batch, q_len, _) = query.dims3()?;
+    let group = heads / kv_num_heads;
+    let per_head = |x: &Tensor| -> Result<Tensor> {
+        let x = match x.rank() {
+            3 => x.reshape((batch, x.dim(1)?, kv_num_heads, ()))?.transpose(1, 2)?,
+            _ => x.clone(),
+        };
+        let (_, kv_heads, kv_len, dim) = x.dims4()?;
+        let x = x.unsqueeze(2)?.broadcast_as((batch, kv_heads, group, kv_len, dim))?;
+        Ok(x.reshape((batch, heads, kv_len, dim))?.contiguous()?)
+    };
+    let q = query.reshape((batch, q_len, heads, ()))?.transpose(1, 2)?.contiguous()?;
+    let (k, v) = (per_head(key)?, per_head(value)?);
+    let scores = mask((q.matmul(&k.t()?)? * f64::from(scale))?)?;
+    let max = scores.max_keepdim(D::Minus1)?;
+    let dead = max.eq(&Tensor::full(f32::NEG_INFINITY, max.shape(), &Device::Cpu)?)?;
+    let heads_out = softmax(&scores)?.matmul(&v)?;
+    let gates = head_gates.transpose(1, 2)?.unsqueeze(D::Minus1)?;
+    let zero = Tensor::zeros(&[1], DType::F32, &Device::Cpu)?;
+    let off = (gates.eq(&gates.zeros_like()?)? + dead)?;
+    let gated = heads_out.broadcast_mul(&gates)?;
+    let routed = select(&off, &zero, &gated)?;
+    Ok(routed.transpose(1, 2)?.reshape((batch, q_len, ()))?.into())
 }

@@ -29,11 +29,16 @@ pub(crate) const NAME: &str = "onnxruntime";
 /// The entry of libmoh_ops for [`Options::pack_weights`].
 const PACK_WEIGHTS: &str = "ai.moh.pack_weights";
 
+/// How products with weights of `DequantizeLinear` are computed once they are fused: in the type of the activations, as the model
+/// says. onnxruntime's own choice rounds them to int8.
+const FUSED_ACCURACY: (&str, &str) = ("session.qdq_matmulnbits_accuracy_level", "0");
+
 pub(crate) struct OrtModel {
     path: PathBuf,
     session: Session,
-    /// How to run on another device than the CPU.
-    binding: Option<Binding>,
+    /// How to run on another device than the CPU, or in place.
+    binding: Binding,
+    on_cuda: bool,
 }
 
 impl OrtModel {
@@ -42,6 +47,7 @@ impl OrtModel {
         let environment = environment(options.ort_library.as_deref())?;
         let refused = |e: ort::Error| Error::Load { path: path.to_owned(), runtime: NAME, reason: e.to_string() };
         let mut builder = Session::builder(&environment).map_err(refused)?;
+        builder = builder.with_config_entry(FUSED_ACCURACY.0, FUSED_ACCURACY.1).map_err(|e| refused(e.into()))?;
         if let Some(threads) = options.threads {
             builder = builder.with_intra_threads(threads.max(1)).map_err(|e| refused(e.into()))?;
         }
@@ -72,22 +78,50 @@ impl OrtModel {
         };
         let (inputs, outputs) = (info(session.inputs())?, info(session.outputs())?);
         let metadata = metadata(&session).map_err(refused)?;
-        let binding = on_cuda.then(|| Binding::cuda(&inputs, &outputs)).transpose().map_err(refused)?;
-        Ok(Loaded { model: OrtModel { path: path.to_owned(), session, binding }, inputs, outputs, metadata, notices })
+        let binding = if on_cuda { Binding::cuda(&inputs, &outputs) } else { Binding::host(&inputs, &outputs) };
+        let model = OrtModel { path: path.to_owned(), session, binding: binding.map_err(refused)?, on_cuda };
+        Ok(Loaded { model, inputs, outputs, metadata, notices })
     }
 
     /// Runs the model on values in the order of its inputs.
     pub(crate) fn run(&mut self, inputs: &[Value]) -> Result<Vec<Value>> {
         let path = &self.path;
         let failed = |e: ort::Error| Error::Run { path: path.clone(), runtime: NAME, reason: e.to_string() };
+        if self.on_cuda {
+            let values = inputs.iter().map(|value| owned(value).map(Some)).collect::<Result<Vec<_>>>()?;
+            let outputs = self.binding.run(&mut self.session, &values, &mut []).map_err(failed)?;
+            return outputs.into_iter().map(|(name, value)| Value::from_ort(name, value)).collect();
+        }
         let copies = inputs.iter().map(host_copy).collect::<Result<Vec<Option<Tensor>>>>()?;
         let values = inputs.iter().zip(&copies).map(|(value, copy)| borrow(value, copy.as_ref()));
         let values = values.collect::<ort::Result<Vec<SessionInputValue<'_>>>>().map_err(failed)?;
-        if let Some(binding) = &self.binding {
-            let outputs = binding.run(&mut self.session, &values).map_err(failed)?;
-            return outputs.into_iter().map(|(name, value)| Value::from_ort(name, value)).collect();
-        }
         let outputs = self.session.run(values.as_slice()).map_err(failed)?;
+        outputs.into_iter().map(|(name, value)| Value::from_ort(name, value)).collect()
+    }
+
+    /// As [`OrtModel::run`]; each output of `shared`, (input, output), is written where its input is, if that is onnxruntime's and
+    /// nobody else holds it.
+    pub(crate) fn run_in_place(&mut self, mut inputs: Vec<Value>, shared: &[(usize, usize)]) -> Result<Vec<Value>> {
+        let path = &self.path;
+        let failed = |e: ort::Error| Error::Run { path: path.clone(), runtime: NAME, reason: e.to_string() };
+        let mut is_shared = vec![false; inputs.len()];
+        for &(input, _) in shared {
+            is_shared[input] = inputs[input].only_ort().is_some();
+        }
+        if !is_shared.contains(&true) {
+            return self.run(&inputs);
+        }
+        let (mut given, mut in_place) = (Vec::with_capacity(inputs.len()), Vec::with_capacity(shared.len()));
+        for (i, value) in inputs.iter_mut().enumerate() {
+            if is_shared[i] {
+                let pair = shared.iter().find(|(input, _)| *input == i).zip(value.only_ort());
+                in_place.extend(pair.map(|(&(input, output), value)| (input, output, value)));
+                given.push(None);
+            } else {
+                given.push(Some(owned(value)?));
+            }
+        }
+        let outputs = self.binding.run(&mut self.session, &given, &mut in_place).map_err(failed)?;
         outputs.into_iter().map(|(name, value)| Value::from_ort(name, value)).collect()
     }
 
@@ -144,6 +178,31 @@ fn tensor_info(path: &Path, outlet: &Outlet) -> Result<TensorInfo> {
     let dim = |(&size, symbol): (&i64, &str)| usize::try_from(size).map_or(Dim::Symbol(symbol.to_owned()), Dim::Fixed);
     let dims = shape.iter().zip(symbols).map(dim).collect();
     Ok(TensorInfo { name, element_type, dims })
+}
+
+/// A value to bind: what is not onnxruntime's is copied. (ort copies a borrowed tensor when it is bound, and waits for itself.)
+fn owned(value: &Value) -> Result<SessionInputValue<'_>> {
+    fn of<T>(shape: &[usize], data: &[T]) -> ort::Result<SessionInputValue<'static>>
+    where
+        T: PrimitiveTensorElementType + std::fmt::Debug + Clone + 'static,
+    {
+        ort::value::Tensor::from_array((shape.to_vec(), data.to_vec())).map(SessionInputValue::from)
+    }
+    let shape = value.shape();
+    if let Repr::Ort(value) = value.repr() {
+        return Ok(SessionInputValue::from(&value.value));
+    }
+    let made = match value.data()? {
+        Data::F32(x) => of(shape, x),
+        Data::F16(x) => of(shape, x),
+        Data::BF16(x) => of(shape, x),
+        Data::F64(x) => of(shape, x),
+        Data::I64(x) => of(shape, x),
+        Data::I32(x) => of(shape, x),
+        Data::U8(x) => of(shape, x),
+        Data::Bool(x) => of(shape, x),
+    };
+    made.map_err(|e| unknown("value", e.message().to_owned()))
 }
 
 /// A copy for values that another runtime keeps.

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::header::Header;
 use crate::info::{Dim, TensorInfo};
 use crate::options::Options;
-use crate::value::{Repr, Value, unknown};
+use crate::value::{Value, unknown};
 use moh_operators::DOMAIN;
 use std::collections::{BTreeMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,11 +20,47 @@ use tract_onnx::prelude::*;
 use tract_onnx::tract_core::internal::{EvalContext, OpState};
 use tract_onnx::tract_core::ops::cast::cast;
 use tract_onnx::tract_core::plan::eval;
-use tract_onnx::tract_hir::internal::{TractErrorContext, bail, ensure};
+use tract_onnx::tract_hir::internal::{TractErrorContext, TypedSimpleState, bail, ensure};
 
 pub(crate) const NAME: &str = "tract";
 
-type Plan = Arc<TypedRunnableModel>;
+/// A model ready to run, with its memory between runs.
+struct Plan {
+    runnable: Arc<TypedRunnableModel>,
+    state: Option<TypedSimpleState>,
+    threads: moh_tract::Pool,
+}
+
+/// Computes one node.
+trait Eval:
+    for<'a, 'b, 'c> FnMut(
+    &'a EvalContext<'a>,
+    Option<&'b mut (dyn OpState + 'static)>,
+    &'c TypedNode,
+    TVec<TValue>,
+) -> TractResult<TVec<TValue>>
+{
+}
+
+impl<F> Eval for F where
+    F: for<'a, 'b, 'c> FnMut(
+        &'a EvalContext<'a>,
+        Option<&'b mut (dyn OpState + 'static)>,
+        &'c TypedNode,
+        TVec<TValue>,
+    ) -> TractResult<TVec<TValue>>
+{
+}
+
+impl Plan {
+    fn run(&mut self, inputs: TVec<TValue>, eval: impl Eval) -> TractResult<TVec<TValue>> {
+        // Not put back after an error or a panic, which leave values in it.
+        let mut state = self.state.take().map_or_else(|| self.runnable.spawn(), Ok)?;
+        let outputs = self.threads.run(|| state.run_plan_with_eval(inputs, eval))?;
+        self.state = Some(state);
+        Ok(outputs)
+    }
+}
 
 pub(crate) struct TractModel {
     path: PathBuf,
@@ -48,10 +84,9 @@ impl TractModel {
         if proto.graph.as_ref().is_some_and(bfloat16::is_in) {
             return Err(bfloat16::refusal(path));
         }
+        let ports = proto.graph.as_ref().map_or_else(|| Ok(Ports::default()), |graph| ports(path, graph));
         let plan = guard(|| prepare(path, &mut proto, options.threads)).map_err(|reason| refused(path, reason))?;
-        let graph = proto.graph.unwrap_or_default();
-        let inputs = graph_inputs(&graph).map(|input| tensor_info(path, input)).collect::<Result<Vec<_>>>()?;
-        let outputs = graph.output.iter().map(|output| tensor_info(path, output)).collect::<Result<Vec<_>>>()?;
+        let (inputs, outputs) = ports?;
         let metadata: BTreeMap<String, String> =
             proto.metadata_props.into_iter().map(|prop| (prop.key, prop.value)).collect();
         let names = outputs.iter().map(|output| output.name.clone()).collect();
@@ -60,10 +95,8 @@ impl TractModel {
     }
 
     /// Runs the model on values in the order of its inputs.
-    pub(crate) fn run(&mut self, inputs: &[Value]) -> Result<Vec<Value>> {
-        let failed = |reason| Error::Run { path: self.path.clone(), runtime: NAME, reason };
-        let outputs = guard(|| self.plan.run(tract_values(inputs)?)).map_err(failed)?;
-        self.named(outputs)
+    pub(crate) fn run(&mut self, inputs: Vec<Value>) -> Result<Vec<Value>> {
+        self.run_with(inputs, eval)
     }
 }
 
@@ -71,18 +104,20 @@ impl TractModel {
     /// As [`TractModel::run`]; `on_node` gets every node's name, operator and time.
     pub(crate) fn run_timed(
         &mut self,
-        inputs: &[Value],
+        inputs: Vec<Value>,
         on_node: &mut dyn FnMut(&str, &str, Duration),
     ) -> Result<Vec<Value>> {
-        let failed = |reason| Error::Run { path: self.path.clone(), runtime: NAME, reason };
-        let timed = |context: &EvalContext<'_>, state: Option<&mut dyn OpState>, node: &TypedNode, inputs| {
+        self.run_with(inputs, |context, state, node, inputs| {
             let began = Instant::now();
             let outputs = eval(context, state, node, inputs);
             on_node(&node.name, &node.op.name(), began.elapsed());
             outputs
-        };
-        let run = || self.plan.spawn()?.run_plan_with_eval(tract_values(inputs)?, timed);
-        let outputs = guard(run).map_err(failed)?;
+        })
+    }
+
+    fn run_with(&mut self, inputs: Vec<Value>, eval: impl Eval) -> Result<Vec<Value>> {
+        let failed = |reason| Error::Run { path: self.path.clone(), runtime: NAME, reason };
+        let outputs = guard(|| self.plan.run(tract_values(inputs)?, eval)).map_err(failed)?;
         self.named(outputs)
     }
 
@@ -115,12 +150,16 @@ fn prepare(path: &Path, proto: &mut ModelProto, threads: Option<usize>) -> Tract
     }
     let folder = external::resolve(path, proto)?;
     let folder = folder.to_str().context("the path of the model's folder is not valid UTF-8")?;
+    moh_tract::prepare(proto)?;
     let parsed = onnx.parse(proto, Some(folder))?;
+    // Weights in the message are not needed twice.
+    proto.graph = None;
     ensure!(parsed.unresolved_inputs.is_empty(), "nothing computes {}", parsed.unresolved_inputs.join(", "));
     let model = moh_tract::optimize(with_plain_outputs(parsed.model.into_typed()?)?)?;
     let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let options = RunOptions { executor: Some(moh_tract::executor(threads)?), ..RunOptions::default() };
-    model.into_runnable_with_options(&options)
+    let runnable = model.into_runnable_with_options(&options)?;
+    Ok(Plan { runnable, state: None, threads: moh_tract::Pool::new(threads)? })
 }
 
 /// tract panics on an output that nothing computes.
@@ -151,10 +190,15 @@ fn check_types(graph: &GraphProto) -> TractResult<()> {
     }
 }
 
-/// The inputs that a caller gives: those without an initializer.
-fn graph_inputs(graph: &GraphProto) -> impl Iterator<Item = &ValueInfoProto> {
+/// Inputs and outputs.
+type Ports = (Vec<TensorInfo>, Vec<TensorInfo>);
+
+/// The outputs, and the inputs that a caller gives: those without an initializer.
+fn ports(path: &Path, graph: &GraphProto) -> Result<Ports> {
     let constant: HashSet<&str> = graph.initializer.iter().map(|tensor| tensor.name.as_str()).collect();
-    graph.input.iter().filter(move |input| !constant.contains(input.name.as_str()))
+    let given = graph.input.iter().filter(|input| !constant.contains(input.name.as_str()));
+    let infos = given.map(|input| tensor_info(path, input)).collect::<Result<_>>()?;
+    Ok((infos, graph.output.iter().map(|output| tensor_info(path, output)).collect::<Result<_>>()?))
 }
 
 fn tensor_info(path: &Path, info: &ValueInfoProto) -> Result<TensorInfo> {
@@ -199,14 +243,16 @@ fn with_plain_outputs(mut model: TypedModel) -> TractResult<TypedModel> {
     Ok(model)
 }
 
-fn tract_values(values: &[Value]) -> TractResult<TVec<TValue>> {
-    values.iter().map(tract_value).collect()
+/// Gives up the values, so that tract may write to those that nobody else holds.
+fn tract_values(values: Vec<Value>) -> TractResult<TVec<TValue>> {
+    values.into_iter().map(tract_value).collect()
 }
 
-fn tract_value(value: &Value) -> TractResult<TValue> {
-    if let Repr::Tract(value) = value.repr() {
-        return Ok(value.clone());
-    }
+fn tract_value(value: Value) -> TractResult<TValue> {
+    let value = match value.into_tract() {
+        Ok(value) => return Ok(value),
+        Err(value) => value,
+    };
     let shape = value.shape();
     let tensor = match value.data()? {
         Data::F32(x) => Tensor::from_shape(shape, x)?,

@@ -162,14 +162,14 @@ fn incomplete_graphs_are_errors() {
 #[test]
 fn newer_operators_are_refused_by_version() {
     let mut graph = Graph::new();
-    graph.import("ai.moh", 2);
+    graph.import("ai.moh", 3);
     graph.input("x", DataType::Float, &["n"]);
     graph.node("Identity", &["x"], "y", &[]);
     graph.output("y", DataType::Float, &["n"]);
     let (_folder, path) = write(&graph);
     for options in runtimes() {
         let message = Model::load(&path, &options).unwrap_err().to_string();
-        assert!(message.contains("version 2 of the ai.moh operators"), "{message}");
+        assert!(message.contains("version 3 of the ai.moh operators"), "{message}");
     }
 }
 

@@ -9,6 +9,9 @@ pub(super) const POSITION_IDS: &str = "position_ids";
 const LOGITS: &str = "logits";
 const PAST: &str = "past_key_values.";
 const PRESENT: &str = "present.";
+/// The metadata's key that says how the cache grows, and its value for one that is updated in place.
+pub(super) const CACHE: &str = "moh.cache";
+pub(super) const IN_PLACE: &str = "in-place";
 
 /// What a language model takes and gives.
 #[derive(Debug)]
@@ -17,6 +20,8 @@ pub(super) struct Interface {
     /// Position of the logits among the outputs.
     pub(super) logits: usize,
     pub(super) takes_positions: bool,
+    /// Whether the cache may have room for more tokens than there are.
+    pub(super) in_place: bool,
 }
 
 /// One tensor of the cache: (batch, heads, past, width) in, the same with the new tokens out.
@@ -32,7 +37,11 @@ pub(super) struct CacheEntry {
 
 impl Interface {
     /// Reads a model's inputs and outputs; says what is missing or unexpected.
-    pub(super) fn of(inputs: &[TensorInfo], outputs: &[TensorInfo]) -> std::result::Result<Interface, String> {
+    pub(super) fn of(
+        inputs: &[TensorInfo],
+        outputs: &[TensorInfo],
+        in_place: bool,
+    ) -> std::result::Result<Interface, String> {
         let output = |name: &str| outputs.iter().position(|output| output.name == name);
         for name in [INPUT_IDS, ATTENTION_MASK] {
             if !inputs.iter().any(|input| input.name == name) {
@@ -61,12 +70,12 @@ impl Interface {
             return Err(format!("expected inputs {PAST}* (a key-value cache), found {}", names(inputs)));
         }
         let takes_positions = inputs.iter().any(|input| input.name == POSITION_IDS);
-        Ok(Interface { cache, logits, takes_positions })
+        Ok(Interface { cache, logits, takes_positions, in_place })
     }
 
-    /// The cache of a sequence that has not begun: length 0.
-    pub(super) fn empty_cache(&self, batch: usize) -> Result<Vec<Value>> {
-        let empty = |entry: &CacheEntry| Tensor::zeros(entry.element_type, [batch, entry.heads, 0, entry.width]);
+    /// The cache of a sequence that has not begun, of this length: 0, or its capacity.
+    pub(super) fn new_cache(&self, batch: usize, length: usize) -> Result<Vec<Value>> {
+        let empty = |entry: &CacheEntry| Tensor::zeros(entry.element_type, [batch, entry.heads, length, entry.width]);
         Ok(self.cache.iter().map(|entry| empty(entry).map(Value::from)).collect::<moh_runtime::Result<_>>()?)
     }
 }
@@ -118,10 +127,10 @@ mod tests {
     #[test]
     fn a_cache_entry_is_paired_and_starts_empty() {
         let (inputs, outputs) = llama();
-        let interface = Interface::of(&inputs, &outputs).unwrap();
+        let interface = Interface::of(&inputs, &outputs, false).unwrap();
         assert_eq!(interface.cache[0].output, 1);
         assert!(!interface.takes_positions);
-        let cache = interface.empty_cache(3).unwrap();
+        let cache = interface.new_cache(3, 0).unwrap();
         assert_eq!((cache[0].shape(), cache[0].element_type()), (&[3, 2, 0, 16][..], ElementType::F16));
     }
 
@@ -130,7 +139,7 @@ mod tests {
         let refused = |change: &dyn Fn(&mut Vec<TensorInfo>, &mut Vec<TensorInfo>)| {
             let (mut inputs, mut outputs) = llama();
             change(&mut inputs, &mut outputs);
-            Interface::of(&inputs, &outputs).unwrap_err()
+            Interface::of(&inputs, &outputs, false).unwrap_err()
         };
         assert!(refused(&|i, _| drop(i.remove(0))).starts_with("expected an input input_ids, found attention_mask"));
         assert!(refused(&|_, o| drop(o.remove(0))).starts_with("expected an output logits, found present.0.key"));

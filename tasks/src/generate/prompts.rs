@@ -110,9 +110,16 @@ impl Sequences {
         Ok(Tensor::new([self.batch, self.length()], self.ids.clone())?)
     }
 
-    pub(super) fn attention_mask(&self) -> Result<Tensor> {
-        let total = self.masks.first().map_or(0, Vec::len);
-        Ok(Tensor::new([self.batch, total], self.masks.concat())?)
+    /// Old and new tokens of a sequence.
+    pub(super) fn total(&self) -> usize {
+        self.masks.first().map_or(0, Vec::len)
+    }
+
+    /// The mask of old and new tokens; as wide as `capacity` if that is given, where there are no tokens yet.
+    pub(super) fn attention_mask(&self, capacity: Option<usize>) -> Result<Tensor> {
+        let width = capacity.unwrap_or(0).max(self.total());
+        let row = |mask: &Vec<i64>| mask.iter().copied().chain(std::iter::repeat(0)).take(width).collect::<Vec<i64>>();
+        Ok(Tensor::new([self.batch, width], self.masks.iter().flat_map(row).collect::<Vec<i64>>())?)
     }
 
     pub(super) fn position_ids(&self) -> Result<Tensor> {
@@ -141,7 +148,7 @@ mod tests {
         assert_eq!(sequences.input_ids().unwrap(), Tensor::new([2, 1], vec![9i64, 10]).unwrap());
         assert_eq!(sequences.position_ids().unwrap(), Tensor::new([2, 1], vec![3i64, 1]).unwrap());
         let mask = vec![1i64, 1, 1, 1, 0, 0, 1, 1];
-        assert_eq!(sequences.attention_mask().unwrap(), Tensor::new([2, 4], mask).unwrap());
+        assert_eq!(sequences.attention_mask(None).unwrap(), Tensor::new([2, 4], mask).unwrap());
     }
 
     #[test]

@@ -78,8 +78,9 @@ impl Part {
 
     /// Of a node.
     pub(super) fn of(name: &str, op_type: &str) -> Part {
-        if let Some(operator) = operators::operator(op_type).or_else(|| body_of(name)) {
-            return operator.part.into();
+        let operator = operators::operator(op_type).or_else(|| body_of(name));
+        if let Some(part) = operator.and_then(|operator| Part::of_operator(operator.part)) {
+            return part;
         }
         let (path, node) = name.split_once('/').unwrap_or((name, ""));
         let modules: Vec<&str> = path.split('.').collect();
@@ -96,15 +97,15 @@ impl Part {
             None => Part::Rest,
         }
     }
-}
 
-impl From<operators::Part> for Part {
-    fn from(part: operators::Part) -> Part {
+    /// `None` for an operator of which the node's name decides.
+    fn of_operator(part: operators::Part) -> Option<Part> {
         match part {
-            operators::Part::Attention => Part::Attention,
-            operators::Part::Projections => Part::Projections,
-            operators::Part::Router => Part::Router,
-            operators::Part::Mlp => Part::Mlp,
+            operators::Part::Attention => Some(Part::Attention),
+            operators::Part::Projections => Some(Part::Projections),
+            operators::Part::Router => Some(Part::Router),
+            operators::Part::Mlp => Some(Part::Mlp),
+            operators::Part::Dense => None,
         }
     }
 }
@@ -147,6 +148,9 @@ mod tests {
             ("decoder.layers.2.fc1/MatMul", "MatMul", Kernel::Runtime, Part::Mlp),
             ("blocks.1/Mul_3", "Mul", Kernel::Runtime, Part::Rest),
             ("lm_head/MatMul", "MatMul", Kernel::Runtime, Part::Rest),
+            ("model.layers.2.mlp.down_proj/MatMul", "LinearNBits", Kernel::Moh, Part::Mlp),
+            ("model.layers.2.self_attn.v_proj/MatMul", "LinearNBits", Kernel::Moh, Part::Projections),
+            ("lm_head/MatMul", "LinearNBits", Kernel::Moh, Part::Rest),
         ] {
             assert_eq!((Kernel::of(name, op_type), Part::of(name, op_type)), (kernel, part), "{name}");
         }

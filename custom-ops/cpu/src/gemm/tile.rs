@@ -9,7 +9,7 @@ use std::ops::Range;
 const ROWS: [usize; 2] = [5, 6];
 
 /// Vectors per row of the register tile.
-pub(super) const fn vectors<I: Isa>() -> usize {
+pub(crate) const fn vectors<I: Isa>() -> usize {
     if I::REGISTERS >= 32 { 5 } else { 2 }
 }
 
@@ -18,21 +18,21 @@ pub(super) const fn vectors<I: Isa>() -> usize {
 ///
 /// Contract of the constructor: the rows' inputs are valid for reading the elements `k`, the panel for reading `k.len()` rows,
 /// the outputs for reading and writing `vectors` vectors from `column` on.
-pub(super) struct Tiles<'a> {
-    pub(super) rows: &'a [Row],
-    pub(super) picked: &'a [u32],
-    pub(super) k: Range<usize>,
-    pub(super) b: *const f32,
-    pub(super) vectors: usize,
-    pub(super) column: usize,
-    pub(super) first: bool,
+pub(crate) struct Tiles<'a> {
+    pub(crate) rows: &'a [Row],
+    pub(crate) picked: &'a [u32],
+    pub(crate) k: Range<usize>,
+    pub(crate) b: *const f32,
+    pub(crate) vectors: usize,
+    pub(crate) column: usize,
+    pub(crate) first: bool,
     /// Memory to prefetch during the product. `run` returns what is left of it.
-    pub(super) ahead: Ahead,
+    pub(crate) ahead: Ahead,
 }
 
 /// Memory to prefetch: rows of `bytes` bytes, `stride` bytes apart. It is never dereferenced.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Ahead {
+pub(crate) struct Ahead {
     row: *const u8,
     stride: usize,
     rows: usize,

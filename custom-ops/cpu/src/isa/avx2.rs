@@ -1,7 +1,7 @@
 //! x86-64 with AVX2, FMA and F16C: 8 lanes, 16 registers.
 
 use super::{EXP2_FLOOR, Isa, Job, MAX_LANES, exp2_fraction};
-use moh_operators::{DType, Element};
+use moh_operators::{Element, Float};
 use std::arch::x86_64::*;
 
 /// Exists only if the processor has the features of [`enabled`].
@@ -109,12 +109,12 @@ impl Isa for Avx2 {
 
     #[inline(always)]
     unsafe fn widen<T: Element>(self, ptr: *const T) -> __m256 {
-        // SAFETY: the caller's contract, and `self`; the pointer's type corresponds to DTYPE.
+        // SAFETY: the caller's contract, and `self`; the pointer's type corresponds to FLOAT.
         unsafe {
-            match T::DTYPE {
-                DType::F32 => _mm256_loadu_ps(ptr.cast()),
-                DType::F16 => _mm256_cvtph_ps(_mm_loadu_si128(ptr.cast())),
-                DType::BF16 => {
+            match T::FLOAT {
+                Float::F32 => _mm256_loadu_ps(ptr.cast()),
+                Float::F16 => _mm256_cvtph_ps(_mm_loadu_si128(ptr.cast())),
+                Float::BF16 => {
                     let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(ptr.cast()));
                     _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))
                 }
@@ -123,12 +123,12 @@ impl Isa for Avx2 {
     }
     #[inline(always)]
     unsafe fn narrow<T: Element>(self, ptr: *mut T, x: __m256) {
-        // SAFETY: the caller's contract, and `self`; the pointer's type corresponds to DTYPE.
+        // SAFETY: the caller's contract, and `self`; the pointer's type corresponds to FLOAT.
         unsafe {
-            match T::DTYPE {
-                DType::F32 => _mm256_storeu_ps(ptr.cast(), x),
-                DType::F16 => _mm_storeu_si128(ptr.cast(), _mm256_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT }>(x)),
-                DType::BF16 => {
+            match T::FLOAT {
+                Float::F32 => _mm256_storeu_ps(ptr.cast(), x),
+                Float::F16 => _mm_storeu_si128(ptr.cast(), _mm256_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT }>(x)),
+                Float::BF16 => {
                     let bits = _mm256_castps_si256(x);
                     let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
                     let rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);

@@ -1,7 +1,7 @@
 //! x86-64 with AVX-512 (F, BW, DQ, VL): 16 lanes, 32 registers.
 
 use super::{Isa, Job, MAX_LANES, exp2_fraction};
-use moh_operators::{DType, Element};
+use moh_operators::{Element, Float};
 use std::arch::x86_64::*;
 
 /// Exists only if the processor has the features of [`enabled`].
@@ -105,12 +105,12 @@ impl Isa for Avx512 {
 
     #[inline(always)]
     unsafe fn widen<T: Element>(self, ptr: *const T) -> __m512 {
-        // SAFETY: the caller's contract, and `self`; the pointer's type corresponds to DTYPE.
+        // SAFETY: the caller's contract, and `self`; the pointer's type corresponds to FLOAT.
         unsafe {
-            match T::DTYPE {
-                DType::F32 => _mm512_loadu_ps(ptr.cast()),
-                DType::F16 => _mm512_cvtph_ps(_mm256_loadu_si256(ptr.cast())),
-                DType::BF16 => {
+            match T::FLOAT {
+                Float::F32 => _mm512_loadu_ps(ptr.cast()),
+                Float::F16 => _mm512_cvtph_ps(_mm256_loadu_si256(ptr.cast())),
+                Float::BF16 => {
                     let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(ptr.cast()));
                     _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
                 }
@@ -119,14 +119,14 @@ impl Isa for Avx512 {
     }
     #[inline(always)]
     unsafe fn narrow<T: Element>(self, ptr: *mut T, x: __m512) {
-        // SAFETY: the caller's contract, and `self`; the pointer's type corresponds to DTYPE.
+        // SAFETY: the caller's contract, and `self`; the pointer's type corresponds to FLOAT.
         unsafe {
-            match T::DTYPE {
-                DType::F32 => _mm512_storeu_ps(ptr.cast(), x),
-                DType::F16 => {
+            match T::FLOAT {
+                Float::F32 => _mm512_storeu_ps(ptr.cast(), x),
+                Float::F16 => {
                     _mm256_storeu_si256(ptr.cast(), _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT }>(x));
                 }
-                DType::BF16 => {
+                Float::BF16 => {
                     let bits = _mm512_castps_si512(x);
                     let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
                     let rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
@@ -143,10 +143,10 @@ impl Isa for Avx512 {
         let mask = ((1u32 << n) - 1) as __mmask16;
         // SAFETY: the caller's contract, and `self`; masked lanes are not read.
         unsafe {
-            match T::DTYPE {
-                DType::F32 => _mm512_maskz_loadu_ps(mask, ptr.cast()),
-                DType::F16 => _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, ptr.cast())),
-                DType::BF16 => {
+            match T::FLOAT {
+                Float::F32 => _mm512_maskz_loadu_ps(mask, ptr.cast()),
+                Float::F16 => _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, ptr.cast())),
+                Float::BF16 => {
                     let bits = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, ptr.cast()));
                     _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
                 }

@@ -1,7 +1,7 @@
 //! AArch64: 4 lanes, 32 registers.
 
 use super::{EXP2_FLOOR, Isa, Job, MAX_LANES, exp2_fraction};
-use moh_operators::{DType, Element};
+use moh_operators::{Element, Float};
 use std::arch::aarch64::*;
 use std::arch::asm;
 
@@ -95,12 +95,12 @@ impl Isa for Neon {
 
     #[inline(always)]
     unsafe fn widen<T: Element>(self, ptr: *const T) -> float32x4_t {
-        // SAFETY: the caller's contract; the pointer's type corresponds to DTYPE.
+        // SAFETY: the caller's contract; the pointer's type corresponds to FLOAT.
         unsafe {
-            match T::DTYPE {
-                DType::F32 => vld1q_f32(ptr.cast()),
-                DType::BF16 => vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(ptr.cast()))),
-                DType::F16 => {
+            match T::FLOAT {
+                Float::F32 => vld1q_f32(ptr.cast()),
+                Float::BF16 => vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(ptr.cast()))),
+                Float::F16 => {
                     let wide: float32x4_t;
                     let narrow = vld1_u16(ptr.cast());
                     asm!(
@@ -116,11 +116,11 @@ impl Isa for Neon {
     }
     #[inline(always)]
     unsafe fn narrow<T: Element>(self, ptr: *mut T, x: float32x4_t) {
-        // SAFETY: the caller's contract; the pointer's type corresponds to DTYPE.
+        // SAFETY: the caller's contract; the pointer's type corresponds to FLOAT.
         unsafe {
-            match T::DTYPE {
-                DType::F32 => vst1q_f32(ptr.cast(), x),
-                DType::F16 => {
+            match T::FLOAT {
+                Float::F32 => vst1q_f32(ptr.cast(), x),
+                Float::F16 => {
                     let narrow: uint16x4_t;
                     asm!(
                         "fcvtn {narrow:v}.4h, {wide:v}.4s",
@@ -130,7 +130,7 @@ impl Isa for Neon {
                     );
                     vst1_u16(ptr.cast(), narrow);
                 }
-                DType::BF16 => {
+                Float::BF16 => {
                     let bits = vreinterpretq_u32_f32(x);
                     let odd = vandq_u32(vshrq_n_u32::<16>(bits), vdupq_n_u32(1));
                     let rounded = vaddq_u32(vaddq_u32(bits, vdupq_n_u32(0x7fff)), odd);

@@ -15,7 +15,41 @@ pub(super) struct Call<'a, I, T> {
     pub(super) value: &'a [T],
     pub(super) gates: &'a [f32],
     pub(super) bias: Option<&'a [T]>,
+    /// What each sequence's queries see.
+    pub(super) spans: &'a [Span],
     pub(super) output: Output<T>,
+}
+
+/// The keys that a sequence's queries see, which are neighbours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Span {
+    /// The first one. Positions of keys are counted from here.
+    first: usize,
+    /// How many of them query 0 sees, less one; each query sees one more than the query before it.
+    ahead: isize,
+    /// As far as there are keys.
+    keys: usize,
+}
+
+impl Span {
+    /// All keys, or those of a causal mask.
+    pub(super) fn of(p: &Problem) -> Span {
+        let (keys, q_len) = (p.kv_len as isize, p.q_len as isize);
+        Span { first: 0, ahead: if p.is_causal { keys - q_len } else { keys }, keys: p.kv_len }
+    }
+
+    /// Of a cache of `capacity` tokens, whose tokens begin at `first`; query 0 is token `start`.
+    pub(crate) fn in_cache(capacity: usize, first: i64, start: i64) -> Span {
+        let begin = usize::try_from(first).unwrap_or(0).min(capacity);
+        // As a capacity, positions fit isize; others are far outside.
+        let start = start.clamp(-(1 << 60), 1 << 60) as isize;
+        Span { first: begin, ahead: start - begin as isize, keys: capacity - begin }
+    }
+
+    /// How many keys query `i` sees.
+    fn visible(&self, i: usize) -> usize {
+        usize::try_from(self.ahead + 1 + i as isize).unwrap_or(0).min(self.keys)
+    }
 }
 
 /// The output, to which workers write disjoint parts.
@@ -86,19 +120,26 @@ impl<I, T: Element> Call<'_, I, T> {
     }
 
     /// The number of keys that a row sees.
-    pub(super) fn visible(&self, row: u32) -> usize {
-        self.problem.visible_keys(self.split(row).0)
+    pub(super) fn visible(&self, head: Head, row: u32) -> usize {
+        self.spans[head.batch].visible(self.split(row).0)
     }
 
-    /// Pointer to the keys from `token` on, and their stride.
+    /// The number of keys that any query of a sequence sees.
+    pub(super) fn length(&self, batch: usize) -> usize {
+        self.spans[batch].visible(self.problem.q_len.saturating_sub(1))
+    }
+
+    /// Pointer to the keys from `token` of the head's span on, and their stride.
     pub(super) fn keys(&self, head: Head, token: usize) -> (*const T, usize) {
         let (p, dim) = (self.problem, self.problem.head_dim);
+        let token = self.spans[head.batch].first + token;
         (self.key[p.kv_offset(head.batch, head.kv_head, token, dim)..].as_ptr(), p.kv_stride(dim))
     }
 
-    /// Pointer to the values from `token` on, and their stride.
+    /// Pointer to the values from `token` of the head's span on, and their stride.
     pub(super) fn values(&self, head: Head, token: usize) -> (*const T, usize) {
         let (p, dim) = (self.problem, self.problem.value_dim);
+        let token = self.spans[head.batch].first + token;
         (self.value[p.kv_offset(head.batch, head.kv_head, token, dim)..].as_ptr(), p.kv_stride(dim))
     }
 

@@ -17,7 +17,7 @@ use crate::isa::{MatrixUnit, Multiplier};
 use crate::memory::{Memory, Sections};
 use moh_operators::Error;
 use moh_operators::routed_attention::Problem;
-use moh_operators::{DType, Element};
+use moh_operators::{Element, Float};
 use std::f32::consts::LOG2_E;
 
 /// Minimum query rows per KV head for using several bf16 terms: with fewer rows, splitting keys and values costs more
@@ -30,7 +30,7 @@ const STRIDE: usize = WIDTH * size_of::<f32>();
 const STEP: usize = TILE * STRIDE;
 
 /// Tile sizes that fit the caches.
-pub(super) fn tiling(p: &Problem, dtype: DType) -> Tiling {
+pub(super) fn tiling(p: &Problem, dtype: Float) -> Tiling {
     /// Floats of queries and outputs per worker: they fit the L2 cache.
     const CHUNK_FLOATS: usize = 192 << 10;
     const MIN_TILES: usize = 2;
@@ -72,7 +72,7 @@ pub(super) struct MatrixMemory<'h> {
 }
 
 impl<'h> MatrixMemory<'h> {
-    pub(super) fn new(p: &Problem, dtype: DType, chunk: usize, host: &'h dyn Host) -> Result<MatrixMemory<'h>, Error> {
+    pub(super) fn new(p: &Problem, dtype: Float, chunk: usize, host: &'h dyn Host) -> Result<MatrixMemory<'h>, Error> {
         let terms = terms(dtype);
         let chunk = chunk.next_multiple_of(WIDTH);
         let mut sections = Sections::default();
@@ -102,7 +102,7 @@ pub(super) fn attend<I: Isa, T: Element>(
     memory: &mut MatrixMemory<'_>,
     spare: &mut RowMemory<'_>,
 ) -> u64 {
-    match terms(T::DTYPE) {
+    match terms(T::FLOAT) {
         1 => attend_terms::<I, T, 1>(unit, call, head, rows, memory, spare),
         2 => attend_terms::<I, T, 2>(unit, call, head, rows, memory, spare),
         _ => attend_terms::<I, T, 3>(unit, call, head, rows, memory, spare),
@@ -118,7 +118,7 @@ fn attend_terms<I: Isa, T: Element, const TERMS: usize>(
     spare: &mut RowMemory<'_>,
 ) -> u64 {
     let p = call.problem;
-    let visible = rows.last().map_or(0, |&row| call.visible(row));
+    let visible = rows.last().map_or(0, |&row| call.visible(head, row));
     let mut chunk = Chunk::<I, T, TERMS> { multiplier: unit.start(), call, head, rows, memory };
     chunk.load_queries();
     let mut macs = 0;
@@ -189,7 +189,7 @@ impl<I: Isa, T: Element, const TERMS: usize> Chunk<'_, '_, I, T, TERMS> {
         });
         let mut macs = 0;
         for (i, rows) in self.rows.chunks(WIDTH).enumerate() {
-            let seen = |row: &u32| call.visible(*row).saturating_sub(start).min(keys);
+            let seen = |row: &u32| call.visible(head, *row).saturating_sub(start).min(keys);
             let keys = rows.last().map_or(0, seen);
             if keys == 0 {
                 continue;

@@ -3,7 +3,7 @@
 
 use crate::isa::unit::TILE;
 use crate::isa::{Isa, Job, MAX_LANES};
-use moh_operators::{DType, Element};
+use moh_operators::{Element, Float};
 
 /// Query rows per tile.
 pub(super) const WIDTH: usize = 2 * TILE;
@@ -13,11 +13,11 @@ pub(super) const KEYS: usize = 128;
 const PAIRS: usize = 2 * MAX_LANES;
 
 /// Number of bf16 terms (8 bits each) that represent a `dtype` of 8, 11 or 24 bits exactly.
-pub(super) const fn terms(dtype: DType) -> usize {
+pub(super) const fn terms(dtype: Float) -> usize {
     match dtype {
-        DType::BF16 => 1,
-        DType::F16 => 2,
-        DType::F32 => 3,
+        Float::BF16 => 1,
+        Float::F16 => 2,
+        Float::F32 => 3,
     }
 }
 

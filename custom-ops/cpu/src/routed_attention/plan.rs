@@ -92,9 +92,9 @@ impl Item {
 /// All work items.
 pub(super) struct Plan {
     pub(super) items: Vec<Item>,
-    /// Number of heads whose keys are split; each has `parts` partial results.
+    /// Number of heads whose keys are split.
     pub(super) slots: usize,
-    /// Partial results per split head.
+    /// The most partial results of a split head.
     pub(super) parts: usize,
     /// Maximum rows per tiled item.
     pub(super) chunk: usize,
@@ -106,14 +106,24 @@ const MIN_KEYS: usize = 256;
 const ITEMS_PER_WORKER: usize = 4;
 
 impl Plan {
-    /// `tile` is the number of rows of a register tile, `chunk` the number of rows that a worker's memory holds.
-    pub(super) fn new(p: &Problem, selection: &Selection, tile: usize, chunk: usize, workers: usize) -> Plan {
+    /// `length` is the number of keys that a head's rows see; `tile` the number of rows of a register tile, `chunk` the
+    /// number of rows that a worker's memory holds.
+    pub(super) fn new(
+        selection: &Selection,
+        length: impl Fn(usize) -> usize,
+        tile: usize,
+        chunk: usize,
+        workers: usize,
+    ) -> Plan {
         let wanted = workers * ITEMS_PER_WORKER;
-        let (mut tiled, mut few, mut most) = (0, 0, 0);
+        let (mut tiled, mut few, mut most, mut keys) = (0, 0, 0, 0);
         for head in 0..selection.heads() {
             match selection.rows(head).len() {
                 0 => {}
-                rows if rows <= ROWS => few += 1,
+                rows if rows <= ROWS => {
+                    few += 1;
+                    keys += length(head);
+                }
                 rows => {
                     tiled += rows.div_ceil(tile);
                     most = rows.next_multiple_of(tile).max(most);
@@ -125,19 +135,21 @@ impl Plan {
             1 => chunk,
             _ => (tiled.div_ceil(wanted) * tile).min(chunk),
         };
-        let parts = match workers {
+        // Longer heads are split into more parts.
+        let parts_of = |head: usize| match workers {
             1 => 1,
-            _ if tiled > 0 || few == 0 || few >= wanted => 1,
-            _ => wanted.div_ceil(few).min(p.kv_len / MIN_KEYS).max(1),
+            _ if tiled > 0 || few >= wanted || keys == 0 => 1,
+            _ => (wanted * length(head)).div_ceil(keys).min(length(head) / MIN_KEYS).max(1),
         };
-        let mut plan = Plan { items: Vec::new(), slots: 0, parts, chunk };
+        let mut plan = Plan { items: Vec::new(), slots: 0, parts: 1, chunk };
         for head in 0..selection.heads() {
             match selection.rows(head).len() {
                 0 => plan.items.push(Item::Zero { head }),
                 rows if rows <= ROWS => {
-                    let slot = plan.slots;
+                    let (slot, parts) = (plan.slots, parts_of(head));
                     plan.items.extend((0..parts).map(|part| Item::Rows { head, part, parts, slot }));
                     plan.slots += usize::from(parts > 1);
+                    plan.parts = plan.parts.max(parts);
                 }
                 rows => {
                     let parts = rows.div_ceil(chunk);

@@ -62,13 +62,13 @@ impl<'h> RowMemory<'h> {
             let input = call.query(head, row);
             call.isa.vectorize(Widen { input, stride: 0, rows: 1, dim: p.head_dim, factors, output, pitch: 0 });
         }
-        let end = rows.last().map_or(0, |&row| call.visible(row)).min(keys.end);
+        let end = rows.last().map_or(0, |&row| call.visible(head, row)).min(keys.end);
         let mut macs = 0;
         for start in (keys.start..end).step_by(KEYS) {
             let keys = (end - start).min(KEYS);
             let mut visible = [0; ROWS];
             for (r, &row) in rows.iter().enumerate() {
-                visible[r] = call.visible(row).saturating_sub(start).min(keys);
+                visible[r] = call.visible(head, row).saturating_sub(start).min(keys);
                 let scores = self.scores + r * KEYS;
                 fill_bias(call, head, row, start, self.floats.slice(scores..scores + keys));
             }

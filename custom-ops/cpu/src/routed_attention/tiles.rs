@@ -79,7 +79,7 @@ pub(super) fn attend<I: Isa, T: Element>(
     let p = call.problem;
     let mut chunk = Chunk { call, head, rows, memory };
     chunk.load_queries();
-    let visible = rows.last().map_or(0, |&row| call.visible(row));
+    let visible = rows.last().map_or(0, |&row| call.visible(head, row));
     let mut macs = 0;
     let step = chunk.memory.tiling.keys;
     for start in (0..visible).step_by(step) {
@@ -107,7 +107,7 @@ pub(super) fn repair<I: Isa, T: Element>(
         // SAFETY: the row's output was written just now, and belongs to this item.
         let output = unsafe { std::slice::from_raw_parts(output, call.problem.value_dim) };
         if output.iter().any(|x| x.to_f32().is_nan()) {
-            macs += memory.attend(call, head, &[row], 0..call.problem.kv_len);
+            macs += memory.attend(call, head, &[row], 0..call.length(head.batch));
             memory.store(call, head, &[row]);
         }
     }
@@ -160,7 +160,7 @@ impl<I: Isa, T: Element> Chunk<'_, '_, I, T> {
         let lanes = self.at(self.memory.lanes);
         let mut macs = 0;
         for (i, rows) in self.rows.chunks(width).enumerate() {
-            let seen = |row: &u32| call.visible(*row).saturating_sub(start).min(keys);
+            let seen = |row: &u32| call.visible(head, *row).saturating_sub(start).min(keys);
             let keys = rows.last().map_or(0, seen);
             if keys == 0 {
                 continue;

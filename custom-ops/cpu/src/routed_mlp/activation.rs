@@ -9,12 +9,12 @@ use std::f32::consts::LOG2_E;
 ///
 /// Contract of the constructor: whole vectors of the sums (for SwiGLU also those `other` floats further) are valid for
 /// reading, of the outputs for writing; `columns` elements of the biases are valid for reading.
-pub(super) struct Activate<'a, T> {
-    pub(super) activation: Activation,
-    pub(super) rows: &'a [(*const f32, *mut f32)],
-    pub(super) columns: usize,
-    pub(super) other: usize,
-    pub(super) bias: Option<[*const T; 2]>,
+pub(crate) struct Activate<'a, T> {
+    pub(crate) activation: Activation,
+    pub(crate) rows: &'a [(*const f32, *mut f32)],
+    pub(crate) columns: usize,
+    pub(crate) other: usize,
+    pub(crate) bias: Option<[*const T; 2]>,
 }
 
 impl<T: Element> Job for Activate<'_, T> {

@@ -3,10 +3,12 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 mod aggregated_attention;
+mod cache;
 mod errors;
 mod every_operator;
 mod head_linear;
 mod layers;
+mod nbits;
 mod packed;
 mod routed_attention;
 mod routed_mlp;

@@ -39,7 +39,12 @@ pub(crate) fn pack(call: &Call, kernel: &Kernel) -> Vec<Option<Packed>> {
 /// if a result differs from the reference, or from the result with another number of threads. `exact` selects the
 /// elements that must be equal. Returns the work on plain inputs.
 pub(crate) fn check(call: &Call, threads: &[usize], exact: impl Fn(usize) -> bool) -> Vec<Work> {
-    let expected = call.expected();
+    check_as(call, call, threads, exact)
+}
+
+/// As [`check`], against the reference and the tolerance of another call.
+pub(crate) fn check_as(call: &Call, judge: &Call, threads: &[usize], exact: impl Fn(usize) -> bool) -> Vec<Work> {
+    let expected = judge.expected();
     let mut works = Vec::new();
     for kernel in kernels_of(call.operator()) {
         let packed = pack(call, kernel);
@@ -54,7 +59,7 @@ pub(crate) fn check(call: &Call, threads: &[usize], exact: impl Fn(usize) -> boo
                 let name = format!("{kernel:?}{way}, {threads} threads");
                 let (found, work) = run_on(call, inputs, kernel, expected.len(), &Threads::new(threads))
                     .unwrap_or_else(|error| panic!("{name}: {error}"));
-                call.compare(&name, &found, &expected, &exact);
+                judge.compare(&name, &found, &expected, &exact);
                 match &first {
                     Some((other, _)) => {
                         assert!(*other == found, "{kernel:?}{way}: {threads} threads change the result")

@@ -20,6 +20,12 @@ template <> inline bf16 from_float<bf16>(float x) {
 template <class T> uint32_t pack(float lo, float hi) {
     return uint32_t(from_float<T>(lo).bits) | uint32_t(from_float<T>(hi).bits) << 16;
 }
+template <class T> uint32_t fma2(uint32_t a, uint32_t b, uint32_t c) {
+    auto half = [](uint32_t pair, int i) { return to_float(T{uint16_t(pair >> (16 * i))}); };
+    // A product of halves is exact in double precision, and a float that is rounded again keeps enough digits of the sum.
+    auto one = [&](int i) { return float(double(half(a, i)) * half(b, i) + half(c, i)); };
+    return pack<T>(one(0), one(1));
+}
 inline float exp2_approx(float x) { return exp2f(x); }
 inline int opaque(int x) { return x; }
 

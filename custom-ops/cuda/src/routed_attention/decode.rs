@@ -50,7 +50,7 @@ impl Instance {
     }
 }
 
-impl Attention<'_, '_> {
+impl Attention<'_> {
     /// Whether a KV head has so few rows that the time is dominated by reading keys and values.
     pub(super) fn is_decoding(&self) -> bool {
         let p = &self.problem;
@@ -65,11 +65,12 @@ impl Attention<'_, '_> {
     /// are off, but no part so short that its launch dominates. `unit` divides the keys per part.
     fn splits(&self, unit: usize) -> (usize, usize) {
         const BLOCKS: usize = 2; // resident per multiprocessor
-        const WAVES: usize = 8;
+        // Of a cache, blocks remain without keys where a sequence is shorter; they take time, too.
+        let waves = if self.is_cached() { 4 } else { 8 };
         let p = &self.problem;
         let lists = p.batch * p.kv_num_heads;
-        let slots = BLOCKS * self.call.stream.properties().multiprocessors as usize;
-        let balanced = (WAVES * slots).div_ceil(lists).min(p.kv_len.div_ceil(512));
+        let slots = BLOCKS * self.stream.properties().multiprocessors as usize;
+        let balanced = (waves * slots).div_ceil(lists).min(p.kv_len.div_ceil(512));
         let filled = slots.div_ceil(lists).min(p.kv_len.div_ceil(128));
         let parts = balanced.max(filled).max(1);
         let keys = p.kv_len.div_ceil(parts).next_multiple_of(unit).max(unit);
@@ -79,12 +80,12 @@ impl Attention<'_, '_> {
 
 /// # Safety
 /// As [`CudaOperator::launch`](crate::CudaOperator::launch) and [`Attention::is_decoding`].
-pub(super) unsafe fn launch(attention: &Attention<'_, '_>) -> Result<(), Error> {
-    let (p, call) = (&attention.problem, attention.call);
+pub(super) unsafe fn launch(attention: &Attention<'_>) -> Result<(), Error> {
+    let p = &attention.problem;
     let (lists, rows) = (p.batch * p.kv_num_heads, p.q_len * p.group_size());
     let width = p.head_dim.max(p.value_dim);
     let type_name = attention.type_name();
-    let available = call.stream.properties().shared_bytes as usize;
+    let available = attention.stream.properties().shared_bytes as usize;
     let mut stages = 0;
     let (name, unit, shared) = if attention.fits_mma() {
         let instance = Instance::of(width, rows);
@@ -98,23 +99,24 @@ pub(super) unsafe fn launch(attention: &Attention<'_, '_>) -> Result<(), Error> 
     let (splits, keys_per_split) = attention.splits(unit);
     let mut params = AttentionParams {
         splits: int(splits)?,
-        keys_per_split: int(keys_per_split)?,
+        // Of a cache, only the GPU knows how many keys the parts share.
+        keys_per_split: int(if attention.is_cached() { unit } else { keys_per_split })?,
         stages: int(stages)?,
         ..attention.params
     };
     if splits > 1 {
-        params.partial = call.workspace.allocate(splits * lists * rows * p.value_dim * 4)?;
-        params.partial_lse = call.workspace.allocate(splits * lists * rows * 4)?;
+        params.partial = attention.workspace.allocate(splits * lists * rows * p.value_dim * 4)?;
+        params.partial_lse = attention.workspace.allocate(splits * lists * rows * 4)?;
     }
     let kernel = |name| Kernel { module: modules::DECODE, name };
     let name = CString::new(name).unwrap_or_default();
     // SAFETY: tensors and workspace have the sizes that the kernels expect.
     unsafe {
-        call.stream.launch(kernel(&name), [lists as u32, splits as u32, 1], THREADS, shared as u32, &params)?;
+        attention.stream.launch(kernel(&name), [lists as u32, splits as u32, 1], THREADS, shared as u32, &params)?;
         if splits > 1 {
             let name = CString::new(format!("moh_decode_combine_{type_name}")).unwrap_or_default();
             let blocks = (lists * rows).div_ceil(WARPS);
-            call.stream.launch(kernel(&name), [int(blocks)? as u32, 1, 1], THREADS, 0, &params)?;
+            attention.stream.launch(kernel(&name), [int(blocks)? as u32, 1, 1], THREADS, 0, &params)?;
         }
     }
     Ok(())

@@ -120,18 +120,20 @@ impl Instance {
     }
 }
 
-impl Attention<'_, '_> {
-    /// Whether the Hopper kernels support this call; assumes [`Attention::fits_mma`].
+impl Attention<'_> {
+    /// Whether the Hopper kernels support this call; assumes [`Attention::fits_mma`]. They do not take caches, whose rows
+    /// have keys of their own.
     pub(super) fn fits_hopper(&self) -> bool {
         let p = &self.problem;
         // Rows have 31-bit indices.
         let rows = p.batch.checked_mul(p.q_len).and_then(|n| n.checked_mul(p.num_heads));
-        self.call.stream.properties().capability.0 == 9
+        self.stream.properties().capability.0 == 9
+            && !self.is_cached()
             && p.kv_len > 0
             && self.params.bias.is_multiple_of(16)
             && rows.is_some_and(|rows| i32::try_from(rows).is_ok())
             && Instance::of(p, self.is_biased())
-                .is_some_and(|instance| instance.shared_bytes() <= self.call.stream.properties().shared_bytes as usize)
+                .is_some_and(|instance| instance.shared_bytes() <= self.stream.properties().shared_bytes as usize)
     }
 
     /// The TMA descriptors of keys or values of head width `dim`: a box is 64 columns, or the tail, of one block.
@@ -155,7 +157,7 @@ impl Attention<'_, '_> {
         };
         let boxed = Boxed {
             ptr: tensor,
-            dtype: self.call.dtype,
+            dtype: self.dtype,
             sizes: [dim, inner, outer, p.batch],
             strides: [dim, dim * inner, dim * inner * outer],
             boxes: [columns, box_inner, box_outer, 1],
@@ -166,8 +168,8 @@ impl Attention<'_, '_> {
 
 /// # Safety
 /// As [`CudaOperator::launch`](crate::CudaOperator::launch), [`Attention::fits_mma`] and [`Attention::fits_hopper`].
-pub(super) unsafe fn launch(attention: &Attention<'_, '_>) -> Result<(), Error> {
-    let (p, stream) = (&attention.problem, attention.call.stream);
+pub(super) unsafe fn launch(attention: &Attention<'_>) -> Result<(), Error> {
+    let (p, stream) = (&attention.problem, attention.stream);
     let instance = Instance::of(p, attention.is_biased()).ok_or(Error::OutOfMemory { bytes: 0 })?;
     let multiprocessors = stream.properties().multiprocessors.max(1) as usize;
     let (rows, resident) =

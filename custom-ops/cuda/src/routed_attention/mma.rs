@@ -51,7 +51,7 @@ impl Instance {
     }
 }
 
-impl Attention<'_, '_> {
+impl Attention<'_> {
     /// Whether scores are scaled and biased before taking the maximum. Needed for scales <= 0, which reverse the
     /// order.
     pub(super) fn is_biased(&self) -> bool {
@@ -63,8 +63,8 @@ impl Attention<'_, '_> {
     /// # Safety
     /// As [`CudaOperator::launch`](crate::CudaOperator::launch).
     pub(super) unsafe fn plan(&self, tile_rows: usize) -> Result<Plan, Error> {
-        let (p, call) = (&self.problem, self.call);
-        let size = if call.dtype == moh_operators::DType::F32 { 4 } else { 2 };
+        let p = &self.problem;
+        let size = if self.dtype == moh_operators::DType::F32 { 4 } else { 2 };
         let request = Request {
             gates: self.params.gates,
             batch: p.batch,
@@ -77,16 +77,16 @@ impl Attention<'_, '_> {
             list_bytes: p.kv_len * (p.head_dim + p.value_dim) * size,
         };
         // SAFETY: the gates belong to the call.
-        unsafe { plan(&request, call.stream, call.workspace) }
+        unsafe { plan(&request, self.stream, self.workspace) }
     }
 }
 
 /// # Safety
 /// As [`CudaOperator::launch`](crate::CudaOperator::launch) and [`Attention::fits_mma`].
-pub(super) unsafe fn launch(attention: &Attention<'_, '_>) -> Result<(), Error> {
+pub(super) unsafe fn launch(attention: &Attention<'_>) -> Result<(), Error> {
     let p = &attention.problem;
     let width = instance(p.head_dim.max(p.value_dim));
-    let stream = attention.call.stream;
+    let stream = attention.stream;
     // The instances with a bias take smaller blocks of keys, and need none.
     let biased = attention.is_biased()
         || Instance { width, biased: false }.shared_bytes() > stream.properties().shared_bytes as usize;

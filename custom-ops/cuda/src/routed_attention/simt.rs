@@ -4,7 +4,7 @@ use super::Attention;
 use crate::kernel::Kernel;
 use crate::modules;
 use crate::params::AttentionParams;
-use moh_operators::{Definition, Error, RoutedAttention};
+use moh_operators::Error;
 use std::ffi::CString;
 
 const THREADS: u32 = 256;
@@ -18,11 +18,11 @@ const WIDTHS: [(usize, usize, &str); 2] = [(256, 32, ""), (1024, 8, "_wide")];
 
 /// # Safety
 /// As [`CudaOperator::launch`](crate::CudaOperator::launch).
-pub(super) unsafe fn launch(attention: &Attention<'_, '_>) -> Result<(), Error> {
+pub(super) unsafe fn launch(attention: &Attention<'_>) -> Result<(), Error> {
     let p = &attention.problem;
     let width = p.head_dim.max(p.value_dim);
     let &(_, rows, suffix) = WIDTHS.iter().find(|(widest, ..)| width <= *widest).ok_or_else(|| Error::Kernel {
-        operator: RoutedAttention::NAME,
+        operator: attention.operator,
         expected: vec!["heads up to 1024 wide"],
         found: format!("a head of width {width}"),
     })?;
@@ -31,7 +31,7 @@ pub(super) unsafe fn launch(attention: &Attention<'_, '_>) -> Result<(), Error> 
     let params = AttentionParams { tiles: plan.tiles, ..attention.params };
     let name = CString::new(format!("moh_attention_simt_{}{suffix}", attention.type_name())).unwrap_or_default();
     let kernel = Kernel { module: modules::ATTENTION_SIMT, name: &name };
-    let stream = attention.call.stream;
+    let stream = attention.stream;
     let blocks = plan.max_tiles.min(4 * stream.properties().multiprocessors.max(1) as usize);
     let row_bytes = |width: usize| (width.div_ceil(4) | 1) * 16;
     let shared =

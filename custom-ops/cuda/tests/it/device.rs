@@ -111,6 +111,15 @@ impl Device {
         self.run_on(&self.stream(), call)
     }
 
+    /// As [`Device::run`], with the memory of an input as the output.
+    pub(crate) fn run_in_place(&self, call: &Call, input: usize) -> Result<Vec<f64>, Error> {
+        let (stream, inputs) = (self.stream(), call.tensors());
+        let memories = Memories { in_place: Some(input), ..self.memories(&call.attributes, &inputs)? };
+        memories.launch(&call.attributes, &inputs, &stream)?;
+        stream.synchronize()?;
+        Ok(memories.read())
+    }
+
     fn run_on(&self, stream: &Stream<'_>, call: &Call) -> Result<Vec<f64>, Error> {
         let inputs = call.tensors();
         let memories = self.memories(&call.attributes, &inputs)?;
@@ -158,6 +167,7 @@ impl Device {
             inputs: inputs.iter().map(|input| input.map(|input| self.memory(bytes(input.data).len()))).collect(),
             output: self.memory(len * if dtype == DType::F32 { 4 } else { 2 }),
             workspace: self.memory(if self.emulated { EMULATED_WORKSPACE } else { WORKSPACE }),
+            in_place: None,
             dtype,
             shape,
         };
@@ -239,11 +249,17 @@ struct Memories {
     inputs: Vec<Option<Memory>>,
     output: Memory,
     workspace: Memory,
+    /// The input whose memory is the output's.
+    in_place: Option<usize>,
     dtype: DType,
     shape: Vec<usize>,
 }
 
 impl Memories {
+    fn output(&self) -> &Memory {
+        self.in_place.and_then(|input| self.inputs[input].as_ref()).unwrap_or(&self.output)
+    }
+
     fn write(&self, inputs: &[Option<Tensor<'_>>]) {
         for (memory, input) in self.inputs.iter().zip(inputs) {
             if let (Some(memory), Some(input)) = (memory, input) {
@@ -262,7 +278,7 @@ impl Memories {
                 Some(DeviceTensor { shape: input.shape, dtype: input.data.dtype(), ptr: memory.ptr() })
             })
             .collect();
-        let output = DeviceTensor { shape: &self.shape, dtype: self.dtype, ptr: self.output.ptr() };
+        let output = DeviceTensor { shape: &self.shape, dtype: self.dtype, ptr: self.output().ptr() };
         // SAFETY: the device memory has these sizes and lives until the caller has synchronised the stream.
         unsafe {
             let arena = Arena::new(self.workspace.ptr(), self.workspace.bytes);
@@ -277,7 +293,7 @@ impl Memories {
         }
         let len = self.shape.iter().product();
         let mut buffer = Buffer::new(self.dtype, &vec![0.0; len]);
-        self.output.read(bytes_mut(buffer.data_mut()));
+        self.output().read(bytes_mut(buffer.data_mut()));
         (0..len).map(|i| buffer.data().at(i)).collect()
     }
 }
@@ -379,6 +395,8 @@ fn bytes(data: Data<'_>) -> &[u8] {
         Data::F32(x) => view(x),
         Data::F16(x) => view(x),
         Data::BF16(x) => view(x),
+        Data::U8(x) => view(x),
+        Data::I64(x) => view(x),
     }
 }
 
@@ -391,6 +409,8 @@ fn bytes_mut(data: DataMut<'_>) -> &mut [u8] {
         DataMut::F32(x) => view(x),
         DataMut::F16(x) => view(x),
         DataMut::BF16(x) => view(x),
+        DataMut::U8(x) => view(x),
+        DataMut::I64(x) => view(x),
     }
 }
 

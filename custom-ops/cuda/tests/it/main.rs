@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 mod aggregated_attention;
+mod cache_update;
 mod device;
 mod driver;
 mod emulator;
@@ -10,8 +11,10 @@ mod every_operator;
 mod graph;
 mod head_linear;
 mod launches;
+mod nbits;
 mod params;
 mod plan;
 mod routed_attention;
+mod routed_cached_attention;
 mod routed_mlp;
 mod top_k_router;

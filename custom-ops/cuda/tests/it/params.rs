@@ -1,8 +1,8 @@
 //! Kernel parameters have the same layout in `kernels/params.h`, according to a C++ compiler, and in Rust.
 
 use moh_cuda::params::{
-    AggregatedParams, AttentionParams, AttentionSm90Params, LinearParams, LinearSm90Params, PlanParams, RouterParams,
-    TileParams,
+    AggregatedParams, AttentionParams, AttentionSm90Params, CacheUpdateParams, DequantizeParams, LinearParams,
+    LinearSm90Params, NbitsParams, PlanParams, QuantizedParams, RouterParams, TileParams,
 };
 use std::mem::offset_of;
 use std::process::Command;
@@ -25,7 +25,7 @@ fn layouts() -> Vec<Layout> {
             counts, entries, next, lists, lists_per_section, tile_rows, q_len, kv_len, group, is_causal,
         }
         AttentionParams {
-            query, key, value, gates, bias, output, tiles, partial, partial_lse,
+            query, key, value, gates, bias, output, tiles, partial, partial_lse, first, start,
             key_strides, value_strides, bias_strides, batch, q_len, kv_len, num_heads, kv_num_heads, head_dim, value_dim,
             is_causal, splits, keys_per_split, stages, scale,
         }
@@ -33,6 +33,12 @@ fn layouts() -> Vec<Layout> {
             key_map, value_map, key_tail_map, value_tail_map, query, gates, bias, output, tiles, bias_strides, batch, q_len, kv_len,
             num_heads, kv_num_heads, head_dim, value_dim, is_causal, cache_layout, resident, scale_log2,
         }
+        CacheUpdateParams {
+            past, update, start, present, kv_heads, capacity, positions, q_len, row_units, in_place, blocks,
+        }
+        QuantizedParams { weight, scales, zero_points, matrices, rows, depth, block_log2, bits }
+        DequantizeParams { weight, output, gates, tokens, heads, head_rows }
+        NbitsParams { weight, x, bias, gates, output, tokens, heads, head_width, activation }
         LinearParams {
             x, weight, bias, gates, output, counts, entries, partial, positions, x_row, weight_row, output_row, x_head, weight_head,
             output_head, bias_head, tokens, heads, depth, columns, activation, dense_percent, only, write_zeros, scale_by_gates,

@@ -7,8 +7,8 @@ use super::{Definition, Operator};
 pub struct Variant {
     /// The operator's inputs are in their layout of higher rank: keys as in a KV cache, weights per head.
     pub per_head: bool,
-    /// The optional last inputs are present.
-    pub optional_inputs: bool,
+    /// How many of the optional last inputs are present.
+    pub optional_inputs: usize,
     /// Some node is causal. A body without it leaves the mask out.
     pub causal: bool,
     /// The value of the attribute that chooses between bodies, where the operator has one.
@@ -18,12 +18,12 @@ pub struct Variant {
 }
 
 impl Variant {
-    /// The variant whose body serves nodes of both, if there is one: such a body takes the optional inputs, and zeros stand in for
-    /// them where a node has none.
+    /// The variant whose body serves nodes of both, if there is one: such a body takes the optional inputs of either, and constants
+    /// stand in for them where a node has none.
     pub fn common(self, other: Variant) -> Option<Variant> {
         let alike = (self.per_head, self.kind, self.portable) == (other.per_head, other.kind, other.portable);
         alike.then_some(Variant {
-            optional_inputs: self.optional_inputs || other.optional_inputs,
+            optional_inputs: self.optional_inputs.max(other.optional_inputs),
             causal: self.causal || other.causal,
             ..self
         })
@@ -86,8 +86,8 @@ pub(crate) struct Builder {
 
 impl Builder {
     pub(crate) fn new<D: Definition>(variant: Variant) -> Builder {
-        let taken = D::INPUTS.iter().filter(|input| !input.optional || variant.optional_inputs);
-        let inputs = taken.map(|input| input.name).collect();
+        let taken = D::OPERATOR.required_inputs() + variant.optional_inputs;
+        let inputs = D::INPUTS.iter().take(taken).map(|input| input.name).collect();
         Builder { body: Body { operator: D::OPERATOR, inputs, nodes: Vec::new() } }
     }
 

@@ -2,7 +2,6 @@
 
 use super::{Attributes, Operator};
 use crate::error::Error;
-use crate::inputs::ElementType;
 use crate::shape::{Dims, OutputDim};
 use crate::tensor::DType;
 
@@ -15,9 +14,11 @@ pub(super) fn output_shape(
         inputs.iter().map(|dims| dims.map(|dims| dims.iter().map(|&d| Some(d)).collect())).collect();
     let known: Vec<Option<&[Option<usize>]>> = known.iter().map(Option::as_deref).collect();
     let dims = operator.infer(attributes, &known)?;
+    let found = |(input, axis)| inputs.get(input).copied().flatten().map_or(0, |dims: &[usize]| dims[axis]);
     let size = |dim: &OutputDim| match *dim {
         OutputDim::Size(n) => n,
-        OutputDim::SameAs { input, axis } => inputs.get(input).copied().flatten().map_or(0, |dims| dims[axis]),
+        OutputDim::SameAs { input, axis } => found((input, axis)),
+        OutputDim::Max([a, b]) => found(a).max(found(b)),
         OutputDim::Unknown => 0,
     };
     let dims: Dims = dims.iter().map(size).collect();
@@ -45,10 +46,8 @@ pub(super) fn validate(
     let mut t = None;
     for (operand, tensor) in operator.inputs.iter().zip(inputs) {
         let &Some((shape, found)) = tensor else { continue };
-        let expected = match operand.ty {
-            ElementType::Float32 => DType::F32,
-            ElementType::T => *t.get_or_insert(found),
-        };
+        let expected =
+            operand.ty.fixed().unwrap_or_else(|| *t.get_or_insert(if found.is_float() { found } else { DType::F32 }));
         if expected != found {
             return Err(Error::Type { operator: operator.name, input: operand.name, expected, found });
         }

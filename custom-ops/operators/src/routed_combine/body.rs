@@ -17,7 +17,7 @@ pub(super) fn body(variant: Variant) -> Body {
         }
         false => transposed(&mut b, &[1, 0], "weight_matrix"),
     };
-    match variant.optional_inputs {
+    match variant.optional_inputs > 0 {
         true => {
             let y = b.node("MatMul", &[&x, &weight], "sum");
             b.node("Add", &[&y, "bias"], "output")

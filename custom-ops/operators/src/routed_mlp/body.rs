@@ -3,21 +3,27 @@
 use super::{Activation, RoutedMlp};
 use crate::operator::{Body, BodyValue, Builder, Variant};
 
-/// Shapes in the comments: B, T tokens, E experts, C, F hidden, Co.
 pub(super) fn body(variant: Variant) -> Body {
     let mut b = Builder::new::<RoutedMlp>(variant);
+    let biases = (variant.optional_inputs > 0).then_some(["fc1_bias", "fc2_bias"]);
+    experts(&mut b, "x", ["fc1_weight", "fc2_weight"], biases, variant.kind);
+    b.finish()
+}
+
+/// The sum over the experts of `x` with these matrices, as the operator's output. Shapes in the comments: B, T tokens, E experts, C, F hidden, Co.
+pub(crate) fn experts(b: &mut Builder, x: &str, [fc1, fc2]: [&str; 2], biases: Option<[&str; 2]>, activation: i64) {
     let experts_axis = b.ints(&[1], "experts_axis");
     // (B, 1, T, C) x (E, C, F) -> (B, E, T, F)
-    let x = b.node("Unsqueeze", &["x", &experts_axis], "x_experts");
-    let mut h = b.node("MatMul", &[&x, "fc1_weight"], "first");
-    if variant.optional_inputs {
-        let bias = b.node("Unsqueeze", &["fc1_bias", &experts_axis], "fc1_bias_row");
+    let x = b.node("Unsqueeze", &[x, &experts_axis], "x_experts");
+    let mut h = b.node("MatMul", &[&x, fc1], "first");
+    if let Some([bias, _]) = biases {
+        let bias = b.node("Unsqueeze", &[bias, &experts_axis], "fc1_bias_row");
         h = b.node("Add", &[&h, &bias], "first_biased");
     }
-    let h = activate(&mut b, &h, variant.kind);
-    let mut y = b.node("MatMul", &[&h, "fc2_weight"], "second");
-    if variant.optional_inputs {
-        let bias = b.node("Unsqueeze", &["fc2_bias", &experts_axis], "fc2_bias_row");
+    let h = activate(b, &h, fc2, activation);
+    let mut y = b.node("MatMul", &[&h, fc2], "second");
+    if let Some([_, bias]) = biases {
+        let bias = b.node("Unsqueeze", &[bias, &experts_axis], "fc2_bias_row");
         y = b.node("Add", &[&y, &bias], "second_biased");
     }
     // Gates: (B, T, E) -> (B, E, T, 1)
@@ -31,10 +37,9 @@ pub(super) fn body(variant: Variant) -> Body {
     let y = b.node("Where", &[&off, &zero, &y], "routed");
     let y = b.with("ReduceSum", &[&y, &experts_axis], "sum", &[("keepdims", BodyValue::Int(0))]);
     b.node("CastLike", &[&y, "x"], "output");
-    b.finish()
 }
 
-fn activate(b: &mut Builder, h: &str, activation: i64) -> String {
+fn activate(b: &mut Builder, h: &str, fc2: &str, activation: i64) -> String {
     let silu = |b: &mut Builder, x: &str, output: &str| {
         let gate = b.node("Sigmoid", &[x], &format!("{output}_sigmoid"));
         b.node("Mul", &[x, &gate], output)
@@ -58,12 +63,8 @@ fn activate(b: &mut Builder, h: &str, activation: i64) -> String {
         }
         Activation::Silu => silu(b, h, "hidden"),
         Activation::SwiGlu => {
-            let shape = b.with(
-                "Shape",
-                &["fc2_weight"],
-                "fc2_rows",
-                &[("start", BodyValue::Int(1)), ("end", BodyValue::Int(2))],
-            );
+            let shape =
+                b.with("Shape", &[fc2], "fc2_rows", &[("start", BodyValue::Int(1)), ("end", BodyValue::Int(2))]);
             let (zero, last) = (b.ints(&[0], "gate_start"), b.ints(&[3], "column_axis"));
             let two = b.ints(&[2], "two");
             let end = b.node("Mul", &[&shape, &two], "fc1_columns");

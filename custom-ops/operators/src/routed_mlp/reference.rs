@@ -1,11 +1,17 @@
 //! RoutedMLP in f64, following its documentation step by step.
 
-use super::{Activation, Inputs, Problem};
-use crate::inputs::List;
+use super::{Activation, Problem};
 use crate::tensor::Tensor;
 
-pub(super) fn reference(p: &Problem, inputs: &Inputs<List<'_, Tensor<'_>>>) -> Vec<f64> {
-    let Inputs { x, fc1_weight: fc1, fc2_weight: fc2, expert_gates: gates, fc1_bias, fc2_bias } = *inputs;
+/// The output. `fc1` and `fc2` give an expert's weight by input and output.
+pub(crate) fn reference(
+    p: &Problem,
+    x: &Tensor<'_>,
+    gates: &Tensor<'_>,
+    [fc1_bias, fc2_bias]: [Option<Tensor<'_>>; 2],
+    fc1: impl Fn(usize, usize, usize) -> f64,
+    fc2: impl Fn(usize, usize, usize) -> f64,
+) -> Vec<f64> {
     let columns = p.hidden * p.activation.columns();
     let mut output = vec![0.0; p.tokens * p.out_width];
     for t in 0..p.tokens {
@@ -15,8 +21,7 @@ pub(super) fn reference(p: &Problem, inputs: &Inputs<List<'_, Tensor<'_>>>) -> V
                 continue;
             }
             let first = |j: usize| {
-                let products =
-                    (0..p.width).map(|c| x.data.at(t * p.width + c) * fc1.data.at((e * p.width + c) * columns + j));
+                let products = (0..p.width).map(|c| x.data.at(t * p.width + c) * fc1(e, c, j));
                 products.sum::<f64>() + fc1_bias.map_or(0.0, |bias| bias.data.at(e * columns + j))
             };
             let hidden: Vec<f64> = (0..p.hidden)
@@ -32,10 +37,9 @@ pub(super) fn reference(p: &Problem, inputs: &Inputs<List<'_, Tensor<'_>>>) -> V
                 })
                 .collect();
             for c in 0..p.out_width {
-                let products =
-                    hidden.iter().enumerate().map(|(j, h)| h * fc2.data.at((e * p.hidden + j) * p.out_width + c));
-                let sum = products.sum::<f64>() + fc2_bias.map_or(0.0, |bias| bias.data.at(e * p.out_width + c));
-                output[t * p.out_width + c] += gate * sum;
+                let sum: f64 = hidden.iter().enumerate().map(|(j, h)| h * fc2(e, j, c)).sum();
+                output[t * p.out_width + c] +=
+                    gate * (sum + fc2_bias.map_or(0.0, |bias| bias.data.at(e * p.out_width + c)));
             }
         }
     }

@@ -16,7 +16,7 @@ pub(super) fn body(variant: Variant) -> Body {
         false => transposed(&mut b, &[1, 0], "weight_matrix"),
     };
     let mut y = b.node("MatMul", &["x", &weight], "all_heads");
-    if variant.optional_inputs {
+    if variant.optional_inputs > 0 {
         y = b.node("Add", &[&y, "bias"], "all_heads_biased");
     }
     masked(&mut b, &y, "output");

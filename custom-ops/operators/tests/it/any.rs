@@ -2,20 +2,23 @@
 //! weight.
 
 use moh_conformance::head_linear::{COMBINE, PROJECTION, each};
-use moh_conformance::{Buffer, Call, aggregated_attention, head_linear, routed_attention, routed_mlp, top_k_router};
+use moh_conformance::{
+    Buffer, Call, aggregated_attention, cache, examples, head_linear, routed_attention, routed_mlp, top_k_router,
+};
 use moh_operators::routed_mlp::Activation;
 use moh_operators::{
-    Attributes, DType, Error, OPERATORS, Operator, RoutedCombine, RoutedMlp, RoutedProjection, Tensor, Variant,
-    problem_of, routed_projection,
+    Attributes, DType, Definition, Error, LinearNBits, OPERATORS, Operator, RoutedCombine, RoutedCombineNBits,
+    RoutedMlp, RoutedMlpNBits, RoutedProjection, RoutedProjectionNBits, Tensor, Variant, problem_of, routed_projection,
 };
 
 /// A call of every operator with all inputs, each size different.
 fn calls() -> Vec<Call> {
     let router = top_k_router::plain();
+    let cached = &cache::attentions(DType::F32)[2];
     let linear = |case: head_linear::Case| {
         head_linear::Case { batch: 2, q_len: 3, heads: 4, block: 5, width: 7, bias: true, ..case }.call()
     };
-    let calls = vec![
+    let mut calls = vec![
         routed_attention::Case { bias: Some(([true; 4], routed_attention::Mask::Finite)), ..Default::default() }
             .draw()
             .call(),
@@ -25,7 +28,17 @@ fn calls() -> Vec<Call> {
             .call(),
         aggregated_attention::PLAIN.call(),
         router.call_with(&router.numbers()),
+        cache::updates(DType::F32)[0].call(),
+        cached.call(&cached.draw()),
     ];
+    // The last example with all inputs.
+    let complete = |operator: &'static Operator| {
+        let all = examples(operator, DType::F32).into_iter().filter(|call| call.inputs.len() == operator.inputs.len());
+        all.last().unwrap()
+    };
+    let quantised = [RoutedProjectionNBits::OPERATOR, RoutedCombineNBits::OPERATOR, RoutedMlpNBits::OPERATOR];
+    calls.extend(quantised.map(complete));
+    calls.push(complete(LinearNBits::OPERATOR));
     assert_eq!(calls.len(), OPERATORS.len());
     calls
 }
@@ -64,7 +77,7 @@ fn missing_required_input_before_an_optional_one_is_refused() {
     }
 }
 
-/// Leaving out optional inputs equals passing zeros of the shape that `Operator::zeros` returns.
+/// Leaving out optional inputs equals passing `Operator::filler` in the shape that `Operator::zeros` returns.
 #[test]
 fn zeros_equal_absent_optional_inputs() {
     for call in calls() {
@@ -79,8 +92,13 @@ fn zeros_equal_absent_optional_inputs() {
             assert_eq!(required, operator.inputs.len(), "{operator:?}");
             continue;
         };
-        let buffers: Vec<Buffer> =
-            zeros.iter().map(|shape| Buffer::new(DType::F32, &vec![0.0; shape.iter().product()])).collect();
+        let constant = |(input, shape): (usize, &Vec<usize>)| {
+            let dtype = operator.inputs[input].ty.dtype(DType::F32);
+            let filler = operator.filler(&call.attributes, input);
+            assert!(filler == 0 || dtype == DType::U8, "{operator:?}: bytes of a number are its value");
+            Buffer::new(dtype, &vec![filler.into(); shape.iter().product()])
+        };
+        let buffers: Vec<Buffer> = (required..).zip(&zeros).map(constant).collect();
         let mut inputs = call.tensors();
         inputs.truncate(required);
         let without = operator.reference(&call.attributes, &inputs).unwrap();
@@ -100,9 +118,9 @@ fn variants_share_a_body_only_if_compatible() {
         assert_eq!(other.common(other), Some(other));
     }
     // The common body has what either of the two needs.
-    let (causal, more) = (Variant { causal: true, ..plain }, Variant { optional_inputs: true, ..plain });
+    let (causal, more) = (Variant { causal: true, ..plain }, Variant { optional_inputs: 1, ..plain });
     for (one, other) in [(causal, more), (more, causal)] {
-        assert_eq!(one.common(other), Some(Variant { causal: true, optional_inputs: true, ..plain }));
+        assert_eq!(one.common(other), Some(Variant { causal: true, optional_inputs: 1, ..plain }));
     }
 }
 

@@ -110,6 +110,16 @@ fn wrong_input_count_type_or_length_is_refused() {
             let found = error(case, short);
             assert!(matches!(found, Error::Length { tensor, .. } if tensor == name(i)), "{found}");
         }
+        // T is a floating-point type: integers of a known type are refused, whether or not all agree.
+        for ty in [DType::U8, DType::I64] {
+            let integers = |call: &mut Call| {
+                for (shape, buffer) in &mut call.inputs {
+                    *buffer = Buffer::new(ty, &vec![1.0; shape.iter().product()]);
+                }
+            };
+            let found = error(case, integers);
+            assert!(matches!(found, Error::Type { input: "x", found, .. } if found == ty), "{found}");
+        }
     }
 }
 

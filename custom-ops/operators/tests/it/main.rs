@@ -5,6 +5,7 @@
 mod aggregated_attention;
 mod any;
 mod head_linear;
+mod nbits;
 mod routed_attention;
 mod routed_mlp;
 mod top_k_router;

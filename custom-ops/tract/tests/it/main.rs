@@ -4,4 +4,5 @@
 
 mod operators;
 mod optimize;
+mod quantised;
 mod support;

@@ -136,11 +136,11 @@ pub(crate) fn function() -> FunctionProto {
     }
 }
 
-fn opset(domain: &str, version: i64) -> OperatorSetIdProto {
+pub(crate) fn opset(domain: &str, version: i64) -> OperatorSetIdProto {
     OperatorSetIdProto { domain: domain.to_owned(), version }
 }
 
-fn attribute(name: &str, value: Value) -> AttributeProto {
+pub(crate) fn attribute(name: &str, value: Value) -> AttributeProto {
     let attribute = AttributeProto { name: name.to_owned(), ..AttributeProto::default() };
     match value {
         Value::Int(i) => AttributeProto { r#type: AttributeType::Int as i32, i, ..attribute },
@@ -149,7 +149,7 @@ fn attribute(name: &str, value: Value) -> AttributeProto {
     }
 }
 
-fn operand(name: &str, t: DataType, dims: &[&str]) -> ValueInfoProto {
+pub(crate) fn operand(name: &str, t: DataType, dims: &[&str]) -> ValueInfoProto {
     let dimension = |dim: &&str| {
         let value = match dim.parse() {
             Ok(number) => dimension::Value::DimValue(number),

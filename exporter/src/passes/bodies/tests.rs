@@ -2,7 +2,9 @@
 
 use super::*;
 use crate::graph::{Attribute, Dim, Value};
-use moh_operators::{Definition, RoutedAttention, RoutedCombine, RoutedMlp, RoutedProjection, TopKRouter};
+use moh_operators::{
+    Definition, RoutedAttention, RoutedCombine, RoutedMlp, RoutedProjection, RoutedProjectionNBits, TopKRouter,
+};
 
 fn value(name: &str, dims: &[usize]) -> Value {
     // 0 stands for a dimension that is not known.
@@ -130,6 +132,33 @@ fn zeros_have_the_shape_of_the_bias_that_is_absent() {
     run(&mut mixed);
     let dims = |i: usize| initializer(&mixed, &mixed.nodes[0].inputs[i]).dims.clone();
     assert_eq!((dims(4), dims(5)), (vec![3, 10], vec![3, 7]));
+}
+
+/// Absent zero points are the middle of the range: 8 for 4 bits, 128 for 8 bits.
+#[test]
+fn zero_points_stand_in_for_those_that_are_absent() {
+    let inputs: [(&str, &[usize]); 7] = [
+        ("x", &[0, 0, 96]),
+        ("four", &[12, 3, 16]),
+        ("eight", &[12, 3, 32]),
+        ("scales", &[12, 3]),
+        ("gates", &[0, 0, 3]),
+        ("bias", &[12]),
+        ("zero_points", &[12, 2]),
+    ];
+    let bits = |bits| [("num_heads", 3), ("bits", bits), ("block_size", 32), ("accuracy_level", 0)];
+    let (four, eight) = (bits(4), bits(8));
+    let calls: [Call<'_>; 3] = [
+        (&["x", "four", "scales", "gates"], &four),
+        (&["x", "eight", "scales", "gates", "bias"], &eight),
+        (&["x", "four", "scales", "gates", "bias", "zero_points"], &four),
+    ];
+    let mut mixed = graph::<RoutedProjectionNBits>(&inputs, &calls);
+    run(&mut mixed);
+    assert_eq!(mixed.nodes[0].inputs[4..], ["ai.moh/zeros[12].f32", "ai.moh/bytes136[12,2].u8"]);
+    assert_eq!(mixed.nodes[1].inputs[5], "ai.moh/bytes128[12,3].u8");
+    let Source::Bytes(bytes) = &initializer(&mixed, "ai.moh/bytes136[12,2].u8").source else { panic!("no bytes") };
+    assert_eq!(bytes[..], [0x88; 24]);
 }
 
 #[test]

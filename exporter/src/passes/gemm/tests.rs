@@ -76,7 +76,7 @@ fn compute(graph: &Graph, x: &Tensor) -> Vec<f32> {
 #[test]
 fn wide_products_are_flattened() {
     let mut graph = graph(Dim::Fixed(1 << 17), 3, 5);
-    run(&mut graph);
+    run(&mut graph, false);
     let found: Vec<(&str, Vec<&str>)> =
         graph.nodes.iter().map(|n| (n.op_type, n.inputs.iter().map(String::as_str).collect())).collect();
     let expected = [
@@ -93,7 +93,7 @@ fn wide_products_are_flattened() {
 fn narrow_and_symbolic_products_stay() {
     for tokens in [Dim::Fixed(7), Dim::Fixed(wide(5) - 1), Dim::Named("sequence".to_owned())] {
         let mut graph = graph(tokens, 3, 5);
-        run(&mut graph);
+        run(&mut graph, false);
         assert_eq!(graph.nodes.len(), 2);
     }
 }
@@ -105,7 +105,7 @@ fn a_flattened_layer_computes_the_same() {
         let (batch, tokens) = (2, wide(outputs));
         let recorded = graph(Dim::Fixed(tokens), inputs, outputs);
         let mut flattened = recorded.clone();
-        run(&mut flattened);
+        run(&mut flattened, false);
         assert!(flattened.nodes.iter().any(|node| node.op_type == "Gemm"));
 
         let rng = &mut Rng::new(7);
@@ -128,6 +128,53 @@ fn a_flattened_layer_computes_the_same() {
     }
 }
 
+/// Two symbolic dimensions, a bias or none, and rows of which there is no more than one axis.
+#[test]
+fn weights_as_they_are_stored() {
+    let named = |name: &str| Dim::Named(name.to_owned());
+    let rng = &mut Rng::new(8);
+    let (batch, tokens, inputs, outputs) = (2, 3, 4, 5);
+    let x: Vec<f32> = (0..batch * tokens * inputs).map(|_| rng.normal()).collect();
+    let x = Tensor::new([batch, tokens, inputs], x).unwrap();
+    for (length, nodes) in [(named("sequence"), 5), (Dim::Unknown, 5), (Dim::Fixed(tokens), 3)] {
+        for biased in [true, false] {
+            let mut recorded = graph(length.clone(), inputs, outputs);
+            if !biased {
+                recorded.nodes.pop();
+                recorded.outputs[0].name = "fc/MatMul".to_owned();
+            }
+            let mut stored = recorded.clone();
+            run(&mut stored, true);
+            assert_eq!(stored.nodes.len(), nodes, "{length} {biased}");
+            assert!(stored.nodes.iter().all(|node| node.op_type != "MatMul" && node.op_type != "Add"));
+            let (expected, found) = (compute(&recorded, &x), compute(&stored, &x));
+            let error = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(found.len() == expected.len() && error < 1e-5, "{length} {biased}: {error}");
+        }
+    }
+}
+
+/// What gives a second layer its dimensions is there already.
+#[test]
+fn dimensions_are_computed_once() {
+    let mut graph = graph(Dim::Named("sequence".to_owned()), 4, 4);
+    for (product, add, x) in [("fc/MatMul_1", "fc/Add_1", "fc/Add"), ("fc/MatMul_2", "fc/Add_2", "fc/Add_1")] {
+        for name in [product, add] {
+            let value = Value { name: name.to_owned(), ..graph.values["fc/Add"].clone() };
+            graph.values.insert(name.to_owned(), value);
+        }
+        graph.nodes.push(node("MatMul", product, strings(&[x, "fc.weight.T"]), vec![]));
+        graph.nodes.push(node("Add", add, strings(&[product, "fc.bias"]), vec![]));
+    }
+    run(&mut graph, true);
+    let count = |op_type| graph.nodes.iter().filter(|node| node.op_type == op_type).count();
+    assert_eq!((count("Shape"), count("Concat"), count("Gemm"), count("Reshape")), (1, 1, 3, 6));
+    let mut names: Vec<&str> = graph.nodes.iter().map(|node| node.name.as_str()).collect();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), graph.nodes.len(), "a name occurs twice");
+}
+
 /// The sum alone would be left of it.
 #[test]
 fn a_product_that_others_read_stays() {
@@ -138,7 +185,7 @@ fn a_product_that_others_read_stays() {
     read_by_the_caller.outputs.push(read_by_the_caller.values["fc/MatMul"].clone());
     for mut graph in [read_by_a_node, read_by_the_caller] {
         let before = graph.nodes.clone();
-        run(&mut graph);
+        run(&mut graph, false);
         assert_eq!(graph.nodes, before);
     }
 }
@@ -147,7 +194,7 @@ fn a_product_that_others_read_stays() {
 fn matrix_beside(there: ElementType) -> (Graph, String) {
     let mut graph = graph(Dim::Fixed(wide(5)), 3, 5);
     graph.initializers.push(initializer("fc.weight", there, &[5, 3], &matrix(3, 5), false));
-    run(&mut graph);
+    run(&mut graph, false);
     let gemm = graph.nodes.iter().find(|node| node.op_type == "Gemm").unwrap();
     let read = gemm.inputs[1].clone();
     (graph, read)

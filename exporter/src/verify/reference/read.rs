@@ -200,7 +200,9 @@ fn padding(name: &str, shape: &[usize], model: &Model, inputs: &[Sample]) -> Opt
 fn sample(port: &Value, view: &TensorView<'_>) -> Result<Sample, String> {
     let expected = |what: &str| format!("tensor {:?} has type {:?}, expected {what}", port.name, view.dtype());
     let data = match port.ty {
-        ElementType::I64 | ElementType::Bool => SampleData::I64(integers(view).ok_or_else(|| expected("integers"))?),
+        ty if !matches!(ty, ElementType::F32 | ElementType::F16 | ElementType::BF16) => {
+            SampleData::I64(integers(view).ok_or_else(|| expected("integers"))?)
+        }
         _ => SampleData::F32(match (floats(view), integers(view)) {
             (Some(floats), _) => floats,
             // Diffusion models are trained on timesteps that are integers.

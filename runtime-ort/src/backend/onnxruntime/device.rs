@@ -6,7 +6,7 @@ use ort::ep::{CUDA, ExecutionProvider};
 use ort::memory::{AllocationDevice, AllocatorType, MemoryInfo, MemoryType};
 use ort::session::builder::SessionBuilder;
 use ort::session::{Session, SessionInputValue};
-use ort::value::DynValue;
+use ort::value::{DynTensor, DynValue};
 
 /// Whether the loaded onnxruntime has a CUDA provider.
 pub(crate) fn cuda_provider() -> bool {
@@ -64,18 +64,33 @@ impl Binding {
         })
     }
 
-    /// Runs the session on inputs in the model's order, wherever they are; gives its outputs in theirs.
+    /// Brings every output to ordinary memory.
+    pub(super) fn host(inputs: &[TensorInfo], outputs: &[TensorInfo]) -> ort::Result<Binding> {
+        Binding::new(AllocationDevice::CPU, inputs, outputs, |_| false)
+    }
+
+    /// Runs the session on inputs in the model's order, wherever they are; gives its outputs in theirs. Those of `shared`, (input,
+    /// output, value), are written where the input is.
     pub(super) fn run(
         &self,
         session: &mut Session,
-        inputs: &[SessionInputValue<'_>],
+        inputs: &[Option<SessionInputValue<'_>>],
+        shared: &mut [(usize, usize, &mut DynTensor)],
     ) -> ort::Result<Vec<(&str, DynValue)>> {
         let mut binding = session.create_binding()?;
         for (name, value) in self.inputs.iter().zip(inputs) {
-            binding.bind_input(name, value)?;
+            if let Some(value) = value {
+                binding.bind_input(name, value)?;
+            }
         }
-        for (name, stays) in &self.outputs {
-            binding.bind_output_to_device(name, if *stays { &self.device } else { &self.host })?;
+        for (input, _, value) in &*shared {
+            binding.bind_input(&self.inputs[*input], &**value)?;
+        }
+        for (i, (name, stays)) in self.outputs.iter().enumerate() {
+            match shared.iter_mut().find(|(_, output, _)| *output == i) {
+                Some((_, _, value)) => binding.bind_output(name, &mut **value)?,
+                None => binding.bind_output_to_device(name, if *stays { &self.device } else { &self.host })?,
+            }
         }
         let mut outputs = session.run_binding(&binding)?;
         let take = |(name, _): &'_ (String, bool)| {
@@ -131,7 +146,7 @@ mod tests {
         assert_eq!(binding.outputs, [("present.0".to_owned(), true), ("logits".to_owned(), false)]);
         for x in [vec![1f32, 2.0], vec![3.0]] {
             let input = Tensor::from_array(([x.len()], x.clone())).unwrap();
-            let found = binding.run(&mut session, &[SessionInputValue::from(input)]).unwrap();
+            let found = binding.run(&mut session, &[Some(SessionInputValue::from(input))], &mut []).unwrap();
             let names: Vec<&str> = found.iter().map(|(name, _)| *name).collect();
             assert_eq!(names, ["present.0", "logits"]);
             for (_, value) in &found {

@@ -58,6 +58,18 @@ impl Graph {
         });
     }
 
+    /// Replaces the version of ONNX's own operators, and with it the format's.
+    pub(crate) fn opset(&mut self, version: i64) {
+        self.opsets[0].version = version;
+    }
+
+    /// Puts the last node's operator into another domain.
+    pub(crate) fn in_domain(&mut self, domain: &str) {
+        if let Some(node) = self.graph.node.last_mut() {
+            node.domain = domain.to_owned();
+        }
+    }
+
     pub(crate) fn cast_to_float(&mut self, input: &str, output: &str) {
         self.node("Cast", &[input], output, &[("to", i64::from(DataType::Float as i32))]);
     }
@@ -82,6 +94,27 @@ impl Graph {
         });
     }
 
+    /// Any elements, by their bytes.
+    pub(crate) fn raw(&mut self, name: &str, ty: DataType, dims: &[i64], bytes: &[u8]) {
+        let tensor = TensorProto { raw_data: bytes.to_vec(), dims: dims.to_vec(), ..tensor(name, ty, 0) };
+        self.graph.initializer.push(tensor);
+    }
+
+    /// Moves the elements of all initializers into a file beside the model, whose bytes are returned: each after a gap of `gap` bytes.
+    pub(crate) fn move_external(&mut self, location: &str, gap: usize) -> Vec<u8> {
+        let mut file = Vec::new();
+        for tensor in &mut self.graph.initializer {
+            file.resize(file.len() + gap, 0);
+            let [offset, length] = [file.len(), tensor.raw_data.len()].map(|n| n.to_string());
+            file.append(&mut tensor.raw_data);
+            let entries = [("location", location.to_owned()), ("offset", offset), ("length", length)];
+            let entries = entries.map(|(key, value)| StringStringEntryProto { key: key.to_owned(), value });
+            tensor.external_data = entries.into();
+            tensor.data_location = Some(DataLocation::External as i32);
+        }
+        file
+    }
+
     /// Numbers in bfloat16, given by their bits.
     pub(crate) fn bfloat16(&mut self, name: &str, bits: &[u16]) {
         let raw_data = bits.iter().flat_map(|bits| bits.to_le_bytes()).collect();
@@ -91,7 +124,7 @@ impl Graph {
     /// The file's bytes.
     pub(crate) fn encode(&self) -> Vec<u8> {
         ModelProto {
-            ir_version: 8,
+            ir_version: if self.opsets[0].version < 21 { 8 } else { 10 },
             opset_import: self.opsets.clone(),
             graph: Some(self.graph.clone()),
             metadata_props: self.metadata.clone(),

@@ -1,0 +1,377 @@
+//! The left matrix, converted for products with weights in blocks.
+
+use super::isa::{ByteDot, DotJob, Engine};
+use super::weight::Format;
+use super::{FEW, Level};
+use crate::host::Host;
+use crate::isa::{Isa, MAX_LANES};
+use crate::memory::{Memory, Sections};
+use crate::workers::{Shared, share};
+use moh_operators::{Element, Error};
+use std::ops::Range;
+
+/// The parts of the inner dimension that each row uses, such as the heads that are on. The others count as 0 and are never
+/// read.
+#[derive(Clone, Copy)]
+pub(crate) struct Parts<'a> {
+    /// Inner indices of a part.
+    pub(crate) width: usize,
+    /// Whether a row uses a part.
+    pub(crate) used: &'a (dyn Fn(usize, usize) -> bool + Sync),
+}
+
+/// Rows of the left matrix, in the order in which the products read them. Blocks of no row's parts are skipped.
+///
+/// A vector of a weight has 4 * LANES bytes: 8 * LANES values of 4 bits, or 4 * LANES of 8 bits. A row is stored in chunks
+/// of as many values:
+///
+/// - 8-bit activations: for weights of 8 bits, in order; of 4 bits, the values of even index, then those of odd index, as
+///   they are in the low and in the high halves of the weight's bytes.
+/// - f32 for few rows: value i of each word of the weight's vector, for i = 0, 1, ..
+/// - f32 for many rows: in order, without chunks.
+pub(crate) struct Activations<'h> {
+    pub(super) engine: Engine,
+    pub(super) format: Format,
+    pub(super) level: Level,
+    pub(super) rows: usize,
+    pub(super) used: Used,
+    pub(super) layout: Layout,
+    memory: Memory<'h>,
+}
+
+// SAFETY: the memory is only read once the activations exist.
+unsafe impl Sync for Activations<'_> {}
+
+/// The blocks that rows use.
+pub(super) enum Used {
+    /// For few rows: ranges of blocks that any row uses, extended to whole vectors of the weight. A row's values are 0 in
+    /// blocks that it does not use.
+    Ranges(Vec<Range<usize>>),
+    /// For many rows: ranges of blocks with the rows that use them; `None` if all rows use all blocks.
+    Segments(Option<Vec<Segment>>),
+}
+
+/// Consecutive blocks and the rows that use them, ascending.
+pub(super) struct Segment {
+    pub(super) blocks: Range<usize>,
+    pub(super) rows: Vec<u32>,
+}
+
+/// Offsets and strides in floats.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Layout {
+    /// Floats of a row's values.
+    pub(super) pitch: usize,
+    /// Elements of a row's scales, corrections and starts.
+    pub(super) blocks: usize,
+    scales: usize,
+    corrections: usize,
+    starts: usize,
+}
+
+impl<'h> Activations<'h> {
+    /// Converts `rows` rows, the pointers to which `input` returns, for products with weights of this format.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`].
+    ///
+    /// # Safety
+    /// The rows are valid for reading the inner indices of the parts that they use (all, if `parts` is `None`).
+    pub(crate) unsafe fn new<X: Element>(
+        engine: Engine,
+        host: &'h dyn Host,
+        format: Format,
+        level: Level,
+        rows: usize,
+        input: &(dyn Fn(usize) -> *const X + Sync),
+        parts: Option<Parts<'_>>,
+    ) -> Result<Activations<'h>, Error> {
+        /// Values that are converted by the calling thread: waking another would take longer.
+        const ALONE: usize = 32 << 10;
+        let few = rows <= FEW;
+        let lanes = engine.lanes();
+        let chunk = 4 * lanes * 8 / format.bits;
+        let values = match level {
+            Level::Float if !few => crate::gemm::pitch(format.k),
+            Level::Float => format.k.next_multiple_of(chunk),
+            Level::Int8 => format.k.next_multiple_of(chunk) / 4,
+        };
+        let blocks = format.blocks().next_multiple_of(MAX_LANES) + MAX_LANES;
+        let mut sections = Sections::default();
+        sections.add(rows, values)?;
+        let scales = sections.add(rows, blocks)?;
+        let corrections = sections.add(rows, blocks)?;
+        let starts = sections.add(rows, blocks)?;
+        let memory = sections.allocate(host)?;
+        let layout = Layout { pitch: values, blocks, scales, corrections, starts };
+        let used = used(format, lanes, rows, parts, few);
+        let activations = Activations { engine, format, level, rows, used, layout, memory };
+        let base = Shared(activations.memory.at(0));
+        let convert = |rows: Range<usize>| {
+            engine.run(Convert { format, level, few, layout, base: { base }.0, rows, input, parts });
+        };
+        if rows * format.k <= ALONE || host.parallelism() < 2 {
+            convert(0..rows);
+            return Ok(activations);
+        }
+        let step = rows.div_ceil(4 * host.parallelism());
+        let work = |_: &mut (), item: usize| {
+            convert(item * step..((item + 1) * step).min(rows));
+            0
+        };
+        share(host, rows.div_ceil(step), || Ok(()), work)?;
+        Ok(activations)
+    }
+
+    /// The memory of a row, which exists.
+    #[inline(always)]
+    pub(super) fn row(&self, row: usize) -> Converted {
+        let of_blocks = |offset: usize| self.memory.at(offset + row * self.layout.blocks).cast_const();
+        Converted {
+            values: self.memory.at(row * self.layout.pitch),
+            scales: of_blocks(self.layout.scales),
+            corrections: of_blocks(self.layout.corrections),
+            starts: of_blocks(self.layout.starts).cast(),
+        }
+    }
+}
+
+/// A converted row.
+#[derive(Clone, Copy)]
+pub(super) struct Converted {
+    pub(super) values: *const f32,
+    /// The scales of its blocks.
+    pub(super) scales: *const f32,
+    /// The negative sums of its blocks, times their scale.
+    pub(super) corrections: *const f32,
+    /// Where the integer sums of its blocks start, so that weights without zero points need no correction.
+    pub(super) starts: *const i32,
+}
+
+/// The parts that overlap a block.
+fn overlapping(format: Format, width: usize, block: usize) -> Range<usize> {
+    block * format.block / width..((block + 1) * format.block).div_ceil(width)
+}
+
+fn used(format: Format, lanes: usize, rows: usize, parts: Option<Parts<'_>>, few: bool) -> Used {
+    let Some(parts) = parts else {
+        return if few { Used::Ranges(ranges(format, lanes, |_| true)) } else { Used::Segments(None) };
+    };
+    let uses = |row: usize, block: usize| overlapping(format, parts.width, block).any(|part| (parts.used)(row, part));
+    if few {
+        return Used::Ranges(ranges(format, lanes, |block| (0..rows).any(|row| uses(row, block))));
+    }
+    let mut segments: Vec<Segment> = Vec::new();
+    for block in 0..format.blocks() {
+        let overlapped = overlapping(format, parts.width, block);
+        match segments.last_mut() {
+            Some(last) if overlapping(format, parts.width, last.blocks.start) == overlapped => last.blocks.end += 1,
+            _ => {
+                let rows = (0..rows).filter(|&row| uses(row, block)).map(|row| row as u32).collect();
+                segments.push(Segment { blocks: block..block + 1, rows });
+            }
+        }
+    }
+    Used::Segments(Some(segments))
+}
+
+/// The ranges of blocks for which `used` holds, extended to whole vectors of the weight.
+fn ranges(format: Format, lanes: usize, used: impl Fn(usize) -> bool) -> Vec<Range<usize>> {
+    let together = (4 * lanes / format.block_bytes()).max(1);
+    let mut ranges: Vec<Range<usize>> = Vec::new();
+    for start in (0..format.blocks()).step_by(together) {
+        let end = (start + together).min(format.blocks());
+        if (start..end).any(&used) {
+            match ranges.last_mut() {
+                Some(last) if last.end == start => last.end = end,
+                _ => ranges.push(start..end),
+            }
+        }
+    }
+    ranges
+}
+
+/// Converts rows.
+///
+/// Contract of the constructor: as [`Activations::new`]; `base` points to the memory of the layout, and no one else uses
+/// these rows.
+struct Convert<'a, X> {
+    format: Format,
+    level: Level,
+    few: bool,
+    layout: Layout,
+    base: *mut f32,
+    rows: Range<usize>,
+    input: &'a (dyn Fn(usize) -> *const X + Sync),
+    parts: Option<Parts<'a>>,
+}
+
+/// Maximum values of a block.
+const MAX_BLOCK: usize = 256;
+/// Every block has a multiple of as many values.
+const STEP: usize = 16;
+type Values = [f32; MAX_BLOCK + MAX_LANES];
+
+impl<X: Element> DotJob for Convert<'_, X> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<D: ByteDot>(self, dot: D) {
+        let (format, isa) = (self.format, dot.vectors());
+        let mut values: Values = [0.0; MAX_BLOCK + MAX_LANES];
+        for row in self.rows.clone() {
+            let input = (self.input)(row);
+            for block in 0..format.blocks() {
+                // SAFETY: the constructor's contract; a block has at most MAX_BLOCK values, and the layout has room for
+                // the values and sums of all blocks.
+                unsafe {
+                    self.read(isa, row, input, block, &mut values);
+                    let at = row * self.layout.blocks + block;
+                    let scale = self.base.add(self.layout.scales + at);
+                    let correction = self.base.add(self.layout.corrections + at);
+                    let output = self.base.add(row * self.layout.pitch);
+                    if self.level == Level::Float {
+                        *correction = -values[..format.block].iter().sum::<f32>();
+                        self.store_floats::<D>(&values, output, block);
+                        continue;
+                    }
+                    let (step, sum) = quantise(isa, &mut values, format.block);
+                    *scale = step;
+                    *correction = -(sum as f32 * step);
+                    let zero = format.default_zero() - D::SUBTRACTED[usize::from(format.bits == 8)];
+                    *self.base.add(self.layout.starts + at).cast() = -sum * i32::from(zero);
+                    self.store_bytes::<D>(&values, output.cast(), block);
+                }
+            }
+        }
+    }
+}
+
+impl<X: Element> Convert<'_, X> {
+    /// Reads a block; what the row does not use is 0.
+    ///
+    /// # Safety
+    /// As the constructor's contract; `input` is the row.
+    #[inline(always)]
+    unsafe fn read<I: Isa>(&self, isa: I, row: usize, input: *const X, block: usize, values: &mut Values) {
+        let (start, end) = (block * self.format.block, (block + 1) * self.format.block);
+        let mut copy = |range: Range<usize>| {
+            for k in range.clone().step_by(I::LANES) {
+                let n = (range.end - k).min(I::LANES);
+                // SAFETY: the caller's contract; the buffer has room for a vector after the block.
+                unsafe {
+                    let x = if n == I::LANES { isa.widen(input.add(k)) } else { isa.widen_part(input.add(k), n) };
+                    isa.store(values.as_mut_ptr().add(k - start), x);
+                }
+            }
+        };
+        let Some(parts) = self.parts else { return copy(start..end) };
+        let overlapped = overlapping(self.format, parts.width, block);
+        if overlapped.clone().all(|part| (parts.used)(row, part)) {
+            return copy(start..end);
+        }
+        values[..self.format.block].fill(0.0);
+        for part in overlapped.filter(|&part| (parts.used)(row, part)) {
+            let range = (part * parts.width).max(start)..((part + 1) * parts.width).min(end);
+            let (from, len) = (range.start - start, range.len());
+            // Elementwise, because a vector's store could overwrite the values of the next part.
+            for i in 0..len {
+                // SAFETY: the caller's contract.
+                values[from + i] = unsafe { *input.add(range.start + i) }.to_f32();
+            }
+        }
+    }
+
+    /// # Safety
+    /// `output` has room for the row.
+    #[inline(always)]
+    unsafe fn store_floats<D: ByteDot>(&self, values: &Values, output: *mut f32, block: usize) {
+        let (count, start) = (self.format.block, block * self.format.block);
+        if !self.few {
+            // SAFETY: the caller's contract.
+            return unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), output.add(start), count) };
+        }
+        let lanes = D::Vectors::LANES;
+        let in_word = 32 / self.format.bits;
+        for (i, &value) in values[..count].iter().enumerate() {
+            let k = start + i;
+            let word = k / in_word;
+            let place = (word / lanes * in_word + k % in_word) * lanes + word % lanes;
+            // SAFETY: the caller's contract.
+            unsafe { *output.add(place) = value }
+        }
+    }
+
+    /// # Safety
+    /// `output` has room for the row.
+    #[inline(always)]
+    unsafe fn store_bytes<D: ByteDot>(&self, values: &Values, output: *mut i8, block: usize) {
+        let vector = 4 * D::Vectors::LANES;
+        let halves = 8 / self.format.bits;
+        let count = self.format.block / halves;
+        let mut halved = [[0i8; MAX_BLOCK]; 2];
+        for (i, values) in values[..self.format.block].chunks_exact(STEP).enumerate() {
+            // Constant trip counts, so that the loops become vectors.
+            for j in 0..STEP {
+                if halves == 1 {
+                    halved[0][i * STEP + j] = values[j].to_bits() as i8;
+                } else {
+                    halved[j % 2][i * STEP / 2 + j / 2] = values[j].to_bits() as i8;
+                }
+            }
+        }
+        for (half, bytes) in halved[..halves].iter().enumerate() {
+            let mut done = 0;
+            while done < count {
+                let at = block * count + done;
+                let n = (count - done).min(vector - at % vector);
+                let place = (at / vector * halves + half) * vector + at % vector;
+                // SAFETY: the caller's contract; `done + n <= count`.
+                unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr().add(done), output.add(place), n) };
+                done += n;
+            }
+        }
+    }
+}
+
+/// Quantises the first `count` values: returns the scale and the sum of the integers, which are in the values' low bytes.
+///
+/// The scale is max |x| / 127: NaN if a value is not finite, and 0 if all are (nearly) 0.
+#[inline(always)]
+fn quantise<I: Isa>(isa: I, values: &mut Values, count: usize) -> (f32, i32) {
+    /// Added to an integer, gives a float whose low bits are the integer. The sum is rounded to nearest even.
+    const MAGIC: f32 = 12_582_912.0;
+    /// Below it, the reciprocal of the scale overflows.
+    const LEAST: f32 = 1e-36;
+    let zero = isa.splat(0.0);
+    let (mut most, mut rest) = (zero, zero);
+    let start = values.as_mut_ptr();
+    // SAFETY: `count` is a block's length, a multiple of the vectors' length.
+    unsafe {
+        for i in (0..count).step_by(I::LANES) {
+            let x = isa.load(start.add(i));
+            most = isa.max(most, isa.max(x, isa.sub(zero, x)));
+            rest = isa.add(rest, isa.sub(x, x));
+        }
+        let mut lanes = [0.0f32; MAX_LANES];
+        isa.store(lanes.as_mut_ptr(), most);
+        let most = lanes.into_iter().fold(0.0, |most: f32, x| if x > most { x } else { most });
+        let finite = isa.sum(rest) == 0.0;
+        let inverse = if finite && most >= LEAST { 127.0 / most } else { 0.0 };
+        let mut sum = 0;
+        for i in (0..count).step_by(I::LANES) {
+            let x = if finite { isa.load(start.add(i)) } else { zero };
+            isa.store(start.add(i), isa.add(isa.mul(x, isa.splat(inverse)), isa.splat(MAGIC)));
+        }
+        for values in values[..count].chunks_exact(STEP) {
+            for j in 0..STEP {
+                sum += i32::from(values[j].to_bits() as i8);
+            }
+        }
+        match (finite, inverse > 0.0) {
+            (false, _) => (f32::NAN, 0),
+            (true, false) => (0.0, 0),
+            (true, true) => (most / 127.0, sum),
+        }
+    }
+}

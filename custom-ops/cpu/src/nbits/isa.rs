@@ -1,0 +1,183 @@
+//! Instruction sets for products of 8-bit integers: a file and a row of [`each_byte_dot`] each.
+//!
+//! A [`ByteDot`] value is a token that exists only if the processor has the features, so its methods may use them.
+
+use crate::isa::{Isa, MAX_LANES};
+
+/// All instruction sets, best first: module and token type.
+macro_rules! each_byte_dot {
+    ($callback:ident) => {
+        $callback! {
+            #[cfg(target_arch = "x86_64")]
+            avx512vnni::Avx512Vnni,
+            #[cfg(target_arch = "x86_64")]
+            avxvnni::AvxVnni,
+            #[cfg(target_arch = "x86_64")]
+            avx2::Avx2Dot,
+            #[cfg(target_arch = "aarch64")]
+            neondot::NeonDot,
+            #[cfg(target_arch = "aarch64")]
+            neon::NeonMultiply,
+            #[cfg(all())]
+            portable::PortableDot,
+        }
+    };
+}
+
+/// Operations on vectors of [`Isa::LANES`] words of 32 bits, which are also read as four bytes each.
+pub(crate) trait ByteDot: Copy + Send + Sync + 'static {
+    /// The floating-point vectors.
+    type Vectors: Isa;
+    /// A vector of words.
+    type W: Copy;
+    /// The name, for tests.
+    #[cfg_attr(not(test), allow(dead_code))]
+    const NAME: &'static str;
+    /// What the products of weights of 4 bits, and of 8, subtract from each weight already: 0, or 8 and 128.
+    const SUBTRACTED: [u8; 2];
+    /// What [`ByteDot::nibble`], and [`ByteDot::byte`], subtract.
+    const FLOAT_SUBTRACTED: [u8; 2];
+
+    /// The token, if the processor has the features.
+    fn detect() -> Option<Self>;
+    /// The floating-point vectors' token.
+    fn vectors(self) -> Self::Vectors;
+    /// Runs `job`, compiled with the features of the instruction set.
+    fn vectorize<J: DotJob>(self, job: J) -> J::Output;
+
+    /// 0 in every word.
+    fn zero(self) -> Self::W;
+    /// Reads a vector.
+    ///
+    /// # Safety
+    /// `ptr` is valid for reading `4 * LANES` bytes.
+    unsafe fn load(self, ptr: *const u8) -> Self::W;
+    /// Reads the first `bytes` bytes; the others are 0.
+    ///
+    /// # Safety
+    /// `ptr` is valid for reading `bytes <= 4 * LANES` bytes.
+    #[inline(always)]
+    unsafe fn load_part(self, ptr: *const u8, bytes: usize) -> Self::W {
+        let mut buffer = [0u8; 4 * MAX_LANES];
+        // SAFETY: the caller's contract; the buffer holds 4 * MAX_LANES >= 4 * LANES bytes.
+        unsafe {
+            std::ptr::copy_nonoverlapping(ptr, buffer.as_mut_ptr(), bytes);
+            self.load(buffer.as_ptr())
+        }
+    }
+    /// The word at `ptr` in every word.
+    ///
+    /// # Safety
+    /// `ptr` is valid for reading 4 bytes.
+    unsafe fn broadcast(self, ptr: *const u8) -> Self::W;
+    /// The same bits as floats.
+    fn as_floats(self, words: Self::W) -> <Self::Vectors as Isa>::V;
+    /// The same bits as words.
+    fn as_words(self, floats: <Self::Vectors as Isa>::V) -> Self::W;
+
+    /// The low half of each byte.
+    fn low(self, words: Self::W) -> Self::W;
+    /// The high half of each byte, shifted down.
+    fn high(self, words: Self::W) -> Self::W;
+    /// Adds to each word the sum of its four products of bytes, exactly: weights `w` from 0 to 15, less
+    /// `SUBTRACTED[0]`, times signed `x` from -127 to 127.
+    fn dot4(self, sum: Self::W, w: Self::W, x: Self::W) -> Self::W;
+    /// The same for weights from 0 to 255, less `SUBTRACTED[1]`.
+    fn dot8(self, sum: Self::W, w: Self::W, x: Self::W) -> Self::W;
+    /// The signed words as floats.
+    fn to_float(self, words: Self::W) -> <Self::Vectors as Isa>::V;
+    /// Bits `4 * INDEX ..` of each word, less `FLOAT_SUBTRACTED[0]`.
+    fn nibble<const INDEX: usize>(self, words: Self::W) -> <Self::Vectors as Isa>::V;
+    /// Bits `8 * INDEX ..` of each word, less `FLOAT_SUBTRACTED[1]`.
+    fn byte<const INDEX: usize>(self, words: Self::W) -> <Self::Vectors as Isa>::V;
+
+    /// The argument of [`ByteDot::spread`] for these lanes.
+    fn indices(self, lanes: &[u32; MAX_LANES]) -> Self::W;
+    /// Lane i is lane `indices[i]` of `x`.
+    fn spread(self, x: <Self::Vectors as Isa>::V, indices: Self::W) -> <Self::Vectors as Isa>::V;
+
+    /// Lane i is bits `4 * i ..` of `bits`.
+    #[inline(always)]
+    fn nibbles(self, bits: u64) -> <Self::Vectors as Isa>::V {
+        self.bytes(&std::array::from_fn(|lane| (bits >> (4 * lane)) as u8 & 15))
+    }
+    /// Lane i is byte i.
+    #[inline(always)]
+    fn bytes(self, bytes: &[u8; MAX_LANES]) -> <Self::Vectors as Isa>::V {
+        let lanes = bytes.map(f32::from);
+        // SAFETY: the array holds MAX_LANES floats.
+        unsafe { self.vectors().load(lanes.as_ptr()) }
+    }
+}
+
+/// Code that is compiled for every [`ByteDot`]. Only `#[inline(always)]` functions called from `run` get the features.
+pub(crate) trait DotJob {
+    /// The result.
+    type Output;
+    /// The code; implementations are `#[inline(always)]`.
+    fn run<D: ByteDot>(self, dot: D) -> Self::Output;
+}
+
+macro_rules! modules {
+    ($(#[$cfg:meta] $module:ident::$token:ident,)*) => { $(#[$cfg] mod $module;)* };
+}
+each_byte_dot!(modules);
+
+macro_rules! engine {
+    ($(#[$cfg:meta] $module:ident::$token:ident,)*) => {
+        /// An instruction set that the processor has.
+        #[derive(Clone, Copy)]
+        pub(crate) enum Engine {
+            $(#[$cfg] $token($module::$token),)*
+        }
+
+        impl Engine {
+            /// Those that the processor has, best first.
+            #[cfg(test)]
+            pub(crate) fn all() -> Vec<Engine> {
+                let mut all = Vec::new();
+                $(#[$cfg] all.extend($module::$token::detect().map(Engine::$token));)*
+                all
+            }
+
+            /// The best one that needs no more than `I` and the products of bytes that belong to it.
+            pub(crate) fn of<I: Isa>() -> Engine {
+                $(
+                    #[$cfg]
+                    if fits::<I, $module::$token>() && let Some(token) = $module::$token::detect() {
+                        return Engine::$token(token);
+                    }
+                )*
+                Engine::PortableDot(portable::PortableDot)
+            }
+
+            /// Runs `job` on it.
+            pub(crate) fn run<J: DotJob>(self, job: J) -> J::Output {
+                match self {
+                    $(#[$cfg] Engine::$token(token) => token.vectorize(job),)*
+                }
+            }
+
+            /// The name.
+            #[cfg(test)]
+            pub(crate) fn name(self) -> &'static str {
+                match self {
+                    $(#[$cfg] Engine::$token(_) => $module::$token::NAME,)*
+                }
+            }
+
+            /// Words of a vector.
+            pub(crate) fn lanes(self) -> usize {
+                match self {
+                    $(#[$cfg] Engine::$token(_) => <$module::$token as ByteDot>::Vectors::LANES,)*
+                }
+            }
+        }
+    };
+}
+each_byte_dot!(engine);
+
+/// Whether kernels that are compiled for `I` may use `D`: it has the same vectors or shorter ones.
+fn fits<I: Isa, D: ByteDot>() -> bool {
+    <D::Vectors as Isa>::NAME == I::NAME || D::Vectors::LANES < I::LANES
+}

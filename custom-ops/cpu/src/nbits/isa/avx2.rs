@@ -1,0 +1,168 @@
+//! x86-64 with AVX2: 8 words. [`words_of_256_bits`] is shared with its VNNI.
+
+use super::{ByteDot, DotJob};
+use crate::isa::avx2::Avx2;
+use crate::isa::{Isa, MAX_LANES};
+use std::arch::x86_64::*;
+
+/// Exists only if the processor has the features of its `enabled`.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx2Dot(Avx2);
+
+/// Implements [`ByteDot`] on 256-bit registers for a token that holds [`Avx2`]'s.
+macro_rules! words_of_256_bits {
+    (
+        $token:ident, $name:literal, $features:literal, $found:expr, subtracted: $subtracted:expr,
+        dot4($sum4:ident, $w4:ident, $x4:ident): $dot4:expr,
+        dot8($sum8:ident, $w8:ident, $x8:ident): $dot8:expr $(,)?
+    ) => {
+        macro_rules! simd {
+            ($e:expr) => {{
+                // SAFETY: `self` proves that the processor has the features.
+                unsafe { $e }
+            }};
+        }
+
+        #[target_feature(enable = $features)]
+        fn enabled<J: DotJob>(dot: $token, job: J) -> J::Output {
+            job.run(dot)
+        }
+
+        impl ByteDot for $token {
+            type Vectors = Avx2;
+            type W = __m256i;
+            const NAME: &'static str = $name;
+            const SUBTRACTED: [u8; 2] = $subtracted;
+            const FLOAT_SUBTRACTED: [u8; 2] = [8, 128];
+
+            fn detect() -> Option<$token> {
+                let vectors = Avx2::detect()?;
+                $found.then_some($token(vectors))
+            }
+            #[inline(always)]
+            fn vectors(self) -> Avx2 {
+                self.0
+            }
+            fn vectorize<J: DotJob>(self, job: J) -> J::Output {
+                simd!(enabled(self, job))
+            }
+
+            #[inline(always)]
+            fn zero(self) -> __m256i {
+                simd!(_mm256_setzero_si256())
+            }
+            #[inline(always)]
+            unsafe fn load(self, ptr: *const u8) -> __m256i {
+                // SAFETY: the caller's contract, and `self`.
+                unsafe { _mm256_loadu_si256(ptr.cast()) }
+            }
+            #[inline(always)]
+            unsafe fn broadcast(self, ptr: *const u8) -> __m256i {
+                // SAFETY: the caller's contract, and `self`.
+                unsafe { _mm256_set1_epi32(ptr.cast::<i32>().read_unaligned()) }
+            }
+            #[inline(always)]
+            fn as_floats(self, words: __m256i) -> __m256 {
+                simd!(_mm256_castsi256_ps(words))
+            }
+            #[inline(always)]
+            fn as_words(self, x: __m256) -> __m256i {
+                simd!(_mm256_castps_si256(x))
+            }
+
+            #[inline(always)]
+            fn low(self, words: __m256i) -> __m256i {
+                simd!(_mm256_and_si256(words, _mm256_set1_epi8(15)))
+            }
+            #[inline(always)]
+            fn high(self, words: __m256i) -> __m256i {
+                simd!(_mm256_and_si256(_mm256_srli_epi16::<4>(words), _mm256_set1_epi8(15)))
+            }
+            #[inline(always)]
+            fn dot4(self, $sum4: __m256i, $w4: __m256i, $x4: __m256i) -> __m256i {
+                simd!($dot4)
+            }
+            #[inline(always)]
+            fn dot8(self, $sum8: __m256i, $w8: __m256i, $x8: __m256i) -> __m256i {
+                simd!($dot8)
+            }
+            #[inline(always)]
+            fn to_float(self, words: __m256i) -> __m256 {
+                simd!(_mm256_cvtepi32_ps(words))
+            }
+            #[inline(always)]
+            fn nibble<const INDEX: usize>(self, words: __m256i) -> __m256 {
+                simd!({
+                    let signed = _mm256_xor_si256(words, _mm256_set1_epi8(-120));
+                    let top = match INDEX {
+                        0 => _mm256_slli_epi32::<28>(signed),
+                        1 => _mm256_slli_epi32::<24>(signed),
+                        2 => _mm256_slli_epi32::<20>(signed),
+                        3 => _mm256_slli_epi32::<16>(signed),
+                        4 => _mm256_slli_epi32::<12>(signed),
+                        5 => _mm256_slli_epi32::<8>(signed),
+                        6 => _mm256_slli_epi32::<4>(signed),
+                        _ => signed,
+                    };
+                    _mm256_cvtepi32_ps(_mm256_srai_epi32::<28>(top))
+                })
+            }
+            #[inline(always)]
+            fn byte<const INDEX: usize>(self, words: __m256i) -> __m256 {
+                simd!({
+                    let signed = _mm256_xor_si256(words, _mm256_set1_epi8(-128));
+                    let top = match INDEX {
+                        0 => _mm256_slli_epi32::<24>(signed),
+                        1 => _mm256_slli_epi32::<16>(signed),
+                        2 => _mm256_slli_epi32::<8>(signed),
+                        _ => signed,
+                    };
+                    _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(top))
+                })
+            }
+
+            #[inline(always)]
+            fn indices(self, lanes: &[u32; MAX_LANES]) -> __m256i {
+                // SAFETY: the array holds a vector; `self`.
+                unsafe { _mm256_loadu_si256(lanes.as_ptr().cast()) }
+            }
+            #[inline(always)]
+            fn spread(self, x: __m256, indices: __m256i) -> __m256 {
+                simd!(_mm256_permutevar8x32_ps(x, indices))
+            }
+            #[inline(always)]
+            fn nibbles(self, bits: u64) -> __m256 {
+                simd!({
+                    let words = _mm256_set1_epi32(bits as i32);
+                    let shifts = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
+                    _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srlv_epi32(words, shifts), _mm256_set1_epi32(15)))
+                })
+            }
+            #[inline(always)]
+            fn bytes(self, bytes: &[u8; MAX_LANES]) -> __m256 {
+                // SAFETY: the array holds a byte for each lane; `self`.
+                unsafe { _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadu_si128(bytes.as_ptr().cast()))) }
+            }
+        }
+    };
+}
+pub(super) use words_of_256_bits;
+
+words_of_256_bits!(
+    Avx2Dot,
+    "avx2",
+    "avx2,fma,f16c",
+    true,
+    subtracted: [0, 128],
+    dot4(sum, w, x): {
+        // At most 2 * 15 * 127: no saturation.
+        let pairs = _mm256_maddubs_epi16(w, x);
+        _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+    },
+    dot8(sum, w, x): {
+        // At most 2 * 128 * 127 with signed weights: no saturation.
+        let w = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
+        let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
+        _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+    },
+);

@@ -1,0 +1,150 @@
+//! A dense layer.
+
+use super::{Activations, Engine, Level, NBits, Row, Worker};
+use crate::gemm::Store;
+use crate::host::Host;
+use crate::isa::{Isa, Job, vectorize};
+use crate::memory::{Memory, Sections, pitch};
+use crate::settings::forced_isa;
+use crate::workers::{Shared, share, span};
+use moh_operators::{DType, Element, Error};
+use std::ops::Range;
+
+/// Rows that are converted at a time, which bounds the working memory.
+const ROWS: usize = 2048;
+/// Columns of a work item: a multiple of this many, and at most [`SPAN`], or [`FEW_SPAN`] for few rows.
+const UNIT: usize = 16;
+const SPAN: usize = 256;
+const FEW_SPAN: usize = 1024;
+
+/// Computes `out = x * weight + bias` for a dense layer: `x` is (rows, k), `bias` (n), `out` (rows, n).
+///
+/// The instruction set is the best one that the processor has, or that [`crate::ISA_VARIABLE`] names.
+///
+/// # Errors
+/// [`Error::Length`], naming `operator`, if lengths and shapes do not agree; [`Error::OutOfMemory`].
+pub fn linear<X: Element, T: Element>(
+    operator: &'static str,
+    x: &[X],
+    weight: &NBits<'_, T>,
+    bias: Option<&[X]>,
+    out: &mut [X],
+    level: Level,
+    host: &dyn Host,
+) -> Result<(), Error> {
+    let engine = vectorize(forced_isa(), Best);
+    layer(engine, operator, x, weight, bias, out, level, host).map(|_| ())
+}
+
+/// The engine that belongs to the vectors on which it runs.
+struct Best;
+
+impl Job for Best {
+    type Output = Engine;
+
+    #[inline(always)]
+    fn run<I: Isa>(self, _: I) -> Engine {
+        Engine::of::<I>()
+    }
+}
+
+/// As [`linear`], on a given instruction set. Returns the number of multiply-accumulate operations.
+pub(crate) fn layer<X: Element, T: Element>(
+    engine: Engine,
+    operator: &'static str,
+    x: &[X],
+    weight: &NBits<'_, T>,
+    bias: Option<&[X]>,
+    out: &mut [X],
+    level: Level,
+    host: &dyn Host,
+) -> Result<u64, Error> {
+    let [n, k] = [weight.columns(), weight.inner()];
+    // Without inner indices, the number of rows is that of the output.
+    let rows = x.len().checked_div(k).unwrap_or(out.len() / n.max(1));
+    let lengths = [
+        ("x", rows * k, x.len()),
+        ("bias", n, bias.map_or(n, <[X]>::len)),
+        ("output", rows.saturating_mul(n), out.len()),
+    ];
+    for (tensor, expected, found) in lengths {
+        if expected != found {
+            return Err(Error::Length { operator, tensor, expected, found });
+        }
+    }
+    let output = Shared(out.as_mut_ptr());
+    let mut macs = 0;
+    for start in (0..rows).step_by(ROWS) {
+        let rows = start..(start + ROWS).min(rows);
+        let input = |row: usize| x[(rows.start + row) * k..].as_ptr();
+        // SAFETY: x has `k` elements for every row.
+        let activations = unsafe { Activations::new(engine, host, weight.format, level, rows.len(), &input, None) }?;
+        macs += Rows { activations: &activations, weight, bias, output, rows }.run(host)?;
+    }
+    Ok(macs)
+}
+
+/// Rows of a dense layer.
+struct Rows<'a, X, T> {
+    activations: &'a Activations<'a>,
+    weight: &'a NBits<'a, T>,
+    bias: Option<&'a [X]>,
+    output: Shared<X>,
+    rows: Range<usize>,
+}
+
+/// A worker's memory.
+struct Workspace<'h, X> {
+    worker: Worker<'h>,
+    sums: Memory<'h>,
+    rows: Vec<Row>,
+    pairs: Vec<(*const f32, *mut X)>,
+}
+
+impl<X: Element, T: Element> Rows<'_, X, T> {
+    fn run(&self, host: &dyn Host) -> Result<u64, Error> {
+        let n = self.weight.columns();
+        let most = if self.rows.len() <= super::FEW { FEW_SPAN } else { SPAN };
+        let span = span(n, UNIT, most, 1, host.parallelism());
+        let make = || {
+            let mut sums = Sections::default();
+            if X::DTYPE != DType::F32 {
+                sums.add(self.rows.len(), pitch(span))?;
+            }
+            let worker = Worker::new(self.activations, host)?;
+            Ok(Workspace { worker, sums: sums.allocate(host)?, rows: Vec::new(), pairs: Vec::new() })
+        };
+        let work = |workspace: &mut Workspace<'_, X>, item: usize| {
+            self.item(item * span..((item + 1) * span).min(n), workspace)
+        };
+        share(host, n.div_ceil(span), make, work)
+    }
+
+    /// The columns of a work item.
+    fn item(&self, columns: Range<usize>, workspace: &mut Workspace<'_, X>) -> u64 {
+        let Workspace { worker, sums, rows, pairs } = workspace;
+        let in_place = X::DTYPE == DType::F32;
+        rows.clear();
+        pairs.clear();
+        for i in 0..self.rows.len() {
+            let start = (self.rows.start + i) * self.weight.columns() + columns.start;
+            // SAFETY: the output has these columns for every row, and they belong to this work item alone.
+            let output = unsafe { { self.output }.0.add(start) };
+            let place = if in_place { output.cast() } else { sums.at(i * pitch(columns.len())) };
+            // SAFETY: as above; an output that is used in place is f32, and a row of sums has room for the item's columns.
+            let row = unsafe { std::slice::from_raw_parts_mut(place, columns.len()) };
+            match self.bias {
+                Some(bias) => row.iter_mut().zip(&bias[columns.clone()]).for_each(|(sum, bias)| *sum = bias.to_f32()),
+                None => row.fill(0.0),
+            }
+            rows.push(Row { index: i as u32, output: place });
+            pairs.push((place.cast_const(), output));
+        }
+        // SAFETY: the rows' sums have room for the columns, and do not overlap.
+        let macs = unsafe { worker.multiply(self.weight, self.activations, rows, columns.clone()) };
+        if !in_place {
+            vectorize(forced_isa(), Store { rows: pairs, columns: columns.len(), bias: None });
+        }
+        macs
+    }
+}

@@ -1,0 +1,271 @@
+//! Products of 8-bit activations with unpacked weights of 8 bits.
+
+use super::{DEPTH, products};
+use crate::isa::{Isa, MAX_LANES};
+use crate::memory::{Memory, Sections};
+use crate::nbits::activations::{Converted, Segment};
+use crate::nbits::isa::{ByteDot, DotJob};
+use crate::nbits::worker::Row;
+use crate::nbits::{Activations, NBits};
+use moh_operators::{Element, Error};
+use std::ops::Range;
+
+/// Offsets in floats, for panels of at most [`COLUMNS`] columns.
+#[derive(Clone, Copy)]
+pub(super) struct Layout {
+    /// A vector of scales a block.
+    scales: usize,
+    /// Scales times what the products have not subtracted from the weights.
+    zeros: usize,
+    /// Words, in order: for weights of 4 bits, first the low halves of a word's bytes, then the high ones.
+    words: usize,
+}
+
+/// Vectors of columns of a panel, at most.
+const VECTORS: usize = 2;
+const COLUMNS: usize = VECTORS * MAX_LANES;
+
+impl Layout {
+    pub(super) fn new(x: &Activations<'_>, sections: &mut Sections) -> Result<Layout, Error> {
+        let blocks = DEPTH / x.format.block;
+        let scales = sections.add(blocks, COLUMNS)?;
+        let zeros = sections.add(blocks, COLUMNS)?;
+        let words = sections.add(DEPTH / 4, COLUMNS)?;
+        Ok(Layout { scales, zeros, words })
+    }
+}
+
+/// Adds the products of `rows` with `columns` to the rows' sums.
+///
+/// Contract of the constructor: as [`crate::nbits::Worker::multiply`]; the panel has the sections of [`Layout`].
+pub(in crate::nbits) struct Bytes<'a, T> {
+    pub(in crate::nbits) weight: &'a NBits<'a, T>,
+    pub(in crate::nbits) x: &'a Activations<'a>,
+    pub(in crate::nbits) rows: &'a [Row],
+    pub(in crate::nbits) columns: Range<usize>,
+    pub(in crate::nbits) segments: Option<&'a [Segment]>,
+    pub(in crate::nbits) panel: &'a Memory<'a>,
+}
+
+/// A panel: some columns of some blocks.
+struct Panel {
+    columns: Range<usize>,
+    blocks: Range<usize>,
+    scales: *mut f32,
+    zeros: *mut f32,
+    words: *mut f32,
+}
+
+impl<T: Element> DotJob for Bytes<'_, T> {
+    type Output = u64;
+
+    #[inline(always)]
+    fn run<D: ByteDot>(self, dot: D) -> u64 {
+        match (self.weight.format.bits, D::Vectors::REGISTERS >= 32) {
+            (4, true) => self.all::<D, 2, 6, 2>(dot),
+            (_, true) => self.all::<D, 1, 6, 2>(dot),
+            (4, false) => self.all::<D, 2, 4, 1>(dot),
+            (_, false) => self.all::<D, 1, 4, 1>(dot),
+        }
+    }
+}
+
+impl<T: Element> Bytes<'_, T> {
+    /// `H` values in each byte of the weight, tiles of `R` rows and `C` vectors.
+    #[inline(always)]
+    fn all<D: ByteDot, const H: usize, const R: usize, const C: usize>(&self, dot: D) -> u64 {
+        let format = self.weight.format;
+        let layout = Layout::new(self.x, &mut Sections::default());
+        let Ok(Layout { scales, zeros, words }) = layout else { return 0 };
+        let [scales, zeros, words] = [scales, zeros, words].map(|offset| self.panel.at(offset));
+        let mut macs = 0;
+        let width = C * D::Vectors::LANES;
+        for first in (0..format.blocks()).step_by(DEPTH / format.block) {
+            let blocks = first..(first + DEPTH / format.block).min(format.blocks());
+            let products = products(&blocks, self.rows, self.x.rows, self.segments);
+            if products.is_empty() {
+                continue;
+            }
+            for column in self.columns.clone().step_by(width) {
+                let columns = column..(column + width).min(self.columns.end);
+                let panel = Panel { columns, blocks: blocks.clone(), scales, zeros, words };
+                // SAFETY: the constructor's contract; the panel's memory has room for it.
+                unsafe {
+                    self.unpack::<D, H, C>(dot, &panel);
+                    for (blocks, picked) in &products {
+                        self.multiply::<D, H, R, C>(dot, &panel, blocks, picked);
+                        macs += picked.len() * blocks.len() * format.block * width;
+                    }
+                }
+            }
+        }
+        macs as u64
+    }
+
+    /// # Safety
+    /// As the constructor's contract; the panel's memory has room for it.
+    #[inline(always)]
+    unsafe fn unpack<D: ByteDot, const H: usize, const C: usize>(&self, dot: D, panel: &Panel) {
+        let (isa, lanes, format) = (dot.vectors(), D::Vectors::LANES, self.weight.format);
+        let (columns, blocks) = (&panel.columns, &panel.blocks);
+        let (start, end) = (blocks.start * format.block_bytes(), blocks.end * format.block_bytes());
+        let subtracted = f32::from(D::SUBTRACTED[usize::from(H == 1)]);
+        // SAFETY: the caller's contract. Lanes after the last column repeat it.
+        unsafe {
+            for c in 0..C {
+                let column = |lane: usize| (columns.start + c * lanes + lane).min(columns.end - 1);
+                for at in (start..end).step_by(4 * lanes) {
+                    let mut words = [isa.splat(0.0); MAX_LANES];
+                    for lane in 0..lanes {
+                        let place = self.weight.data.as_ptr().add(column(lane) * format.row_bytes() + at);
+                        words[lane] = dot.as_floats(match end - at >= 4 * lanes {
+                            true => dot.load(place),
+                            false => dot.load_part(place, end - at),
+                        });
+                    }
+                    isa.transpose(&mut words);
+                    for word in 0..lanes {
+                        let output = panel.words.add((((at - start) / 4 + word) * H * C + c) * lanes);
+                        let words = dot.as_words(words[word]);
+                        if H == 1 {
+                            isa.store(output, dot.as_floats(words));
+                        } else {
+                            isa.store(output, dot.as_floats(dot.low(words)));
+                            isa.store(output.add(C * lanes), dot.as_floats(dot.high(words)));
+                        }
+                    }
+                }
+                for group in blocks.clone().step_by(lanes) {
+                    let count = (blocks.end - group).min(lanes);
+                    let (mut scales, mut zeros) = ([isa.splat(0.0); MAX_LANES], [isa.splat(0.0); MAX_LANES]);
+                    for lane in 0..lanes {
+                        let place = self.weight.scales.as_ptr().add(column(lane) * format.blocks() + group);
+                        scales[lane] = if count == lanes { isa.widen(place) } else { isa.widen_part(place, count) };
+                        if self.weight.zero_points.is_some() {
+                            let zero = self.weight.zeros(dot, column(lane), group, subtracted);
+                            zeros[lane] = isa.mul(scales[lane], zero);
+                        }
+                    }
+                    isa.transpose(&mut scales);
+                    isa.transpose(&mut zeros);
+                    for i in 0..count {
+                        let place = ((group - blocks.start + i) * C + c) * lanes;
+                        isa.store(panel.scales.add(place), scales[i]);
+                        isa.store(panel.zeros.add(place), zeros[i]);
+                    }
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// As the constructor's contract; the panel was unpacked, and its blocks include `blocks`.
+    #[inline(always)]
+    unsafe fn multiply<D: ByteDot, const H: usize, const R: usize, const C: usize>(
+        &self,
+        dot: D,
+        panel: &Panel,
+        blocks: &Range<usize>,
+        mut picked: &[u32],
+    ) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            while !picked.is_empty() {
+                let (tile, rest) = picked.split_at(match picked.len() {
+                    len if len >= R => R,
+                    2.. => 2,
+                    _ => 1,
+                });
+                match (tile.len(), self.weight.zero_points.is_some()) {
+                    (1, false) => self.tile::<D, H, 1, C, false>(dot, panel, blocks, tile),
+                    (2, false) => self.tile::<D, H, 2, C, false>(dot, panel, blocks, tile),
+                    (_, false) => self.tile::<D, H, R, C, false>(dot, panel, blocks, tile),
+                    (1, true) => self.tile::<D, H, 1, C, true>(dot, panel, blocks, tile),
+                    (2, true) => self.tile::<D, H, 2, C, true>(dot, panel, blocks, tile),
+                    (_, true) => self.tile::<D, H, R, C, true>(dot, panel, blocks, tile),
+                }
+                picked = rest;
+            }
+        }
+    }
+
+    /// A tile of `R` rows and `C` vectors of columns. With `Z`, the weight has zero points.
+    ///
+    /// # Safety
+    /// As [`Bytes::multiply`]; there are `R` rows.
+    #[inline(always)]
+    unsafe fn tile<D: ByteDot, const H: usize, const R: usize, const C: usize, const Z: bool>(
+        &self,
+        dot: D,
+        panel: &Panel,
+        blocks: &Range<usize>,
+        picked: &[u32],
+    ) {
+        let (isa, lanes) = (dot.vectors(), D::Vectors::LANES);
+        let row: [Row; R] = std::array::from_fn(|r| self.rows[picked[r] as usize]);
+        let x: [Converted; R] = std::array::from_fn(|r| self.x.row(row[r].index as usize));
+        let words = self.weight.format.block_bytes() / 4;
+        // SAFETY: the caller's contract.
+        unsafe {
+            let mut sums = [[isa.splat(0.0); C]; R];
+            for block in blocks.clone() {
+                let mut products = [[dot.zero(); C]; R];
+                if !Z {
+                    for r in 0..R {
+                        products[r] = [dot.broadcast(x[r].starts.add(block).cast()); C];
+                    }
+                }
+                let in_panel = block - panel.blocks.start;
+                let mut w = panel.words.cast_const().add(in_panel * words * H * C * lanes).cast::<u8>();
+                let (mut word, end) = (block * words, (block + 1) * words);
+                // A block is inside a vector of the weight, or is several.
+                while word < end {
+                    let place = (word / lanes * H * lanes + word % lanes) * 4;
+                    let mut input: [*const u8; R] = std::array::from_fn(|r| x[r].values.cast::<u8>().add(place));
+                    let run = (end - word).min(lanes);
+                    word += run;
+                    for _ in 0..run {
+                        for h in 0..H {
+                            let weights: [D::W; C] = std::array::from_fn(|c| dot.load(w.add(4 * lanes * c)));
+                            w = w.add(4 * lanes * C);
+                            for r in 0..R {
+                                let values = dot.broadcast(input[r].add(h * 4 * lanes));
+                                for c in 0..C {
+                                    products[r][c] = match H {
+                                        1 => dot.dot8(products[r][c], weights[c], values),
+                                        _ => dot.dot4(products[r][c], weights[c], values),
+                                    };
+                                }
+                            }
+                        }
+                        input = input.map(|input| input.add(4));
+                    }
+                }
+                for c in 0..C {
+                    let place = (in_panel * C + c) * lanes;
+                    let scale = isa.load(panel.scales.add(place));
+                    for r in 0..R {
+                        let step = isa.splat(*x[r].scales.add(block));
+                        sums[r][c] = isa.fma(dot.to_float(products[r][c]), isa.mul(scale, step), sums[r][c]);
+                        if Z {
+                            let correction = isa.splat(*x[r].corrections.add(block));
+                            sums[r][c] = isa.fma(isa.load(panel.zeros.add(place)), correction, sums[r][c]);
+                        }
+                    }
+                }
+            }
+            let column = panel.columns.start - self.columns.start;
+            for c in 0..C {
+                let n = panel.columns.len().saturating_sub(c * lanes).min(lanes);
+                for r in 0..R {
+                    let output = row[r].output.wrapping_add(column + c * lanes);
+                    if n == lanes {
+                        isa.store(output, isa.add(isa.load(output), sums[r][c]));
+                    } else if n > 0 {
+                        isa.narrow_part(output, isa.add(isa.widen_part(output, n), sums[r][c]), n);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! Products of a few rows, with the weight as it is read: each of its values is loaded once for several rows.
+
+use super::activations::Converted;
+use super::isa::{ByteDot, DotJob};
+use super::worker::Row;
+use super::{Activations, Level, NBits};
+use crate::isa::{Isa, MAX_LANES};
+use moh_operators::Element;
+use std::ops::Range;
+
+/// Adds the products of `rows` with `columns` over `ranges` of blocks to the rows' sums.
+///
+/// Contract of the constructor: as [`super::Worker::multiply`].
+pub(super) struct Stream<'a, T> {
+    pub(super) weight: &'a NBits<'a, T>,
+    pub(super) x: &'a Activations<'a>,
+    pub(super) rows: &'a [Row],
+    pub(super) columns: Range<usize>,
+    pub(super) ranges: &'a [Range<usize>],
+}
+
+impl<T: Element> DotJob for Stream<'_, T> {
+    type Output = u64;
+
+    #[inline(always)]
+    fn run<D: ByteDot>(self, dot: D) -> u64 {
+        match (self.weight.format.bits, self.x.level) {
+            (4, Level::Int8) => self.all::<D, 4, true>(dot),
+            (4, Level::Float) => self.all::<D, 4, false>(dot),
+            (_, Level::Int8) => self.all::<D, 8, true>(dot),
+            (_, Level::Float) => self.all::<D, 8, false>(dot),
+        }
+        let blocks: usize = self.ranges.iter().map(ExactSizeIterator::len).sum();
+        (self.rows.len() * self.columns.len() * blocks * self.weight.format.block) as u64
+    }
+}
+
+/// What does not depend on the tile.
+struct Plan<W> {
+    /// Words of a block.
+    words: usize,
+    /// Vectors whose products are added before they are scaled.
+    run: usize,
+    /// For each sum of a group of LANES blocks: the block of each of its words.
+    indices: [W; MAX_LANES],
+    /// What the products have not subtracted from the weights; `None` if there are zero points.
+    rest: Option<f32>,
+    subtracted: f32,
+}
+
+impl<T: Element> Stream<'_, T> {
+    #[inline(always)]
+    fn all<D: ByteDot, const BITS: usize, const INT: bool>(&self, dot: D) {
+        let lanes = D::Vectors::LANES;
+        let words = self.weight.format.block_bytes() / 4;
+        let mut indices = [dot.zero(); MAX_LANES];
+        for unit in 0..lanes {
+            let block = |lane: usize| if words <= lanes { (unit * lanes + lane) / words } else { unit };
+            indices[unit] = dot.indices(&std::array::from_fn(|lane| block(lane) as u32));
+        }
+        let subtracted = if INT { D::SUBTRACTED } else { D::FLOAT_SUBTRACTED }[BITS / 8];
+        let rest = f32::from(self.weight.format.default_zero() - subtracted);
+        let rest = self.weight.zero_points.is_none().then_some(rest);
+        let plan = Plan { words, run: (words / lanes).max(1), indices, rest, subtracted: f32::from(subtracted) };
+        let most = if D::Vectors::REGISTERS >= 32 { 4 } else { 2 };
+        let mut column = self.columns.start;
+        while column < self.columns.end {
+            let together = if self.rows.len() == 1 { 4 } else { 2 };
+            let columns = if self.columns.end - column >= together { together } else { 1 };
+            let mut rows = self.rows;
+            while !rows.is_empty() {
+                let count = match rows.len() {
+                    len if len >= most => most,
+                    2 | 3 => 2,
+                    _ => 1,
+                };
+                let (tile, rest) = rows.split_at(count);
+                // SAFETY: the constructor's contract.
+                unsafe {
+                    match (count, columns) {
+                        (1, 4) => self.tile::<D, BITS, INT, 1, 4>(dot, &plan, tile, column),
+                        (1, 2) => self.tile::<D, BITS, INT, 1, 2>(dot, &plan, tile, column),
+                        (2, 2) => self.tile::<D, BITS, INT, 2, 2>(dot, &plan, tile, column),
+                        (4, 2) => self.tile::<D, BITS, INT, 4, 2>(dot, &plan, tile, column),
+                        _ => tile.chunks(1).for_each(|row| self.tile::<D, BITS, INT, 1, 1>(dot, &plan, row, column)),
+                    }
+                }
+                rows = rest;
+            }
+            column += columns;
+        }
+    }
+
+    /// `R` rows times `C` columns.
+    ///
+    /// # Safety
+    /// As the constructor's contract; there are `R` rows.
+    #[inline(always)]
+    unsafe fn tile<D: ByteDot, const BITS: usize, const INT: bool, const R: usize, const C: usize>(
+        &self,
+        dot: D,
+        plan: &Plan<D::W>,
+        rows: &[Row],
+        column: usize,
+    ) {
+        let (isa, lanes, format) = (dot.vectors(), D::Vectors::LANES, self.weight.format);
+        let (row_bytes, block_bytes, blocks) = (format.row_bytes(), format.block_bytes(), format.blocks());
+        let input: [Converted; R] = std::array::from_fn(|r| self.x.row(rows[r].index as usize));
+        let mut sums = [[isa.splat(0.0); C]; R];
+        // SAFETY: the constructor's contract: the weight has these columns and blocks, and the activations these rows, with
+        // whole vectors of scales and corrections after the last block.
+        unsafe {
+            for range in self.ranges {
+                for group in range.clone().step_by(lanes) {
+                    let count = (range.end - group).min(lanes);
+                    let mut scales = [[isa.splat(0.0); C]; R];
+                    for c in 0..C {
+                        let place = self.weight.scales.as_ptr().add((column + c) * blocks + group);
+                        let scale = if count == lanes { isa.widen(place) } else { isa.widen_part(place, count) };
+                        let rest = match plan.rest {
+                            Some(rest) => isa.splat(rest),
+                            None => self.weight.zeros(dot, column + c, group, plan.subtracted),
+                        };
+                        let rest = isa.mul(scale, rest);
+                        for r in 0..R {
+                            sums[r][c] = isa.fma(rest, isa.load(input[r].corrections.add(group)), sums[r][c]);
+                            scales[r][c] = match INT {
+                                true => isa.mul(scale, isa.load(input[r].scales.add(group))),
+                                false => scale,
+                            };
+                        }
+                    }
+                    let bytes = count * block_bytes;
+                    let start = group * block_bytes;
+                    let data = self.weight.data.as_ptr().wrapping_add(column * row_bytes + start);
+                    let values: [*const u8; R] = std::array::from_fn(|r| {
+                        let of_vector = if INT { 4 * lanes * 8 / BITS } else { 4 * lanes * 32 / BITS };
+                        input[r].values.cast::<u8>().add(start / (4 * lanes) * of_vector)
+                    });
+                    let units = if plan.words <= lanes { bytes.div_ceil(4 * lanes) } else { count };
+                    for unit in 0..units {
+                        let first = unit * plan.run;
+                        let index = plan.indices[unit];
+                        if (first + plan.run) * 4 * lanes <= bytes {
+                            let load = |c: usize, vector: usize| {
+                                let place = data.add(c * row_bytes + vector * 4 * lanes);
+                                isa.prefetch(place.wrapping_add(C * row_bytes));
+                                dot.load(place)
+                            };
+                            let run = first..first + plan.run;
+                            unit_of::<D, BITS, INT, R, C>(dot, run, load, &values, &scales, index, &mut sums);
+                        } else {
+                            let load = |c: usize, vector: usize| {
+                                let at = vector * 4 * lanes;
+                                dot.load_part(data.add(c * row_bytes + at), bytes - at)
+                            };
+                            let run = first..first + 1;
+                            unit_of::<D, BITS, INT, R, C>(dot, run, load, &values, &scales, index, &mut sums);
+                        }
+                    }
+                }
+            }
+            for r in 0..R {
+                for c in 0..C {
+                    *rows[r].output.add(column - self.columns.start + c) += isa.sum(sums[r][c]);
+                }
+            }
+        }
+    }
+}
+
+/// Adds the products with consecutive vectors of the weight, `run`, which share their scales.
+///
+/// # Safety
+/// `input` is valid for reading the values of these vectors.
+#[inline(always)]
+unsafe fn unit_of<D: ByteDot, const BITS: usize, const INT: bool, const R: usize, const C: usize>(
+    dot: D,
+    run: Range<usize>,
+    load: impl Fn(usize, usize) -> D::W,
+    input: &[*const u8; R],
+    scales: &[[<D::Vectors as Isa>::V; C]; R],
+    index: D::W,
+    sums: &mut [[<D::Vectors as Isa>::V; C]; R],
+) {
+    let (isa, bytes) = (dot.vectors(), 4 * D::Vectors::LANES);
+    let mut words = [[dot.zero(); C]; R];
+    let mut floats = [[isa.splat(0.0); C]; R];
+    // SAFETY: the caller's contract.
+    unsafe {
+        for vector in run {
+            let w: [D::W; C] = std::array::from_fn(|c| load(c, vector));
+            match (INT, BITS) {
+                (true, 4) => {
+                    for r in 0..R {
+                        let x = input[r].add(vector * 2 * bytes);
+                        let (even, odd) = (dot.load(x), dot.load(x.add(bytes)));
+                        for c in 0..C {
+                            words[r][c] = dot.dot4(words[r][c], dot.low(w[c]), even);
+                            words[r][c] = dot.dot4(words[r][c], dot.high(w[c]), odd);
+                        }
+                    }
+                }
+                (true, _) => {
+                    for r in 0..R {
+                        let x = dot.load(input[r].add(vector * bytes));
+                        for c in 0..C {
+                            words[r][c] = dot.dot8(words[r][c], w[c], x);
+                        }
+                    }
+                }
+                (false, _) => {
+                    macro_rules! value {
+                        ($method:ident, $($index:literal)*) => {$(
+                            for c in 0..C {
+                                let value = dot.$method::<$index>(w[c]);
+                                for r in 0..R {
+                                    let x = input[r].add((vector * 32 / BITS + $index) * bytes).cast();
+                                    floats[r][c] = isa.fma(value, isa.load(x), floats[r][c]);
+                                }
+                            }
+                        )*};
+                    }
+                    match BITS {
+                        4 => {
+                            value!(nibble, 0 1 2 3 4 5 6 7);
+                        }
+                        _ => {
+                            value!(byte, 0 1 2 3);
+                        }
+                    }
+                }
+            }
+        }
+    }
+    for r in 0..R {
+        for c in 0..C {
+            let product = if INT { dot.to_float(words[r][c]) } else { floats[r][c] };
+            sums[r][c] = isa.fma(product, dot.spread(scales[r][c], index), sums[r][c]);
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! A view of a weight in blocks of 4 or 8 bits.
+
+use super::isa::ByteDot;
+use crate::isa::{Isa, MAX_LANES};
+use moh_operators::Error;
+
+/// What becomes of the activations before they are multiplied: the attribute `accuracy_level`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Level {
+    /// They stay in floating point (`accuracy_level` 0).
+    Float,
+    /// They are quantised to 8 bits, with the scale max |x| / 127 of each row and block (`accuracy_level` 4).
+    Int8,
+}
+
+impl Level {
+    /// The level that permits 8-bit activations, or does not.
+    pub(crate) fn of_int8(permitted: bool) -> Level {
+        if permitted { Level::Int8 } else { Level::Float }
+    }
+
+    /// The level of an attribute `accuracy_level`, as `com.microsoft.MatMulNBits` defines it: 4 permits 8 bits, the others ask for more.
+    pub fn of(accuracy_level: i64) -> Level {
+        match accuracy_level {
+            4 => Level::Int8,
+            _ => Level::Float,
+        }
+    }
+}
+
+/// How the values along the inner dimension are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Format {
+    /// Bits of a value, 4 or 8.
+    pub(crate) bits: usize,
+    /// Values of a block, which divides `k`.
+    pub(crate) block: usize,
+    /// Length of the inner dimension.
+    pub(crate) k: usize,
+}
+
+impl Format {
+    /// Blocks of a column.
+    pub(super) fn blocks(&self) -> usize {
+        self.k / self.block
+    }
+
+    /// Bytes of a block's values.
+    pub(super) fn block_bytes(&self) -> usize {
+        self.block * self.bits / 8
+    }
+
+    /// Bytes of a column's values.
+    pub(super) fn row_bytes(&self) -> usize {
+        self.k / 8 * self.bits
+    }
+
+    /// Bytes of a column's zero points.
+    pub(super) fn zero_bytes(&self) -> usize {
+        (self.blocks() * self.bits).div_ceil(8)
+    }
+
+    /// The zero point of weights without zero points.
+    pub(super) fn default_zero(&self) -> u8 {
+        1 << (self.bits - 1)
+    }
+}
+
+/// A weight of `n` output columns over an inner dimension `k`, in blocks of values along `k`, in the layout of
+/// `com.microsoft.MatMulNBits`. A value is `(q - zero_point) * scale`.
+#[derive(Debug, Clone, Copy)]
+pub struct NBits<'a, T> {
+    pub(crate) format: Format,
+    /// Output columns.
+    pub(super) n: usize,
+    pub(super) data: &'a [u8],
+    pub(super) scales: &'a [T],
+    pub(super) zero_points: Option<&'a [u8]>,
+}
+
+impl<'a, T> NBits<'a, T> {
+    /// Describes a weight.
+    ///
+    /// - `data`: (n, k / block, block * bits / 8); of 4 bits, the value of even index is in the low half of its byte.
+    /// - `scales`: (n, k / block).
+    /// - `zero_points`: (n, ceil(k / block * bits / 8)), packed as `data`. Absent, they are 8 or 128.
+    ///
+    /// # Errors
+    /// [`Error::Attribute`] for a number of bits, a block or an inner dimension that there cannot be, and
+    /// [`Error::Length`] for a slice of the wrong length; both name `operator`.
+    pub fn new(
+        operator: &'static str,
+        bits: usize,
+        block: usize,
+        [n, k]: [usize; 2],
+        data: &'a [u8],
+        scales: &'a [T],
+        zero_points: Option<&'a [u8]>,
+    ) -> Result<NBits<'a, T>, Error> {
+        let attribute = |attribute, expected: &str, found: usize| Error::Attribute {
+            operator,
+            attribute,
+            expected: expected.to_owned(),
+            found: found.to_string(),
+        };
+        if !matches!(bits, 4 | 8) {
+            return Err(attribute("bits", "4 or 8", bits));
+        }
+        if !matches!(block, 16 | 32 | 64 | 128 | 256) {
+            return Err(attribute("block_size", "16, 32, 64, 128 or 256", block));
+        }
+        if !k.is_multiple_of(block) {
+            let expected = format!("a divisor of the inner dimension, {k}");
+            return Err(attribute("block_size", &expected, block));
+        }
+        let weight = NBits { format: Format { bits, block, k }, n, data, scales, zero_points };
+        let lengths = [
+            ("weight", n.saturating_mul(weight.format.row_bytes()), data.len()),
+            ("scales", n.saturating_mul(weight.format.blocks()), scales.len()),
+            ("zero_points", n.saturating_mul(weight.format.zero_bytes()), zero_points.map_or(0, <[u8]>::len)),
+        ];
+        for (tensor, expected, found) in lengths {
+            if expected != found && (tensor != "zero_points" || zero_points.is_some()) {
+                return Err(Error::Length { operator, tensor, expected, found });
+            }
+        }
+        Ok(weight)
+    }
+
+    /// The number of output columns.
+    pub fn columns(&self) -> usize {
+        self.n
+    }
+
+    /// The length of the inner dimension.
+    pub fn inner(&self) -> usize {
+        self.format.k
+    }
+
+    /// The columns `start .. end` as a weight of their own.
+    pub fn part(&self, columns: std::ops::Range<usize>) -> NBits<'a, T> {
+        let cut = |bytes: usize| columns.start * bytes..columns.end * bytes;
+        NBits {
+            n: columns.len(),
+            data: &self.data[cut(self.format.row_bytes())],
+            scales: &self.scales[cut(self.format.blocks())],
+            zero_points: self.zero_points.map(|zeros| &zeros[cut(self.format.zero_bytes())]),
+            ..*self
+        }
+    }
+
+    /// The zero point of `block` of column `n`.
+    #[inline(always)]
+    pub(super) fn zero_point(&self, n: usize, block: usize) -> u8 {
+        match (self.zero_points, self.format.bits) {
+            (None, _) => self.format.default_zero(),
+            (Some(zeros), 4) => zeros[n * self.format.zero_bytes() + block / 2] >> (4 * (block % 2)) & 15,
+            (Some(zeros), _) => zeros[n * self.format.zero_bytes() + block],
+        }
+    }
+
+    /// The zero points of LANES blocks of column `n` from `block` on, less `subtracted`; lanes after the last block are
+    /// undefined. There are zero points.
+    #[inline(always)]
+    pub(super) fn zeros<D: ByteDot>(&self, dot: D, n: usize, block: usize, subtracted: f32) -> <D::Vectors as Isa>::V {
+        let isa = dot.vectors();
+        let zeros = self.zero_points.unwrap_or(&[]);
+        let zeros = &zeros[n * self.format.zero_bytes() + block * self.format.bits / 8..];
+        // Whole arrays are read where there are enough bytes: a copy of variable length is a call.
+        let zeros = match zeros.first_chunk::<MAX_LANES>() {
+            Some(zeros) => *zeros,
+            None => {
+                let mut part = [0; MAX_LANES];
+                part[..zeros.len()].copy_from_slice(zeros);
+                part
+            }
+        };
+        let zeros = match self.format.bits {
+            4 => dot.nibbles((u128::from_le_bytes(zeros) >> (4 * (block % 2))) as u64),
+            _ => dot.bytes(&zeros),
+        };
+        isa.sub(zeros, isa.splat(subtracted))
+    }
+}

@@ -1,0 +1,180 @@
+//! LinearNBits: a dense layer with a quantised weight.
+
+use crate::attributes::attributes;
+use crate::error::Error;
+use crate::head_linear_nbits::{product, variant, zeros};
+use crate::inputs::{ElementType, List, Operand, Reader, inputs};
+use crate::nbits::{self, Format};
+use crate::operator::{Body, Builder, Definition, Example, Part, Variant};
+use crate::shape::{Agreed, OutputDim, PartialShape, show};
+use crate::tensor::Tensor;
+
+/// The operator.
+#[derive(Debug, Clone, Copy)]
+pub struct LinearNBits;
+
+attributes! {
+    /// LinearNBits's attributes.
+    #[derive(Copy)]
+    pub struct Attributes {
+        /// Bits of a weight: 4 or 8.
+        bits: usize,
+        /// Weights of the inner dimension that share a scale: 16, 32, 64, 128 or 256.
+        block_size: usize,
+        /// 0: x stays in floating point. 4: kernels may round x to 8-bit integers, with a scale of max(|x|) / 127 for each row and block.
+        accuracy_level: i64,
+    }
+}
+
+inputs! {
+    /// LinearNBits's inputs.
+    pub struct Inputs {
+        x: T, "(.., width)", "Rows, of any number of dimensions.";
+        weight: U8, "(out_width, width / block_size, block_size * bits / 8)",
+            "The matrix, quantised. Of 4 bits, the low half of a byte comes first.";
+        scales: T, "(out_width, width / block_size)", "The blocks' scales.";
+        bias: T [optional], "(out_width)", "Added to every row.";
+        zero_points: U8 [optional], "(out_width, ceil(width / block_size * bits / 8))",
+            "The blocks' zero points, packed as the weight. Without them 8 for 4 bits, 128 for 8 bits.";
+    }
+}
+
+/// Sizes of a validated call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Problem {
+    /// Rows of x.
+    pub rows: usize,
+    /// Length of a row.
+    pub width: usize,
+    /// Length of an output's row.
+    pub out_width: usize,
+    /// How the weight is quantised.
+    pub format: Format,
+    /// Whether x may be rounded to 8-bit integers.
+    pub int8_activations: bool,
+}
+
+impl Attributes {
+    fn format(&self) -> Format {
+        Format { bits: self.bits, block: self.block_size }
+    }
+
+    fn int8_activations(&self) -> bool {
+        self.accuracy_level == nbits::INT8
+    }
+}
+
+impl Definition for LinearNBits {
+    const NAME: &'static str = "LinearNBits";
+    const DOC: &'static str = "A dense layer with a quantised weight `W = (q - zero_point) * scale`: `x W^T + bias` along \
+          the last dimension.";
+    const INPUTS: &'static [Operand] = Inputs::<List<'_, ()>>::OPERANDS;
+    const OUTPUT: Operand = Operand {
+        name: "output",
+        ty: ElementType::T,
+        optional: false,
+        shape: "(.., out_width)",
+        doc: "The other dimensions are x's.",
+    };
+    const PART: Part = Part::Dense;
+    const SINCE: i64 = 2;
+
+    type Attributes = Attributes;
+    type Inputs<R: Reader> = Inputs<R>;
+    type Problem = Problem;
+
+    fn inputs<R: Reader>(reader: &R) -> Result<Inputs<R>, R::Error> {
+        Inputs::read(reader)
+    }
+
+    fn list<V: Copy>(inputs: &Inputs<List<'_, V>>) -> Vec<Option<V>> {
+        inputs.list()
+    }
+
+    fn check(attributes: &Attributes) -> Result<(), Error> {
+        nbits::check(Self::NAME, attributes.bits, attributes.block_size, attributes.accuracy_level)
+    }
+
+    fn infer(attributes: &Attributes, inputs: &Inputs<List<'_, PartialShape<'_>>>) -> Result<Vec<OutputDim>, Error> {
+        let Inputs { x, weight, scales, bias, zero_points } = *inputs;
+        let format = attributes.format();
+        let bad = |input, expected: &str, found| {
+            Err(Error::Shape { operator: Self::NAME, input, expected: expected.to_owned(), found: show(found) })
+        };
+        let Some((&width, leading)) = x.split_last().filter(|(width, _)| **width != Some(0)) else {
+            return bad("x", "(.., width)", x);
+        };
+        nbits::check_inner(Self::NAME, "x", format, x, width)?;
+        let out = match format.dense(weight, 3).as_deref() {
+            Some(&[out, k]) if Agreed(width).accept(k) => out,
+            _ => return Err(nbits::wrong_weight(Self::NAME, "weight", format, "out_width", ("width", width), weight)),
+        };
+        if let Some(bias) = bias
+            && !(bias.len() == 1 && Agreed(out).accept(bias[0]))
+        {
+            return bad("bias", &format!("({})", Agreed(out).show("out_width")), bias);
+        }
+        nbits::check_scales(Self::NAME, format, weight, [("scales", Some(scales)), ("zero_points", zero_points)])?;
+        let same = (0..leading.len()).map(|axis| OutputDim::SameAs { input: 0, axis });
+        Ok(same.chain([out.map_or(OutputDim::Unknown, OutputDim::Size)]).collect())
+    }
+
+    fn problem(attributes: &Attributes, shapes: &Inputs<List<'_, &[usize]>>) -> Result<Problem, Error> {
+        let (width, leading) = shapes.x.split_last().unwrap_or((&0, &[]));
+        Ok(Problem {
+            rows: leading.iter().product(),
+            width: *width,
+            out_width: shapes.weight.first().copied().unwrap_or(0),
+            format: attributes.format(),
+            int8_activations: attributes.int8_activations(),
+        })
+    }
+
+    fn variant(_: &Attributes, inputs: &Inputs<List<'_, PartialShape<'_>>>) -> Variant {
+        variant(inputs.bias, inputs.zero_points)
+    }
+
+    fn zeros(attributes: &Attributes, shapes: &Inputs<List<'_, PartialShape<'_>>>, input: usize) -> Option<Vec<usize>> {
+        zeros(attributes.format(), shapes.weight, Self::INPUTS.get(input)?.name)
+    }
+
+    fn filler(attributes: &Attributes, input: usize) -> u8 {
+        let packed = Self::INPUTS.get(input).is_some_and(|input| input.name == "zero_points");
+        if packed { attributes.format().zero_point_byte() } else { 0 }
+    }
+
+    fn body(variant: Variant) -> Body {
+        let mut b = Builder::new::<LinearNBits>(variant);
+        let y = product(&mut b, "x", variant);
+        b.node("CastLike", &[&y, "x"], "output");
+        b.finish()
+    }
+
+    fn reference(p: &Problem, inputs: &Inputs<List<'_, Tensor<'_>>>) -> Vec<f64> {
+        let Inputs { x, weight, scales, bias, zero_points } = *inputs;
+        let w = nbits::dequantised(p.format, p.width, &weight, &scales, zero_points.as_ref());
+        let mut output = Vec::with_capacity(p.rows * p.out_width);
+        for row in 0..p.rows {
+            output.extend((0..p.out_width).map(|n| {
+                let sum: f64 = (0..p.width).map(|i| x.data.at(row * p.width + i) * w[n * p.width + i]).sum();
+                sum + bias.map_or(0.0, |bias| bias.data.at(n))
+            }));
+        }
+        output
+    }
+
+    fn rounding(attributes: &Attributes) -> f64 {
+        nbits::rounding(attributes.int8_activations())
+    }
+
+    fn examples() -> Vec<Example<Attributes>> {
+        let attributes = |bits, block_size, accuracy_level| Attributes { bits, block_size, accuracy_level };
+        vec![
+            Example::new(attributes(4, 32, 0), &[&[2, 5, 96], &[13, 3, 16], &[13, 3], &[13], &[13, 2]]),
+            Example::new(attributes(8, 16, 0), &[&[1, 4, 48], &[12, 3, 16], &[12, 3], &[12], &[12, 3]]),
+            Example::new(attributes(4, 16, 0), &[&[18, 32], &[51, 2, 8], &[51, 2]]),
+            Example::new(attributes(8, 32, 4), &[&[64], &[15, 2, 32], &[15, 2], &[15]]),
+            Example::new(attributes(4, 128, 4), &[&[1, 7, 1, 256], &[48, 2, 64], &[48, 2]]),
+        ]
+    }
+}

@@ -1,0 +1,66 @@
+//! The options of quantisation.
+
+use moh_export::quantize::{Activations, BLOCKS, Bits, Form};
+use moh_export::{Quantize, Target};
+
+/// How weights are quantised.
+#[derive(Debug, clap::Args)]
+pub(crate) struct QuantizeArgs {
+    /// Store the weights of large layers and embeddings as integers, blocks of which share a scale.
+    #[arg(long, value_enum, value_name = "TYPE")]
+    quantize: Option<Bits>,
+
+    /// Numbers that share a scale: 16, 32, 64, 128 or 256.
+    #[arg(long, value_name = "N", default_value_t = 32, requires = "quantize", value_parser = block)]
+    block: usize,
+
+    /// Give each block a zero point.
+    #[arg(long, requires = "quantize")]
+    zero_points: bool,
+
+    /// What products with quantised weights are computed in; int8 is faster, and rounds activations as well [default: float, or as
+    /// --for says].
+    #[arg(long, value_enum, requires = "quantize")]
+    activations: Option<Activations>,
+
+    /// How quantised dense layers are written: DequantizeLinear and MatMul, com.microsoft.MatMulNBits, or ai.moh.LinearNBits, which
+    /// runs on libmoh_ops and tract; other runtimes dequantise its weights first [default: as --for says; else qdq, but nbits for int8
+    /// activations].
+    #[arg(long, value_enum, requires = "quantize")]
+    form: Option<Form>,
+
+    /// Layers to leave in floating point, by names in the checkpoint; * stands for any text.
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',', requires = "quantize")]
+    keep: Vec<String>,
+}
+
+impl QuantizeArgs {
+    /// What was asked for, if anything, and for the rest what the target has, where a `library` of our kernels is perhaps given.
+    pub(crate) fn options(self, target: Option<Target>, library: bool) -> Option<Quantize> {
+        let row = target.map(Target::row);
+        // ONNX's own operators have no activations in int8.
+        let activations = match (self.activations, self.form) {
+            (Some(activations), _) => activations,
+            (None, Some(Form::Qdq)) => Activations::Float,
+            (None, _) => row.map_or(Activations::Float, |row| row.activations),
+        };
+        let form = match (target, activations) {
+            (Some(target), _) => target.form(library),
+            (None, Activations::Float) => Form::Qdq,
+            (None, Activations::Int8) => Form::Nbits,
+        };
+        Some(Quantize {
+            bits: self.quantize?,
+            block: self.block,
+            zero_points: self.zero_points,
+            activations,
+            form: self.form.unwrap_or(form),
+            keep: self.keep,
+        })
+    }
+}
+
+/// The size of a block.
+fn block(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|n| BLOCKS.contains(n)).ok_or_else(|| "expected 16, 32, 64, 128 or 256".to_owned())
+}

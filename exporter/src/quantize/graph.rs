@@ -1,0 +1,219 @@
+//! Puts quantised weights into a recorded graph.
+
+mod candidates;
+mod embedding;
+mod nodes;
+
+use super::matrix::Matrix;
+use super::search::Grid;
+use super::{Activations, Form, Quantize};
+use crate::graph::{ElementType, Graph};
+use candidates::{Candidate, candidates};
+use moh_models::Weight;
+pub(crate) use nodes::MICROSOFT;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+/// Where a model keeps how it was quantised.
+pub(crate) const METADATA: &str = "moh.quantize";
+
+/// Why weights cannot be quantised as asked for.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Problem {
+    /// Rows that are no whole blocks.
+    #[error(
+        "{}: tensor {tensor:?} has rows of {columns} numbers, which are no whole blocks of {block}{}{}",
+        file.display(), fitting(fits), others(*more)
+    )]
+    Block {
+        /// The checkpoint's file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Numbers of a row.
+        columns: usize,
+        /// Numbers of a block.
+        block: usize,
+        /// Blocks that divide the rows.
+        fits: Vec<usize>,
+        /// Other tensors that the blocks do not divide either.
+        more: usize,
+    },
+    /// Numbers of a block that runtimes have no kernels for.
+    #[error("blocks of {block} numbers: expected 16, 32, 64, 128 or 256")]
+    BlockSize {
+        /// Numbers of a block.
+        block: usize,
+    },
+    /// A type of model whose weights cannot be quantised.
+    #[error("a model in {ty} cannot be quantised: expected f32 or f16")]
+    Type {
+        /// The type.
+        ty: ElementType,
+    },
+    /// Operators that the operator set does not have.
+    #[error(
+        "ONNX operator set {opset} has no DequantizeLinear with blocks: expected 21 or higher, or the form nbits or moh"
+    )]
+    Opset {
+        /// The version.
+        opset: i64,
+    },
+    /// Integer activations in a form that cannot say so.
+    #[error("int8 activations need the form nbits or moh: DequantizeLinear and MatMul compute in floating point")]
+    Activations,
+    /// A pattern that no layer has the name of.
+    #[error("no layer that could be quantised is named {pattern:?}; there are {}", known.join(", "))]
+    Keep {
+        /// The pattern.
+        pattern: String,
+        /// Some names of layers.
+        known: Vec<String>,
+    },
+    /// A model without a layer that is large enough.
+    #[error("this model has no layer that is large enough to be quantised")]
+    Nothing,
+}
+
+fn fitting(fits: &[usize]) -> String {
+    match fits {
+        [] => "; no size of a block divides them".to_owned(),
+        _ => {
+            let sizes: Vec<String> = fits.iter().map(usize::to_string).collect();
+            format!("; blocks of {} would do", sizes.join(" or "))
+        }
+    }
+}
+
+fn others(more: usize) -> String {
+    if more == 0 { String::new() } else { format!(" ({more} more tensors are no whole blocks either)") }
+}
+
+/// What was quantised.
+#[derive(Debug, Clone)]
+pub struct Quantization {
+    pub(super) options: Quantize,
+    /// By the tensors' names.
+    pub(super) matrices: BTreeMap<String, Matrix>,
+    /// Tensors that were not, as asked for.
+    pub(super) kept: Vec<String>,
+}
+
+/// Quantises the weights of `graph`, as recorded: values keep their names.
+///
+/// # Errors
+/// [`Problem`].
+pub fn apply(graph: &mut Graph, options: &Quantize) -> Result<Quantization, Problem> {
+    apply_all(&mut [graph], options)?.pop().ok_or(Problem::Nothing)
+}
+
+/// Quantises the weights of graphs that are exported together: a pattern has to name a layer of one of them.
+///
+/// # Errors
+/// [`Problem`].
+pub(crate) fn apply_all(graphs: &mut [&mut Graph], options: &Quantize) -> Result<Vec<Quantization>, Problem> {
+    let mut found = Vec::new();
+    for graph in graphs.iter() {
+        check(graph, options)?;
+        found.push(candidates(graph));
+    }
+    if found.iter().all(Vec::is_empty) {
+        return Err(Problem::Nothing);
+    }
+    let all: Vec<&Candidate> = found.iter().flatten().collect();
+    let named = |pattern: &&String| all.iter().any(|candidate| candidate.is_named(pattern));
+    if let Some(pattern) = options.keep.iter().find(|pattern| !named(pattern)) {
+        /// Names in a message.
+        const SHOWN: usize = 3;
+        let known = all.iter().take(SHOWN).map(|candidate| candidate.weight.name().to_owned()).collect();
+        return Err(Problem::Keep { pattern: pattern.clone(), known });
+    }
+    let parts: Vec<(Vec<Candidate>, Quantize, Vec<String>)> =
+        found.into_iter().map(|found| keep(found, options)).collect();
+    let all: Vec<&Candidate> = parts.iter().flat_map(|(found, ..)| found).collect();
+    check_blocks(&all, options.block)?;
+    let quantized = graphs.iter_mut().zip(parts).map(|(graph, (found, options, kept))| {
+        let matrix = |candidate: Candidate| {
+            let grid = Grid { bits: options.bits, zero_points: options.zero_points, scale: candidate.ty };
+            (candidate.weight.name().to_owned(), candidate.matrix(grid, options.block))
+        };
+        let matrices = found.into_iter().map(matrix).collect();
+        nodes::rewrite(graph, &options, &matrices);
+        if let Ok(text) = serde_json::to_string(&options) {
+            graph.metadata.insert(METADATA.to_owned(), text);
+        }
+        Quantization { options, matrices, kept }
+    });
+    Ok(quantized.collect())
+}
+
+/// The candidates without those that are to be kept, which are the last part; and the options with those patterns only that name a
+/// layer of theirs. Whoever shares a node with a layer that is kept stays as well.
+fn keep(mut found: Vec<Candidate>, options: &Quantize) -> (Vec<Candidate>, Quantize, Vec<String>) {
+    let mut options = options.clone();
+    options.keep.retain(|pattern| found.iter().any(|candidate| candidate.is_named(pattern)));
+    let mut kept = BTreeSet::new();
+    for candidate in &found {
+        if options.keep.iter().any(|pattern| candidate.is_named(pattern)) {
+            kept.insert(candidate.weight.name().to_owned());
+            kept.extend(candidate.partners.iter().cloned());
+        }
+    }
+    found.retain(|candidate| !kept.contains(candidate.weight.name()));
+    (found, options, kept.into_iter().collect())
+}
+
+fn check(graph: &Graph, options: &Quantize) -> Result<(), Problem> {
+    if !super::BLOCKS.contains(&options.block) {
+        return Err(Problem::BlockSize { block: options.block });
+    }
+    if options.form == Form::Qdq && options.activations == Activations::Int8 {
+        return Err(Problem::Activations);
+    }
+    if options.form == Form::Qdq && graph.opset < 21 {
+        return Err(Problem::Opset { opset: graph.opset });
+    }
+    match graph.outputs.iter().any(|output| output.ty == ElementType::BF16) {
+        true => Err(Problem::Type { ty: ElementType::BF16 }),
+        false => Ok(()),
+    }
+}
+
+fn check_blocks(found: &[&Candidate], block: usize) -> Result<(), Problem> {
+    let wrong: Vec<_> = found.iter().filter(|candidate| !candidate.columns().is_multiple_of(block)).collect();
+    let Some(first) = wrong.first() else { return Ok(()) };
+    let columns = first.columns();
+    Err(Problem::Block {
+        file: first.weight.place(0).file.to_owned(),
+        tensor: first.weight.name().to_owned(),
+        columns,
+        block,
+        fits: super::BLOCKS.into_iter().filter(|block| columns.is_multiple_of(*block)).collect(),
+        more: wrong.len() - 1,
+    })
+}
+
+impl Quantization {
+    /// Whether products are computed in integers.
+    pub(crate) fn rounds_activations(&self) -> bool {
+        self.options.activations == Activations::Int8
+    }
+
+    /// The numbers that a weight has in the quantised model, in f32: the checkpoint's own where it is not quantised.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or numbers that cannot be quantised.
+    pub fn read(&self, weight: &Weight) -> moh_models::ops::Result<Vec<f32>> {
+        // Rows of a matrix are quantised alike, with the others or without them.
+        let name = weight.name();
+        let whole = || name.rsplit_once('[').and_then(|(whole, _)| self.matrices.get(whole));
+        match self.matrices.get(name).or_else(whole) {
+            None => weight.to_f32(),
+            Some(matrix) => matrix.of_other(weight).dequantized().map_err(|error| match error {
+                crate::Error::Model(error) => error,
+                // The model would not have been written.
+                _ => moh_models::Error::Internal("a weight that cannot be quantised"),
+            }),
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Quantised weights: what is written, and what is refused.
+
+use super::support::{Case, constant, read, unverified};
+use candle_core::{Device, Tensor};
+use moh_export::quantize::{Activations, Bits, Form, Problem, Quantize};
+use moh_export::{ElementType, Error, Options};
+
+const UP: &str = "model.layers.0.mlp.up_proj.weight";
+
+fn options(how: Quantize) -> Options {
+    Options { quantize: Some(how), ..unverified() }
+}
+
+fn problem(case: &Case, options: Options) -> Problem {
+    match case.export(&options) {
+        Err(Error::Quantize(problem)) => {
+            assert!(!case.folder().exists(), "files were left: {:?}", case.left());
+            problem
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// How often the graph has each operator.
+fn operators(case: &Case) -> Vec<(String, usize)> {
+    let model = read(&case.output());
+    let mut counts = std::collections::BTreeMap::new();
+    for node in &model.graph.as_ref().unwrap().node {
+        *counts.entry(node.op_type().to_owned()).or_insert(0) += 1;
+    }
+    counts.into_iter().collect()
+}
+
+fn count(case: &Case, operator: &str) -> usize {
+    operators(case).iter().find(|(name, _)| name == operator).map_or(0, |(_, count)| *count)
+}
+
+/// ONNX's type and dimensions of a constant.
+fn typed(case: &Case, name: &str) -> (i32, Vec<i64>) {
+    let model = read(&case.output());
+    let tensor = constant(&model, name);
+    (tensor.data_type(), tensor.dims.clone())
+}
+
+#[test]
+fn as_standard_operators() {
+    let case = Case::new("llama-moh-tiny");
+    let report = case.export(&options(Quantize::new(Bits::Int4))).unwrap();
+    // Three matrices a layer and the output head; the embedding is gathered.
+    assert_eq!((count(&case, "DequantizeLinear"), count(&case, "MatMulNBits")), (10, 0));
+    // int4 in the order of MatMul, which needs no zero points to be symmetric.
+    assert_eq!(typed(&case, &format!("{UP}.T.quantized")), (22, vec![64, 160]));
+    assert_eq!(typed(&case, &format!("{UP}.T.scales")), (1, vec![2, 160]));
+    assert_eq!(typed(&case, "model.embed_tokens.weight.quantized"), (2, vec![128, 2, 16]));
+    let names: Vec<String> =
+        read(&case.output()).graph.unwrap().initializer.iter().map(|t| t.name().to_owned()).collect();
+    assert!(!names.iter().any(|name| name == UP || name == &format!("{UP}.T")), "{names:?}");
+    let found = report.quantization.unwrap();
+    assert_eq!(found.layers.len(), 11);
+    assert!(found.layers.iter().all(|layer| (0.01..0.15).contains(&layer.relative_error)), "{found:?}");
+    // Four bits and a scale of f32 for 32 numbers, in place of 32 bits.
+    assert_eq!(found.bytes * 32, found.bytes_before * 5);
+}
+
+#[test]
+fn as_an_operator_of_onnxruntime() {
+    let case = Case::new("llama-moh-tiny");
+    let how = Quantize { form: Form::Nbits, zero_points: true, block: 16, ..Quantize::new(Bits::Int8) };
+    case.export(&Options { dtype: Some(ElementType::F16), ..options(how) }).unwrap();
+    assert_eq!((count(&case, "DequantizeLinear"), count(&case, "MatMulNBits")), (0, 10));
+    assert_eq!(typed(&case, &format!("{UP}.quantized")), (2, vec![160, 4, 16]));
+    assert_eq!(typed(&case, &format!("{UP}.scales")), (10, vec![160, 4]));
+    assert_eq!(typed(&case, &format!("{UP}.zero_points")), (2, vec![160, 4]));
+    let imports = read(&case.output()).opset_import;
+    assert!(imports.iter().any(|set| (set.domain(), set.version()) == ("com.microsoft", 1)));
+}
+
+/// With zero points there is a bias of zeros before them.
+#[test]
+fn as_an_operator_of_ours() {
+    for zero_points in [false, true] {
+        let case = Case::new("llama-moh-tiny");
+        let how = Quantize { form: Form::Moh, zero_points, block: 16, ..Quantize::new(Bits::Int4) };
+        case.export(&options(Quantize { activations: Activations::Int8, ..how })).unwrap();
+        assert_eq!((count(&case, "MatMulNBits"), count(&case, "LinearNBits")), (0, 10));
+        assert_eq!(typed(&case, &format!("{UP}.quantized")), (2, vec![160, 4, 8]));
+        let model = read(&case.output());
+        assert!(model.opset_import.iter().any(|set| (set.domain(), set.version()) == ("ai.moh", 2)));
+        assert!(model.functions.iter().any(|function| function.name() == "LinearNBits"));
+        let graph = model.graph.unwrap();
+        let node = graph.node.iter().find(|node| node.input.contains(&format!("{UP}.quantized"))).unwrap();
+        let number = |name: &str| node.attribute.iter().find(|found| found.name() == name).unwrap().i();
+        assert_eq!((number("bits"), number("block_size"), number("accuracy_level")), (4, 16, 4));
+        let optional = ["ai.moh/zeros[160].f32".to_owned(), format!("{UP}.zero_points")];
+        assert_eq!(node.input[3..], optional[..if zero_points { 2 } else { 0 }]);
+    }
+}
+
+/// MoA's experts, which the checkpoint has one matrix a head.
+#[test]
+fn routed_operators() {
+    let case = Case::new("moa-enc-tiny");
+    case.export(&options(Quantize::new(Bits::Int4))).unwrap();
+    for (operator, dense) in [("RoutedProjectionNBits", "RoutedProjection"), ("RoutedCombineNBits", "RoutedCombine")] {
+        assert_eq!((count(&case, operator), count(&case, dense)), (2, 0), "{:?}", operators(&case));
+    }
+    let experts = "encoder.layers.0.self_attn.q_proj.experts.w.quantized";
+    assert_eq!(typed(&case, experts), (2, vec![192, 2, 16]));
+    let output = "encoder.layers.0.self_attn.q_proj.output_experts.w.quantized";
+    assert_eq!(typed(&case, output), (2, vec![64, 6, 16]));
+    let imports = read(&case.output()).opset_import;
+    assert!(imports.iter().any(|set| (set.domain(), set.version()) == ("ai.moh", 2)));
+}
+
+#[test]
+fn the_same_bytes_each_time() {
+    let case = Case::new("llama-moh-tiny");
+    let of = |force| {
+        case.export(&Options { force, ..options(Quantize::new(Bits::Int4)) }).unwrap();
+        (std::fs::read(case.output()).unwrap(), std::fs::read(case.data()).unwrap())
+    };
+    assert!(of(false) == of(true));
+}
+
+#[test]
+fn layers_are_kept() {
+    let case = Case::new("llama-moh-tiny");
+    let keep = vec!["lm_head".to_owned(), "model.layers.1.*".to_owned()];
+    let report = case.export(&options(Quantize { keep, ..Quantize::new(Bits::Int8) })).unwrap();
+    assert_eq!(typed(&case, "lm_head.weight.T"), (1, vec![64, 128]));
+    let found = report.quantization.unwrap();
+    assert_eq!((found.layers.len(), found.kept.len()), (7, 4));
+}
+
+#[test]
+fn what_cannot_be_quantised() {
+    let case = Case::new("llama-moh-tiny");
+    let int4 = || Quantize::new(Bits::Int4);
+    let found = problem(&case, options(Quantize { block: 64, ..int4() }));
+    let Problem::Block { tensor, columns, block, fits, more, file } = found else { panic!("{found:?}") };
+    assert_eq!((tensor.as_str(), columns, block), ("model.layers.0.mlp.down_proj.weight", 160, 64));
+    assert_eq!((fits, more, file), (vec![16, 32], 2, case.weights()));
+    let found = problem(&case, options(Quantize { block: 24, ..int4() }));
+    assert_eq!(found, Problem::BlockSize { block: 24 });
+    let found = problem(&case, Options { dtype: Some(ElementType::BF16), ..options(int4()) });
+    assert_eq!(found, Problem::Type { ty: ElementType::BF16 });
+    let found = problem(&case, Options { opset: 20, ..options(int4()) });
+    assert_eq!(found, Problem::Opset { opset: 20 });
+    let found = problem(&case, options(Quantize { activations: Activations::Int8, ..int4() }));
+    assert_eq!(found, Problem::Activations);
+    let found = problem(&case, options(Quantize { keep: vec!["*.mlp.fc1".to_owned()], ..int4() }));
+    assert!(matches!(&found, Problem::Keep { pattern, .. } if pattern == "*.mlp.fc1"), "{found:?}");
+    // The other forms are no standard operators.
+    for form in [Form::Nbits, Form::Moh] {
+        case.export(&Options { opset: 20, force: true, ..options(Quantize { form, ..int4() }) }).unwrap();
+    }
+}
+
+#[test]
+fn numbers_that_no_model_may_have() {
+    let tensors = [UP, "model.embed_tokens.weight"];
+    for (tensor, form) in
+        tensors.into_iter().flat_map(|tensor| [(tensor, Form::Qdq), (tensor, Form::Nbits), (tensor, Form::Moh)])
+    {
+        for value in [f32::NAN, f32::INFINITY, -70_000.0] {
+            let case = Case::new("llama-moh-tiny");
+            case.rewrite(|name, weight| {
+                if name != tensor {
+                    return weight;
+                }
+                let mut values = weight.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+                values[3 * 64 + 5] = value;
+                Tensor::from_vec(values, weight.dims(), &Device::Cpu).unwrap()
+            });
+            let how = Quantize { form, ..Quantize::new(Bits::Int4) };
+            let place = match case.export(&Options { dtype: Some(ElementType::F16), ..options(how) }) {
+                Err(Error::Model(moh_models::Error::NotFinite { file, tensor, index, .. })) => (file, tensor, index),
+                Err(Error::Range { file, tensor, index, .. }) => (file, tensor, index),
+                other => panic!("{tensor} with {value}: {other:?}"),
+            };
+            assert_eq!(place, (case.weights(), tensor.to_owned(), 3 * 64 + 5));
+            assert!(!case.folder().exists(), "files were left: {:?}", case.left());
+        }
+    }
+}
