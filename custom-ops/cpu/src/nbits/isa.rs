@@ -24,6 +24,9 @@ macro_rules! each_byte_dot {
     };
 }
 
+/// What [`ByteDot::nibble`], and [`ByteDot::byte`], subtract: sums of numbers around 0 round less.
+pub(crate) const FLOAT_SUBTRACTED: [u8; 2] = [8, 128];
+
 /// Operations on vectors of [`Isa::LANES`] words of 32 bits, which are also read as four bytes each.
 pub(crate) trait ByteDot: Copy + Send + Sync + 'static {
     /// The floating-point vectors.
@@ -35,8 +38,6 @@ pub(crate) trait ByteDot: Copy + Send + Sync + 'static {
     const NAME: &'static str;
     /// What the products of weights of 4 bits, and of 8, subtract from each weight already: 0, or 8 and 128.
     const SUBTRACTED: [u8; 2];
-    /// What [`ByteDot::nibble`], and [`ByteDot::byte`], subtract.
-    const FLOAT_SUBTRACTED: [u8; 2];
 
     /// The token, if the processor has the features.
     fn detect() -> Option<Self>;

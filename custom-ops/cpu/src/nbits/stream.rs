@@ -1,7 +1,7 @@
 //! Products of a few rows, with the weight as it is read: each of its values is loaded once for several rows.
 
 use super::activations::Converted;
-use super::isa::{ByteDot, DotJob};
+use super::isa::{ByteDot, DotJob, FLOAT_SUBTRACTED};
 use super::worker::Row;
 use super::{Activations, Level, NBits};
 use crate::isa::{Isa, MAX_LANES};
@@ -58,7 +58,7 @@ impl<T: Element> Stream<'_, T> {
             let block = |lane: usize| if words <= lanes { (unit * lanes + lane) / words } else { unit };
             indices[unit] = dot.indices(&std::array::from_fn(|lane| block(lane) as u32));
         }
-        let subtracted = if INT { D::SUBTRACTED } else { D::FLOAT_SUBTRACTED }[BITS / 8];
+        let subtracted = if INT { D::SUBTRACTED } else { FLOAT_SUBTRACTED }[BITS / 8];
         let rest = f32::from(self.weight.format.default_zero() - subtracted);
         let rest = self.weight.zero_points.is_none().then_some(rest);
         let plan = Plan { words, run: (words / lanes).max(1), indices, rest, subtracted: f32::from(subtracted) };

@@ -33,7 +33,6 @@ macro_rules! words_of_256_bits {
             type W = __m256i;
             const NAME: &'static str = $name;
             const SUBTRACTED: [u8; 2] = $subtracted;
-            const FLOAT_SUBTRACTED: [u8; 2] = [8, 128];
 
             fn detect() -> Option<$token> {
                 let vectors = Avx2::detect()?;
