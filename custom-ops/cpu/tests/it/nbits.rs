@@ -266,7 +266,7 @@ fn mlp_macs_match_the_gates() {
     }
 }
 
-/// Weights from 0 to 255, less 128 at the end only, would round more than the operators may.
+/// Many roundings, without a fused multiply-add on the portable path.
 #[test]
 fn long_sums_of_eight_bits() {
     let quantisation = Quantisation { bits: 8, block: 128, zero_points: false, int8: false };
