@@ -85,6 +85,11 @@ pub(crate) trait ByteDot: Copy + Send + Sync + 'static {
     fn dot4(self, sum: Self::W, w: Self::W, x: Self::W) -> Self::W;
     /// The same for weights from 0 to 255, less `SUBTRACTED[1]`.
     fn dot8(self, sum: Self::W, w: Self::W, x: Self::W) -> Self::W;
+    /// The sum of eight products in each word: [`ByteDot::dot4`] of the low halves of `w` with `even`, and of its high ones with `odd`.
+    #[inline(always)]
+    fn dot_halves(self, w: Self::W, even: Self::W, odd: Self::W) -> Self::W {
+        self.dot4(self.dot4(self.zero(), self.low(w), even), self.high(w), odd)
+    }
     /// The signed words as floats.
     fn to_float(self, words: Self::W) -> <Self::Vectors as Isa>::V;
     /// Bits `4 * INDEX ..` of each word, less `FLOAT_SUBTRACTED[0]`.
