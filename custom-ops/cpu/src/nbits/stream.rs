@@ -2,8 +2,7 @@
 
 use super::activations::Converted;
 use super::isa::{ByteDot, DotJob, FLOAT_SUBTRACTED};
-use super::worker::Row;
-use super::{Activations, Level, NBits};
+use super::{Activations, Level, NBits, Row};
 use crate::isa::{Isa, MAX_LANES};
 use moh_operators::Element;
 use std::ops::Range;
