@@ -52,8 +52,8 @@ check() {
 types() {
     environment "$(interpreter 3.13 || interpreter 3.11 || command -v python3)" "$wheel" onnxruntime==1.31.1 mypy==2.4.1 pyright &&
         (cd "$root/python" && "$env/bin/mypy" --no-error-summary --cache-dir "$work/mypy") &&
-        "$env/bin/mypy" --no-error-summary --cache-dir "$work/mypy" --strict "$root/python/tests/types.py" &&
-        "$env/bin/pyright" --pythonpath "$env/bin/python" "$root/python/tests/types.py" &&
+        "$env/bin/mypy" --no-error-summary --cache-dir "$work/mypy" --strict "$root/python/tests/typed_use.py" &&
+        "$env/bin/pyright" --pythonpath "$env/bin/python" "$root/python/tests/typed_use.py" &&
         echo "ok   types"
 }
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Optional, Sequence, Union
 
 from ._files import get_library_path
@@ -17,8 +16,8 @@ if TYPE_CHECKING:
 _OLDEST = (1, 17)
 
 
-def _onnxruntime() -> ModuleType:
-    """onnxruntime, if it is there and not too old."""
+def _onnxruntime() -> Any:
+    """The module onnxruntime, if it is there and not too old."""
     try:
         import onnxruntime
     except ModuleNotFoundError as error:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, Dict
 
-import onnxruntime
+import onnxruntime  # type: ignore[import-untyped]
 
 import moh_onnx
 
