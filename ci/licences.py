@@ -2,6 +2,7 @@
 """Prints the licences of everything that is linked into moh-export, moh-run and libmoh_ops.so.
 
 usage: ci/licences.py TARGET        (such as x86_64-unknown-linux-gnu)
+       ci/licences.py --packages    prints the packages of the three, a line each
 
 First the crates with their versions and licences, then each different text once, with the crates that it came with. Binaries must be
 passed on together with it. Needs cargo.
@@ -13,16 +14,25 @@ import subprocess
 import sys
 from pathlib import Path
 
-PROGRAMS = {"moh-export", "moh-tasks", "moh-ops"}
+TARGETS = {("bin", "moh-export"), ("bin", "moh-run"), ("cdylib", "moh_ops")}
 TEXT = re.compile(r"(licen[cs]e|copying|notice|unlicense|copyright)([-_.].*)?", re.IGNORECASE)
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def shipped(metadata):
+    """The packages of the programs and the library."""
+    inside = set(metadata["workspace_members"])
+    for package in metadata["packages"]:
+        targets = {(kind, target["name"]) for target in package["targets"] for kind in target["kind"]}
+        if package["id"] in inside and targets & TARGETS:
+            yield package
 
 
 def linked(metadata):
     """The external packages that the programs are linked with, sorted. Procedural macros are not linked."""
     packages = {package["id"]: package for package in metadata["packages"]}
     graph = {node["id"]: node for node in metadata["resolve"]["nodes"]}
-    pending = [id for id, package in packages.items() if package["name"] in PROGRAMS]
+    pending = [package["id"] for package in shipped(metadata)]
     seen = set(pending)
     while pending:
         for dependency in graph[pending.pop()]["deps"]:
@@ -47,8 +57,13 @@ def main():
     if len(sys.argv) != 2:
         print(__doc__, file=sys.stderr)
         return 2
-    command = ["cargo", "metadata", "--locked", "--format-version", "1", "--filter-platform", sys.argv[1]]
+    names_only = sys.argv[1] == "--packages"
+    options = ["--no-deps"] if names_only else ["--filter-platform", sys.argv[1]]
+    command = ["cargo", "metadata", "--locked", "--format-version", "1", *options]
     metadata = json.loads(subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout)
+    if names_only:
+        print(*sorted(package["name"] for package in shipped(metadata)), sep="\n")
+        return 0
     packages = linked(metadata)
     print("moh-export, moh-run and libmoh_ops.so contain these crates, and Rust's standard library (MIT OR Apache-2.0):\n")
     # Text without its white space, because files of one licence differ in line breaks: the text, and the crates.

@@ -56,8 +56,9 @@ compile() {
         fail "Rust's standard library for $1 is not installed: run 'rustup target add $target'"
     fi
     step "programs and library for $1"
+    mapfile -t packages < <(ci/licences.py --packages)
     (tools zig cargo-zigbuild==0.24.0 ziglang==0.17.0 &&
-        cargo-zigbuild zigbuild --locked --profile dist --target "$target.$glibc" -p moh-export -p moh-tasks -p moh-ops >&2)
+        cargo-zigbuild zigbuild --locked --profile dist --target "$target.$glibc" "${packages[@]/#/--package=}" >&2)
     ci/licences.py "$target" >"target/$target/dist/THIRD-PARTY-LICENCES.txt"
 }
 

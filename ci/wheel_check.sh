@@ -10,7 +10,7 @@
 # Prints a line a pair; exits with 1 if one failed.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
-export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PYTHONDONTWRITEBYTECODE=1
 
 if [[ $# -eq 0 || ! -f $1 ]]; then
     sed -n '2,/^set/s/^# \{0,1\}//p' "$0" >&2
