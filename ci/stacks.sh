@@ -51,6 +51,42 @@ status=0
 checkpoints=$root/examples/checkpoints
 export_to() { "$bin/moh-export" --quiet "$@"; }
 
+# These two do without the models of the others.
+others=
+for stack in "$@"; do
+    case $stack in
+    tools)
+        env=tools
+        environment tools onnxruntime==1.31.1 onnx==1.23.2 onnxslim==0.1.98 onnxsim==0.8.1 onnxconverter-common==1.16.0 sympy
+        run tools.py "$bin/moh-export" "$ops" "$work/tools" --check "$root/docs/hosts.md"
+        ;;
+    java)
+        if ! command -v npm >/dev/null || ! command -v javac >/dev/null; then
+            echo "skip java: no npm or no javac"
+            continue
+        fi
+        # Unity's package has onnxruntime's for Android, and that the Java classes.
+        if [ ! -f "$envs/java/classes.jar" ]; then
+            rm -rf "$envs/java"
+            mkdir -p "$envs/java"
+            (cd "$envs/java" && npm pack --silent com.github.asus4.onnxruntime@0.4.9 &&
+                tar -xzf com.github.asus4.onnxruntime-0.4.9.tgz --strip-components 3 package/Plugins/Android/onnxruntime.aar &&
+                "$python" -m zipfile -e onnxruntime.aar classes && mv classes/classes.jar . &&
+                rm -r classes onnxruntime.aar com.github.asus4.onnxruntime-0.4.9.tgz) >&2
+        fi
+        if javac -Xlint:all -Werror -d "$work/java" -cp "$envs/java/classes.jar" "$root/examples/java/Main.java"; then
+            echo "ok   java: examples/java compiles"
+        else
+            status=1
+        fi
+        ;;
+    *) others="$others $stack" ;;
+    esac
+done
+# shellcheck disable=SC2086 # a list
+set -- $others
+[ $# -gt 0 ] || exit $status
+
 export_to "$checkpoints/shakespeare-moh-llama" -o "$work/llama/model.onnx" --layout onnx
 export_to "$checkpoints/shakespeare-moh-llama" -o "$work/llama-flat/model.onnx"
 export_to "$checkpoints/shakespeare-moh-llama" -o "$work/llama-library/model.onnx" --layout onnx --with-library "$ops"
@@ -86,10 +122,6 @@ for stack in "$@"; do
         environment optimum torch optimum==2.1.0 optimum-onnx==0.1.0 transformers==4.57.6 onnxruntime==1.31.1 pillow \
             safetensors
         ;;
-    tools)
-        env=tools
-        environment tools onnxruntime==1.31.1 onnx==1.23.2 onnxslim==0.1.98 onnxsim==0.8.1 onnxconverter-common==1.16.0 sympy
-        ;;
     esac
     case $stack in
     genai)
@@ -123,27 +155,6 @@ for stack in "$@"; do
             touch "$envs/node/complete"
         fi
         node "$root/ci/stacks/check_transformers.mjs" "$envs/node" "$work/llama" "$work/vit-f32" || status=1
-        ;;
-    tools) run tools.py "$bin/moh-export" "$ops" "$work/tools" --check "$root/docs/hosts.md" ;;
-    java)
-        if ! command -v npm >/dev/null || ! command -v javac >/dev/null; then
-            echo "skip java: no npm or no javac"
-            continue
-        fi
-        # Unity's package has onnxruntime's for Android, and that the Java classes.
-        if [ ! -f "$envs/java/classes.jar" ]; then
-            rm -rf "$envs/java"
-            mkdir -p "$envs/java"
-            (cd "$envs/java" && npm pack --silent com.github.asus4.onnxruntime@0.4.9 &&
-                tar -xzf com.github.asus4.onnxruntime-0.4.9.tgz --strip-components 3 package/Plugins/Android/onnxruntime.aar &&
-                "$python" -m zipfile -e onnxruntime.aar classes && mv classes/classes.jar . &&
-                rm -r classes onnxruntime.aar com.github.asus4.onnxruntime-0.4.9.tgz) >&2
-        fi
-        if javac -Xlint:all -Werror -d "$work/java" -cp "$envs/java/classes.jar" "$root/examples/java/Main.java"; then
-            echo "ok   java: examples/java compiles"
-        else
-            status=1
-        fi
         ;;
     *)
         echo "stacks: no stack $stack" >&2
