@@ -75,7 +75,8 @@ impl Call {
     ) {
         assert_eq!(found.len(), expected.len(), "{kernel}");
         let largest = expected.iter().fold(0.0f64, |max, x| max.max(x.abs()));
-        let tolerance = tolerance::call_output(&self.attributes, self.dtype, largest) * tolerance::of_long_sums(self.terms);
+        let tolerance =
+            tolerance::call_output(&self.attributes, self.dtype, largest) * tolerance::of_long_sums(self.terms);
         for (i, (&found, &expected)) in found.iter().zip(expected).enumerate() {
             let allowed = if exact(i) { 0.0 } else { tolerance };
             assert!((found - expected).abs() <= allowed, "{kernel}, element {i}: expected {expected}, found {found}");

@@ -85,6 +85,18 @@ pub(crate) trait ByteDot: Copy + Send + Sync + 'static {
     fn dot4(self, sum: Self::W, w: Self::W, x: Self::W) -> Self::W;
     /// The same for weights from 0 to 255, less `SUBTRACTED[1]`.
     fn dot8(self, sum: Self::W, w: Self::W, x: Self::W) -> Self::W;
+    /// Whether [`ByteDot::part4`] and [`ByteDot::add_part`] take fewer instructions than [`ByteDot::dot4`].
+    const PARTS: bool = false;
+    /// [`ByteDot::dot4`] for sums of at most eight calls, which begin with 0 and end in [`ByteDot::add_part`].
+    #[inline(always)]
+    fn part4(self, part: Self::W, w: Self::W, x: Self::W) -> Self::W {
+        self.dot4(part, w, x)
+    }
+    /// Adds a sum of [`ByteDot::part4`]. Only for instruction sets with `PARTS`.
+    #[inline(always)]
+    fn add_part(self, sum: Self::W, _part: Self::W) -> Self::W {
+        sum
+    }
     /// The sum of eight products in each word: [`ByteDot::dot4`] of the low halves of `w` with `even`, and of its high ones with `odd`.
     #[inline(always)]
     fn dot_halves(self, w: Self::W, even: Self::W, odd: Self::W) -> Self::W {

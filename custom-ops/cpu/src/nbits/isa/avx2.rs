@@ -15,7 +15,8 @@ macro_rules! words_of_256_bits {
         $token:ident, $name:literal, $features:literal, $found:expr, subtracted: $subtracted:expr,
         dot4($sum4:ident, $w4:ident, $x4:ident): $dot4:expr,
         dot8($sum8:ident, $w8:ident, $x8:ident): $dot8:expr,
-        dot_halves($dot:ident, $w:ident, $even:ident, $odd:ident): $halves:expr $(,)?
+        dot_halves($dot:ident, $w:ident, $even:ident, $odd:ident): $halves:expr,
+        $($parts:item)*
     ) => {
         macro_rules! simd {
             ($e:expr) => {{
@@ -91,6 +92,7 @@ macro_rules! words_of_256_bits {
                 let $dot = self;
                 simd!($halves)
             }
+            $($parts)*
             #[inline(always)]
             fn to_float(self, words: __m256i) -> __m256 {
                 simd!(_mm256_cvtepi32_ps(words))
@@ -176,4 +178,14 @@ words_of_256_bits!(
         let high = _mm256_maddubs_epi16(dot.high(w), odd);
         _mm256_madd_epi16(_mm256_add_epi16(low, high), _mm256_set1_epi16(1))
     },
+    const PARTS: bool = true;
+    #[inline(always)]
+    fn part4(self, part: __m256i, w: __m256i, x: __m256i) -> __m256i {
+        // Words of 16 bits, at most 8 * 2 * 15 * 127 = 30480.
+        simd!(_mm256_add_epi16(part, _mm256_maddubs_epi16(w, x)))
+    }
+    #[inline(always)]
+    fn add_part(self, sum: __m256i, part: __m256i) -> __m256i {
+        simd!(_mm256_add_epi32(sum, _mm256_madd_epi16(part, _mm256_set1_epi16(1))))
+    }
 );
