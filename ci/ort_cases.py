@@ -220,6 +220,93 @@ class Cases:
         })
 
 
+    def add_linear(self, name, bits=4, dtype="f32", zero_points=False, level=0):
+        """One model of LinearNBits, whose weight is an initializer."""
+        rng = np.random.default_rng(len(self.list))
+        block, rows, k = 32, 48, 96
+        x = round_to(dtype, rng.standard_normal((BATCH, Q_LEN, k)).astype(np.float32))
+        weight = rng.integers(0, 256, (rows, k // block, block * bits // 8), np.uint8)
+        scales = round_to(dtype, (rng.standard_normal((rows, k // block)) / 2 ** (bits + 2)).astype(np.float32))
+        packed = rng.integers(0, 256, (rows, -(-k // block * bits // 8)), np.uint8) if zero_points else None
+        bias = round_to(dtype, rng.standard_normal(rows).astype(np.float32))
+        floats = helper.tensor_dtype_to_np_dtype(TYPES[dtype])
+        constants = {"weight": weight, "scales": scales.astype(floats), "bias": bias.astype(floats)}
+        if zero_points:
+            constants["zero_points"] = packed
+        attrs = {"bits": bits, "block_size": block, "accuracy_level": level}
+        node = helper.make_node("LinearNBits", ["x", *constants], ["output"], name="node", domain=DOMAIN, **attrs)
+        expected = x @ dequantise(bits, weight, scales, packed).T + bias
+        tolerance = 5e-2 if level == 4 else TOLERANCE[dtype]
+        self.write(name, node, TYPES[dtype], {"x": (x.astype(floats), ["batch", "q_len", k])}, expected, tolerance,
+                   ["batch", "q_len", rows], constants)
+
+    def add_cached(self, name, dtype="f32", room=9):
+        """One model of RoutedCachedAttention: sequences of unequal length, padded on the left and on the right."""
+        rng = np.random.default_rng(len(self.list))
+        first, start = np.array([0, 2]), np.array([3, 1])
+        capacity = KV_LEN + room
+        draw = lambda *size: round_to(dtype, rng.standard_normal(size).astype(np.float32))
+        query = draw(BATCH, Q_LEN, HEADS * HEAD_DIM)
+        key, value = draw(BATCH, KV_HEADS, capacity, HEAD_DIM), draw(BATCH, KV_HEADS, capacity, VALUE_DIM)
+        gates = (rng.random((BATCH, Q_LEN, HEADS)) * (rng.random((BATCH, Q_LEN, HEADS)) < 0.6)).astype(np.float32)
+        scale = HEAD_DIM**-0.5
+        expected = np.zeros((BATCH, Q_LEN, HEADS, VALUE_DIM))
+        for b, i, h in np.ndindex(BATCH, Q_LEN, HEADS):
+            seen, kv = slice(first[b], max(first[b], start[b] + i + 1)), h * KV_HEADS // HEADS
+            q = query[b, i].reshape(HEADS, HEAD_DIM)[h].astype(np.float64)
+            scores = np.exp(scale * key[b, kv, seen].astype(np.float64) @ q)
+            if scores.size:
+                expected[b, i, h] = gates[b, i, h] * (scores / scores.sum()) @ value[b, kv, seen]
+        # What no query sees is never read.
+        for b in range(BATCH):
+            key[b, :, : first[b]] = value[b, :, : first[b]] = np.nan
+            key[b, :, start[b] + Q_LEN :] = value[b, :, start[b] + Q_LEN :] = np.nan
+        floats = helper.tensor_dtype_to_np_dtype(TYPES[dtype])
+        inputs = {
+            "query": (query.astype(floats), ["batch", "q_len", HEADS * HEAD_DIM]),
+            "key": (key.astype(floats), ["batch", KV_HEADS, "capacity", HEAD_DIM]),
+            "value": (value.astype(floats), ["batch", KV_HEADS, "capacity", VALUE_DIM]),
+            "head_gates": (gates, ["batch", "q_len", HEADS]),
+            "first": (first, ["batch"]),
+            "start": (start, ["batch"]),
+        }
+        attrs = {"num_heads": HEADS, "kv_num_heads": KV_HEADS, "scale": scale}
+        node = helper.make_node("RoutedCachedAttention", [*inputs], ["output"], name="node", domain=DOMAIN, **attrs)
+        self.write(name, node, TYPES[dtype], inputs, expected.reshape(BATCH, Q_LEN, -1), TOLERANCE[dtype],
+                   ["batch", "q_len", HEADS * VALUE_DIM])
+
+    def add_update(self, name, dtype="f32", capacity=6, total=6):
+        """One model of CacheUpdate; the cache grows where `total` is larger."""
+        rng = np.random.default_rng(len(self.list))
+        start, new = np.array([3, 1]), 2
+        past = round_to(dtype, rng.standard_normal((BATCH, KV_HEADS, capacity, HEAD_DIM)).astype(np.float32))
+        update = round_to(dtype, rng.standard_normal((BATCH, new, KV_HEADS * HEAD_DIM)).astype(np.float32))
+        expected = np.zeros((BATCH, KV_HEADS, max(capacity, total), HEAD_DIM))
+        expected[:, :, :capacity] = past
+        for b in range(BATCH):
+            expected[b, :, start[b] : start[b] + new] = update[b].reshape(new, KV_HEADS, HEAD_DIM).transpose(1, 0, 2)
+        floats = helper.tensor_dtype_to_np_dtype(TYPES[dtype])
+        inputs = {
+            "past": (past.astype(floats), ["batch", KV_HEADS, "capacity", HEAD_DIM]),
+            "update": (update.astype(floats), ["batch", "q_len", KV_HEADS * HEAD_DIM]),
+            "attention_mask": (np.ones((BATCH, total), np.int64), ["batch", "total"]),
+            "start": (start, ["batch"]),
+        }
+        node = helper.make_node("CacheUpdate", [*inputs], ["output"], name="node", domain=DOMAIN)
+        self.write(name, node, TYPES[dtype], inputs, expected, TOLERANCE[dtype], None)
+
+    def write(self, name, node, output_type, inputs, expected, tolerance, shape, constants=None):
+        """A model of one node of version 2. inputs: array and dimensions by name; shape: what is to be inferred, None: not compared."""
+        info = helper.make_tensor_value_info
+        typed = lambda item: info(item[0], helper.np_dtype_to_tensor_dtype(item[1][0].dtype), item[1][1])
+        constants = [numpy_helper.from_array(array, constant) for constant, array in (constants or {}).items()]
+        graph = helper.make_graph([node], name, [typed(item) for item in inputs.items()], [info("output", output_type, None)], constants)
+        opsets = [helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, 2)]
+        (self.folder / f"{name}.onnx").write_bytes(helper.make_model(graph, ir_version=8, opset_imports=opsets).SerializeToString())
+        np.savez(self.folder / f"{name}.npz", **{name: array for name, (array, _) in inputs.items()}, expected=expected)
+        self.list.append({"name": name, "expect": "ok", "message": "", "tolerance": tolerance, "since": "1.17", "shape": shape})
+
+
 def write_misaligned(model, path):
     """Moves the initializers to a file, each at an odd offset."""
     with open(path, "wb") as file:
@@ -268,6 +355,16 @@ def main(folder):
     cases.add_nbits("nbits-bits", expect="load", message="attribute bits: expected 4 or 8, found 3", attributes={"bits": 3})
     cases.add_nbits("nbits-block", expect="load", message="a multiple of block_size = 64", attributes={"block_size": 64})
     cases.add_nbits("nbits-weight", expect="load", message="input weight: expected shape (4 * head_dim, 3, 16)", weight_columns=8)
+
+    for bits in (4, 8):
+        cases.add_linear(f"LinearNBits-{bits}", bits)
+        cases.add_linear(f"LinearNBits-{bits}-zero-points", bits, dtype="f16", zero_points=True)
+        cases.add_linear(f"LinearNBits-{bits}-int8-activations", bits, level=4)
+    for dtype in ("f32", "f16"):
+        cases.add_cached(f"RoutedCachedAttention-{dtype}", dtype)
+        cases.add_update(f"CacheUpdate-{dtype}", dtype)
+    cases.add_cached("RoutedCachedAttention-no-room", room=-KV_LEN + 3 + Q_LEN)
+    cases.add_update("CacheUpdate-grows", total=11)
 
     cases.add("missing-attribute", "load", "attribute scale: expected Float, found nothing", drop=["scale"])
     cases.add("attribute-type", "load", "attribute is_causal: expected Int, found Float", attributes={"is_causal": 0.5})

@@ -62,6 +62,14 @@ for checkpoint in examples/checkpoints/*/; do
     target/release/moh-export "$checkpoint" -o "$model" --opset 20 --ir-version 9 --force --quiet
     models+=("$model")
 done
+# The weights in the checkpoint's own file; and quantised, with the cache in place.
+text=examples/checkpoints/shakespeare-moh-llama
+for options in "linked --weights link" "quantised --quantize int4 --form moh --keep *.down_proj --cache in-place"; do
+    read -ra options <<<"$options"
+    model=target/ci-models/${options[0]}/model.onnx
+    target/release/moh-export "$text" -o "$model" --opset 20 --ir-version 9 --force --quiet "${options[@]:1}"
+    models+=("$model")
+done
 if [[ -z ${MOH_ORT_VERSIONS:-} ]] && ! python3 -c 'import sys; sys.exit(sys.version_info >= (3, 13))'; then
     echo "note: old onnxruntime has no packages for $(python3 --version): only 1.31.1 is tried" >&2
     export MOH_ORT_VERSIONS=1.31.1

@@ -12,6 +12,7 @@ use std::path::Path;
 
 pub(crate) const FLOAT: i32 = 1;
 pub(crate) const INT32: i32 = 6;
+pub(crate) const INT64: i32 = 7;
 pub(crate) const BFLOAT16: i32 = 16;
 
 /// onnxruntime's own operators.
@@ -66,11 +67,15 @@ impl Builder {
 
     pub(crate) fn write(mut self, path: &Path) -> Result<()> {
         self.graph.name = Some("benchmark".to_owned());
+        // The oldest version that has them all: older libraries can be measured too.
+        let since =
+            self.graph.node.iter().filter_map(|node| Some(moh_operators::operator(node.op_type.as_ref()?)?.since));
+        let since = since.max().unwrap_or(1);
         let import =
             |domain: &str, version| OperatorSetIdProto { domain: Some(domain.to_owned()), version: Some(version) };
         let model = ModelProto {
             ir_version: Some(10),
-            opset_import: vec![import("", 23), import(MICROSOFT, 1), import(MOH, 1)],
+            opset_import: vec![import("", 23), import(MICROSOFT, 1), import(MOH, since)],
             graph: Some(self.graph),
             ..ModelProto::default()
         };

@@ -10,6 +10,7 @@
 
 #![allow(missing_docs)]
 
+mod cached;
 mod cases;
 mod graphs;
 mod growth;

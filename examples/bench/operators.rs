@@ -1,5 +1,6 @@
 //! Single operators against onnxruntime's dense ones.
 
+use crate::cached;
 use crate::graphs::{BFLOAT16, Builder, FLOAT, INT32, MICROSOFT, MOH, float, gates, int, random};
 use crate::machine;
 use crate::measure::{Contender, Settings, Table, Times, Way, alternate};
@@ -128,6 +129,7 @@ pub(crate) fn run(settings: &Settings, tables: &mut Vec<Json>) -> Result<()> {
         ("causal", causal),
         ("bf16", bf16),
         ("decode", decode),
+        ("cached prefill", cached::prefill),
         ("projections", projections),
     ] {
         if settings.wants(name) {

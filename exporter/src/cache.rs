@@ -32,7 +32,7 @@ impl Cache {
     /// # Errors
     /// [`Error`] where it cannot be read or is no ONNX model.
     pub fn of_file(file: &Path) -> Result<Cache, Error> {
-        let model = crate::verify::read_model(file)?;
+        let model = crate::exported::read(file)?;
         let nodes = model.graph.iter().flat_map(|graph| &graph.node);
         let updates = |node: &crate::proto::NodeProto| node.domain() == DOMAIN && node.op_type() == CacheUpdate::NAME;
         Ok(if nodes.into_iter().any(updates) { Cache::InPlace } else { Cache::Concat })

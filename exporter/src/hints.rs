@@ -4,6 +4,7 @@ use moh_export::quantize::Problem as Unquantizable;
 use moh_export::{Error, Versioned};
 use moh_models::checkpoint::{Mismatch, Problem};
 use moh_models::{Error as ModelError, Warning};
+use std::collections::BTreeSet;
 use std::io::ErrorKind;
 
 /// The advice that goes with an error, if there is any.
@@ -54,9 +55,9 @@ fn of_export(error: &Error) -> Option<String> {
 
 fn of_quantization(problem: &Unquantizable) -> Option<String> {
     Some(match problem {
-        Unquantizable::Block { tensor, fits, .. } => {
-            let layer = tensor.rsplit_once('.').map_or(tensor.as_str(), |(layer, _)| layer);
-            let keep = format!("--keep {layer} leaves it in floating point");
+        Unquantizable::Block { tensor, fits, others, .. } => {
+            let (patterns, them) = (patterns(tensor, others), if others.is_empty() { "it" } else { "them" });
+            let keep = format!("--keep '{patterns}' leaves {them} in floating point");
             match fits.first() {
                 Some(block) => format!("choose --block {block}, or {keep}"),
                 None => keep,
@@ -71,6 +72,21 @@ fn of_quantization(problem: &Unquantizable) -> Option<String> {
         }
         Unquantizable::Nothing => "leave out --quantize".to_owned(),
     })
+}
+
+/// Patterns for `--keep` that name the layers of these tensors: one for the layers of a kind, whatever their numbers.
+fn patterns(tensor: &str, others: &[String]) -> String {
+    let layer = |tensor: &str| tensor.rsplit_once('.').map_or(tensor, |(layer, _)| layer).to_owned();
+    if others.is_empty() {
+        return layer(tensor);
+    }
+    let is_number = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
+    let kind = |tensor: &str| {
+        let layer = layer(tensor);
+        layer.split('.').map(|part| if is_number(part) { "*" } else { part }).collect::<Vec<_>>().join(".")
+    };
+    let kinds: BTreeSet<String> = others.iter().map(String::as_str).chain([tensor]).map(kind).collect();
+    kinds.into_iter().collect::<Vec<_>>().join(",")
 }
 
 fn of_link(kind: ErrorKind) -> &'static str {

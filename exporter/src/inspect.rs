@@ -3,7 +3,7 @@
 use crate::check_sizes;
 use crate::error::Error;
 use crate::measured::Measured;
-use crate::report::{runs, short};
+use crate::text::{runs, short};
 use moh_models::checkpoint::DefaultValue;
 use moh_models::count::Macs;
 use moh_models::families::{PortDim, Sizes, Tensors};

@@ -5,8 +5,6 @@
 mod args;
 mod help;
 mod hints;
-#[cfg(unix)]
-mod signals;
 
 use anyhow::Result;
 use args::{Command, InspectArgs, RandomArgs, VerifyArgs};
@@ -39,7 +37,7 @@ fn main() -> ExitCode {
 fn run() -> Result<()> {
     let mut args = args::Args::parse();
     #[cfg(unix)]
-    signals::clean_up();
+    moh_runtime::before_signals_end(moh_export::staging::abandon);
     match args.command.take() {
         Some(Command::Inspect(args)) => inspect(&args),
         Some(Command::Random(args)) => random(&args),

@@ -1,8 +1,8 @@
 //! The memory that a model will need where it runs, reckoned from its graph.
 
 use crate::graph::{Attribute, Dim, ElementType, Graph, Value};
-use crate::report::bytes;
 use crate::target::Row;
+use crate::text::bytes;
 use serde::Serialize;
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;

@@ -108,10 +108,14 @@ pub struct Quantize {
     pub form: Form,
     /// Names of layers or tensors that are not quantised; * stands for any text.
     pub keep: Vec<String>,
+    /// Whether query projections and embedding stay in floating point where the heads are chosen by query norms. Models of earlier
+    /// versions, whose metadata say nothing of it, have them quantised.
+    #[serde(default)]
+    pub exact_routing: bool,
 }
 
 impl Quantize {
-    /// Symmetric blocks of 32, and everything else as it is by default.
+    /// Symmetric blocks of 32, routing as it was for int8, and everything else as it is by default.
     pub fn new(bits: Bits) -> Quantize {
         Quantize {
             bits,
@@ -120,6 +124,7 @@ impl Quantize {
             activations: Activations::default(),
             form: Form::default(),
             keep: Vec::new(),
+            exact_routing: bits == Bits::Int8,
         }
     }
 }

@@ -4,8 +4,8 @@ use crate::background::{self, Buffer, Output};
 use crate::check_part;
 use crate::error::Error;
 use crate::graph::ElementType;
-use crate::report::OutputFile;
 use crate::room;
+use crate::staging::OutputFile;
 use crate::staging::{Staging, write_file};
 use crate::weights::put;
 use moh_models::families::Tensors;
@@ -63,7 +63,7 @@ pub struct Written {
     /// Numbers in it.
     pub parameters: usize,
     /// Their element type.
-    #[serde(serialize_with = "crate::report::shown")]
+    #[serde(serialize_with = "crate::text::shown")]
     pub dtype: ElementType,
     /// What the numbers come from.
     pub seed: u64,

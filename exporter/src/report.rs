@@ -1,9 +1,11 @@
 //! What an export says about itself, as text and as JSON.
 
+use crate::chosen::Chosen;
 use crate::error::Error;
 use crate::graph::ElementType;
 use crate::quantize::QuantizationReport;
-use crate::target::Chosen;
+use crate::staging::OutputFile;
+use crate::text::{bytes, runs, short, shown};
 use crate::verify::{Compared, Verification};
 use moh_models::checkpoint::{DefaultValue, Prefix};
 use moh_models::count::Macs;
@@ -11,7 +13,6 @@ use moh_models::families::Layer;
 use moh_models::{Checkpoint, Model, Warning};
 use serde::{Serialize, Serializer};
 use std::fmt;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// A finished export. Serialized, it has the same fields.
@@ -84,11 +85,6 @@ fn macs<S: Serializer>(macs: &Macs, to: S) -> Result<S::Ok, S::Error> {
     serde_json::json!({ "dense": macs.dense, "routed": macs.routed }).serialize(to)
 }
 
-/// An element type by its name.
-pub(crate) fn shown<S: Serializer>(what: &ElementType, to: S) -> Result<S::Ok, S::Error> {
-    to.collect_str(what)
-}
-
 fn prefix<S: Serializer>(prefix: &Option<Prefix>, to: S) -> Result<S::Ok, S::Error> {
     prefix.as_ref().map(ToString::to_string).serialize(to)
 }
@@ -99,23 +95,6 @@ fn texts<S: Serializer>(warnings: &[Warning], to: S) -> Result<S::Ok, S::Error> 
 
 fn seconds<S: Serializer>(elapsed: &Duration, to: S) -> Result<S::Ok, S::Error> {
     elapsed.as_secs_f64().serialize(to)
-}
-
-/// A file of the output.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct OutputFile {
-    /// Its path.
-    #[serde(serialize_with = "path")]
-    pub path: PathBuf,
-    /// Its length.
-    pub bytes: u64,
-    /// SHA-256 of its bytes, computed while they were written; `None` where they were not read or not asked for.
-    pub sha256: Option<String>,
-}
-
-/// A path as JSON, which holds no other text than Unicode.
-pub(crate) fn path<S: Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
-    to.collect_str(&path.display())
 }
 
 impl Report {
@@ -162,24 +141,6 @@ fn peak_memory() -> Option<u64> {
     Some(kilobytes.trim().parse::<u64>().ok()? * 1024)
 }
 
-/// A number with a unit prefix: 1.23 M.
-pub(crate) fn short(n: f64) -> String {
-    let (scale, unit) = match n {
-        n if n >= 1e12 => (1e12, " T"),
-        n if n >= 1e9 => (1e9, " G"),
-        n if n >= 1e6 => (1e6, " M"),
-        n if n >= 1e3 => (1e3, " k"),
-        _ => (1.0, ""),
-    };
-    if unit.is_empty() { format!("{n}") } else { format!("{:.2}{unit}", n / scale) }
-}
-
-/// A size in bytes with a unit prefix.
-pub(crate) fn bytes(n: u64) -> String {
-    let text = short(n as f64);
-    if text.contains(' ') { format!("{text}B") } else { format!("{text} B") }
-}
-
 /// The first of many things in one line.
 fn shortened(all: &[impl fmt::Display], what: &str) -> String {
     const SHOWN: usize = 6;
@@ -188,20 +149,6 @@ fn shortened(all: &[impl fmt::Display], what: &str) -> String {
         ..=SHOWN => shown.join(", "),
         count => format!("{}, and {} more {what}", shown.join(", "), count - SHOWN),
     }
-}
-
-/// Equal neighbours as one: `8 x 4, 6 x 2`.
-pub(crate) fn runs(counts: &[usize]) -> String {
-    let mut groups: Vec<(usize, usize)> = Vec::new();
-    for &count in counts {
-        match groups.last_mut() {
-            Some((value, times)) if *value == count => *times += 1,
-            _ => groups.push((count, 1)),
-        }
-    }
-    let text: Vec<String> =
-        groups.iter().map(|(v, n)| if *n == 1 { v.to_string() } else { format!("{v} (x{n})") }).collect();
-    text.join(", ")
 }
 
 impl fmt::Display for Report {

@@ -3,15 +3,16 @@
 //! `encoder_model.onnx`; `decoder_model.onnx` for the first token, without caches among its inputs; `decoder_with_past_model.onnx`
 //! for the others, which reads the source from the caches.
 
+use crate::chosen::Chosen;
 use crate::encode::encode;
 use crate::error::Error;
 use crate::graph::{Dim, ElementType, Graph, Initializer, Source};
 use crate::place::{Layout, Place};
 use crate::quantize::{Quantization, QuantizationReport};
-use crate::report::{OutputFile, Report};
+use crate::report::Report;
 use crate::side_files::{self, Facts, Kind};
+use crate::staging::OutputFile;
 use crate::staging::Staging;
-use crate::target::Chosen;
 use crate::verify::{Subject, Verification};
 use crate::weights::{INLINE_BYTES, Plan};
 use crate::{Options, Part, passes, quantize, record};

@@ -6,9 +6,9 @@
 
 use crate::error::Error;
 use crate::place::{Layout, Place};
-use crate::report::OutputFile;
 use crate::weights::links::is_link_name;
 use moh_runtime::Digest;
+use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Write};
@@ -326,6 +326,18 @@ impl Drop for Staging {
         let _ = fs::remove_dir_all(&self.folder);
         prepared.staging.retain(|folder| *folder != self.folder);
     }
+}
+
+/// A file of the output.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct OutputFile {
+    /// Its path.
+    #[serde(serialize_with = "crate::text::path")]
+    pub path: PathBuf,
+    /// Its length.
+    pub bytes: u64,
+    /// SHA-256 of its bytes, computed while they were written; `None` where they were not read or not asked for.
+    pub sha256: Option<String>,
 }
 
 /// Writes a whole file and syncs it.

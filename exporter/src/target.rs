@@ -1,12 +1,10 @@
-//! What a model is exported for: defaults that suit the place where it is to run, and what cannot run there.
+//! What a model is exported for: defaults that suit the place where it is to run, and options that it refuses.
 
-use crate::cache::{self, Cache};
+use crate::cache::Cache;
 use crate::error::Error;
-use crate::graph::{ElementType, Graph};
-use crate::memory::Memory;
+use crate::graph::ElementType;
 use crate::place::Layout;
-use crate::quantize::{Activations, Form, Quantize};
-use crate::side_files::{Facts, Kind, fits_genai};
+use crate::quantize::{Activations, Form};
 use crate::{AttentionType, DEFAULT_OPSET, Options};
 use serde::Serialize;
 use std::fmt;
@@ -123,9 +121,6 @@ pub const TARGETS: [Row; 5] = [
     },
 ];
 
-/// What 32-bit WebAssembly addresses.
-const WEB_MEMORY: u64 = 1 << 32;
-
 impl Target {
     /// What is chosen for it.
     pub fn row(self) -> &'static Row {
@@ -163,7 +158,7 @@ impl Target {
         head.to_owned() + &TARGETS.iter().map(line).collect::<String>()
     }
 
-    fn refuses(self, what: impl fmt::Display, why: &'static str) -> Error {
+    pub(crate) fn refuses(self, what: impl fmt::Display, why: &'static str) -> Error {
         Error::Target { target: self, what: what.to_string(), why }
     }
 
@@ -204,107 +199,11 @@ impl Target {
         }
         Ok(())
     }
-
-    /// Whether it can run this model.
-    ///
-    /// # Errors
-    /// [`Error::Target`].
-    pub(crate) fn check_model(self, facts: &Facts<'_>, memory: &Memory) -> Result<(), Error> {
-        if self == Target::Genai {
-            if !matches!(facts.kind, Kind::LanguageModel { .. }) {
-                return Err(self.refuses(format_args!("a {}", facts.model.family()), "it runs language models only"));
-            }
-            if !fits_genai(facts) {
-                return Err(self.refuses("fixed lengths", "its calls have other lengths each time"));
-            }
-        }
-        if self == Target::Web && memory.weights > WEB_MEMORY {
-            let what = format!("{:.1} GB of weights", memory.weights as f64 / 1e9);
-            return Err(self.refuses(what, "a page's WebAssembly has 4 GiB"));
-        }
-        Ok(())
-    }
 }
 
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.row().name)
-    }
-}
-
-/// How a model was exported for a target, and the memory that it will need there.
-#[derive(Debug, Clone, Serialize)]
-pub struct Chosen {
-    /// The target.
-    pub target: Target,
-    /// Element type of weights and activations.
-    #[serde(serialize_with = "crate::report::shown")]
-    pub dtype: ElementType,
-    /// ONNX operator-set version.
-    pub opset: i64,
-    /// ONNX IR version.
-    pub ir_version: i64,
-    /// How the files are arranged.
-    pub layout: Layout,
-    /// How the cache of a language model grows.
-    pub cache: Option<Cache>,
-    /// How weights are quantised.
-    pub quantization: Option<Quantize>,
-    /// Options that differ from what is usual for the target.
-    pub overridden: Vec<&'static str>,
-    /// The memory that the model will need.
-    pub memory: Memory,
-}
-
-impl Chosen {
-    /// For the target of the options, if they name one; `graphs` are the models that `facts` are about.
-    ///
-    /// # Errors
-    /// [`Error::Target`] for a model that it cannot run.
-    pub(crate) fn new(facts: &Facts<'_>, graphs: &[&Graph], options: &Options) -> Result<Option<Chosen>, Error> {
-        let Some(target) = options.target else { return Ok(None) };
-        let (row, dtype, ir_version) = (target.row(), facts.dtype, facts.graph.ir_version);
-        let memory = Memory::new(graphs, row, facts.context().map(|context| context as usize));
-        target.check_model(facts, &memory)?;
-        let quantization = options.quantize.clone();
-        let form = target.form(options.sides.library.is_some());
-        let differs = [
-            ("--dtype", dtype != row.dtype),
-            ("--opset", options.opset != row.opset),
-            ("--ir-version", options.ir_version.is_some()),
-            ("--layout", options.layout != row.layout),
-            ("--cache", options.cache.is_some_and(|cache| cache != row.cache)),
-            ("--form", quantization.as_ref().is_some_and(|how| how.form != form)),
-            ("--activations", quantization.as_ref().is_some_and(|how| how.activations != row.activations)),
-        ];
-        let overridden = differs.into_iter().filter(|(_, differs)| *differs).map(|(option, _)| option).collect();
-        let (opset, layout) = (options.opset, options.layout);
-        let cache = cache::of_model(facts.model);
-        Ok(Some(Chosen { target, dtype, opset, ir_version, layout, cache, quantization, overridden, memory }))
-    }
-}
-
-impl fmt::Display for Chosen {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let place = match self.layout {
-            Layout::Flat => "model beside config.json",
-            Layout::Onnx => "model in the folder onnx",
-            Layout::Triton => "model of a Triton repository",
-        };
-        let Chosen { target, dtype, opset, ir_version, .. } = self;
-        write!(f, "{target} ({}): {dtype}, opset {opset}, IR {ir_version}, {place}", target.row().what)?;
-        if self.cache == Some(Cache::InPlace) {
-            write!(f, ", cache in place")?;
-        }
-        if let Some(how) = &self.quantization {
-            let bits = how.bits.count();
-            let (form, activations) = (how.form.name(), how.activations.name());
-            write!(f, ", int{bits} weights in blocks of {} as {form}, {activations} activations", how.block)?;
-        }
-        match self.overridden.as_slice() {
-            [] => Ok(()),
-            options => write!(f, "; as asked for: {}", options.join(", ")),
-        }
     }
 }
 

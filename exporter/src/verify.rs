@@ -8,7 +8,6 @@ mod layers;
 mod reference;
 mod runner;
 
-pub(crate) use layers::read_model;
 pub use layers::{LayerAgreement, LayerReport, verify_layers};
 pub use reference::{Compared, OutputError, Reference};
 

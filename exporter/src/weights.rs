@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::graph::{ElementType, Graph, Initializer, Source};
 use crate::place::Place;
 use crate::quantize::Piece;
-use crate::report::bytes;
+use crate::text::bytes;
 use convert::Converter;
 pub(crate) use convert::{check, put};
 use links::Linked;

@@ -56,6 +56,14 @@ pub(crate) fn read(path: &Path) -> Result<Header> {
     })
 }
 
+/// The links that the model in `path` says it has.
+///
+/// # Errors
+/// [`Error::Read`] or [`Error::Malformed`] for the model.
+pub fn links(path: &Path) -> Result<Vec<Link>> {
+    Ok(read(path)?.links)
+}
+
 /// Endings of files that hold weights, not models.
 pub(crate) const CHECKPOINTS: &[&str] = &[".safetensors", ".pth", ".pt", ".bin", ".ckpt"];
 

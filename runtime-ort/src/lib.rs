@@ -27,20 +27,25 @@ mod links;
 mod locate;
 mod model;
 mod options;
+#[cfg(unix)]
+mod signals;
 mod tensor;
 mod value;
 
 pub use element::{Data, Element, ElementType, TensorData};
 pub use error::{Error, Result};
+pub use header::links;
 pub use info::{Dim, TensorInfo};
 pub use installation::{
     COMMIT, LibraryBuild, OnnxRuntime, OperatorLibrary, TRACT_VERSION, long_version, onnxruntime, operator_library,
     short_version,
 };
-pub use links::{Digest, Link, links};
+pub use links::{Digest, Link};
 pub use locate::Found;
 pub use model::{MODEL_FILE, Model};
 pub use moh_tract::{instruction_set, instruction_sets};
 pub use options::{DeviceChoice, Notice, Options, RuntimeChoice};
+#[cfg(unix)]
+pub use signals::before_signals_end;
 pub use tensor::Tensor;
 pub use value::Value;

@@ -138,14 +138,6 @@ impl Link {
     }
 }
 
-/// The links that the model in `path` says it has.
-///
-/// # Errors
-/// [`Error::Read`] or [`Error::Malformed`] for the model.
-pub fn links(path: &Path) -> Result<Vec<Link>> {
-    Ok(crate::header::read(path)?.links)
-}
-
 fn length_and_header(path: &Path) -> io::Result<(u64, String)> {
     let invalid = |reason: &str| io::Error::new(io::ErrorKind::InvalidData, reason.to_owned());
     let mut file = File::open(path)?;

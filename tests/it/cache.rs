@@ -145,6 +145,25 @@ fn address(value: &Value) -> *const f32 {
     value.as_slice::<f32>().unwrap().as_ptr()
 }
 
+/// A generation that outgrows its cache's first capacity, prompt and 1024 tokens, against caches that have room for all from the start.
+#[test]
+fn tokens_beyond_the_first_capacity() {
+    const STEPS: usize = 1100;
+    let (folder, target) = (golden("llama-moh-tiny"), tempfile::tempdir().unwrap());
+    let path = target.path().join("model.onnx");
+    moh_export::export(&folder, &path, &Options { verify: Some(false), ..in_place() }).unwrap();
+    let prompt = vec![3, 1, 4, 1, 5];
+    let prompts = Prompts::new(std::slice::from_ref(&prompt), 0).unwrap();
+    let options = GenerateOptions { max_tokens: STEPS, ..GenerateOptions::default() };
+    for (way, runtime) in runtimes() {
+        let mut model = LanguageModel::new(Model::load(&path, &runtime).unwrap()).unwrap();
+        let generated = model.generate(&prompts, &options, |_| ControlFlow::Continue(())).unwrap();
+        let (ids, mask) = (matrix(std::slice::from_ref(&prompt)), matrix(&[vec![1; prompt.len()]]));
+        let (expected, _) = greedy_in(model.model_mut(), &ids, &mask, STEPS, prompt.len() + STEPS);
+        assert_eq!(generated.tokens[0], expected[0][prompt.len()..], "{way}");
+    }
+}
+
 /// The cache that goes into a step comes out of it: the same memory, in every runtime, with and without the library.
 #[test]
 fn a_step_copies_no_cache() {

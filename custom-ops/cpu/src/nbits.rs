@@ -17,6 +17,7 @@ mod activations;
 mod isa;
 mod linear;
 mod panel;
+mod row;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -27,8 +28,9 @@ pub(crate) use activations::{Activations, Parts};
 pub(crate) use isa::Engine;
 pub(crate) use linear::layer;
 pub use linear::linear;
+pub(crate) use row::Row;
 pub use weight::{Level, NBits};
-pub(crate) use worker::{Row, Worker};
+pub(crate) use worker::Worker;
 
 /// Maximum rows of activations that are multiplied with the weight as it is read.
 pub(crate) const FEW: usize = 8;

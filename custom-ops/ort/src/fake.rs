@@ -95,11 +95,13 @@ pub(crate) struct Node {
     pub(crate) constants: Vec<(usize, *const Tensor)>,
 }
 
-/// A tensor whose data start at `offset` in a buffer aligned to 64 bytes.
+/// A tensor whose data start at `offset` in a buffer aligned to 64 bytes, or in the buffer of another tensor.
 pub(crate) struct Tensor {
     pub(crate) info: Info,
     buffer: Vec<[u8; 64]>,
     offset: usize,
+    /// The exposed address of the data in another tensor's buffer.
+    shared: Option<usize>,
 }
 
 impl Tensor {
@@ -118,13 +120,25 @@ impl Tensor {
 
     fn filled(info: Info, bytes: usize, offset: usize) -> Tensor {
         // 0xFF bytes are NaN in every type, so elements that are not written are detected.
-        Tensor { info, buffer: vec![[0xFF; 64]; (bytes + offset).div_ceil(64)], offset }
+        Tensor { info, buffer: vec![[0xFF; 64]; (bytes + offset).div_ceil(64)], offset, shared: None }
     }
 
-    /// The elements as f64, without the buffer's padding.
+    fn data(&mut self) -> *mut u8 {
+        match self.shared {
+            Some(address) => std::ptr::with_exposed_provenance_mut(address),
+            None => self.buffer.as_mut_ptr().cast::<u8>().wrapping_add(self.offset),
+        }
+    }
+
+    /// The elements as f64, without the buffer's padding. The tensor whose buffer this one shares is alive.
     pub(crate) fn values(&self) -> Vec<f64> {
         let count = self.info.sizes.iter().product::<i64>() as usize;
-        let bytes = &self.buffer.as_flattened()[self.offset..];
+        let bytes = match self.shared {
+            Some(address) => unsafe {
+                std::slice::from_raw_parts(std::ptr::with_exposed_provenance(address), 4 * count)
+            },
+            None => &self.buffer.as_flattened()[self.offset..],
+        };
         let value = |i: usize| match self.info.ty {
             1 => f64::from(f32::from_ne_bytes(bytes[4 * i..][..4].try_into().unwrap())),
             10 => f64::from(f16::from_ne_bytes(bytes[2 * i..][..2].try_into().unwrap())),
@@ -139,6 +153,8 @@ pub(crate) struct Call {
     pub(crate) inputs: Vec<Option<Tensor>>,
     pub(crate) output_type: DType,
     pub(crate) output: Option<Tensor>,
+    /// An input in whose buffer the output lies, and how many bytes after its data.
+    pub(crate) shared: Option<(usize, usize)>,
     /// Number of blocks that were allocated and not released.
     pub(crate) blocks: AtomicIsize,
     /// Whether `parallel_for` fails after running its tasks.
@@ -155,6 +171,7 @@ impl Call {
             inputs,
             output_type,
             output: None,
+            shared: None,
             blocks: AtomicIsize::new(0),
             broken_threads: false,
             no_output: false,

@@ -3,6 +3,8 @@
 mod candidates;
 mod embedding;
 mod nodes;
+mod rewriter;
+mod routing;
 
 use super::matrix::Matrix;
 use super::search::Grid;
@@ -23,7 +25,7 @@ pub enum Problem {
     /// Rows that are no whole blocks.
     #[error(
         "{}: tensor {tensor:?} has rows of {columns} numbers, which are no whole blocks of {block}{}{}",
-        file.display(), fitting(fits), others(*more)
+        file.display(), fitting(fits), more(others)
     )]
     Block {
         /// The checkpoint's file.
@@ -34,10 +36,10 @@ pub enum Problem {
         columns: usize,
         /// Numbers of a block.
         block: usize,
-        /// Blocks that divide the rows.
+        /// Blocks that divide the rows of all tensors.
         fits: Vec<usize>,
         /// Other tensors that the blocks do not divide either.
-        more: usize,
+        others: Box<[String]>,
     },
     /// Numbers of a block that runtimes have no kernels for.
     #[error("blocks of {block} numbers: expected 16, 32, 64, 128 or 256")]
@@ -85,8 +87,12 @@ fn fitting(fits: &[usize]) -> String {
     }
 }
 
-fn others(more: usize) -> String {
-    if more == 0 { String::new() } else { format!(" ({more} more tensors are no whole blocks either)") }
+fn more(others: &[String]) -> String {
+    match others.len() {
+        0 => String::new(),
+        1 => " (1 more tensor has no whole blocks either)".to_owned(),
+        count => format!(" ({count} more tensors have no whole blocks either)"),
+    }
 }
 
 /// What was quantised.
@@ -95,7 +101,7 @@ pub struct Quantization {
     pub(super) options: Quantize,
     /// By the tensors' names.
     pub(super) matrices: BTreeMap<String, Matrix>,
-    /// Tensors that were not, as asked for.
+    /// Tensors that were not: as asked for, or because they decide which heads are on.
     pub(super) kept: Vec<String>,
 }
 
@@ -129,7 +135,7 @@ pub(crate) fn apply_all(graphs: &mut [&mut Graph], options: &Quantize) -> Result
         return Err(Problem::Keep { pattern: pattern.clone(), known });
     }
     let parts: Vec<(Vec<Candidate>, Quantize, Vec<String>)> =
-        found.into_iter().map(|found| keep(found, options)).collect();
+        graphs.iter().zip(found).map(|(graph, found)| keep(graph, found, options)).collect();
     let all: Vec<&Candidate> = parts.iter().flat_map(|(found, ..)| found).collect();
     check_blocks(&all, options.block)?;
     let quantized = graphs.iter_mut().zip(parts).map(|(graph, (found, options, kept))| {
@@ -149,10 +155,10 @@ pub(crate) fn apply_all(graphs: &mut [&mut Graph], options: &Quantize) -> Result
 
 /// The candidates without those that are to be kept, which are the last part; and the options with those patterns only that name a
 /// layer of theirs. Whoever shares a node with a layer that is kept stays as well.
-fn keep(mut found: Vec<Candidate>, options: &Quantize) -> (Vec<Candidate>, Quantize, Vec<String>) {
+fn keep(graph: &Graph, mut found: Vec<Candidate>, options: &Quantize) -> (Vec<Candidate>, Quantize, Vec<String>) {
     let mut options = options.clone();
     options.keep.retain(|pattern| found.iter().any(|candidate| candidate.is_named(pattern)));
-    let mut kept = BTreeSet::new();
+    let mut kept = if options.exact_routing { routing::deciding(graph, &found) } else { BTreeSet::new() };
     for candidate in &found {
         if options.keep.iter().any(|pattern| candidate.is_named(pattern)) {
             kept.insert(candidate.weight.name().to_owned());
@@ -180,16 +186,17 @@ fn check(graph: &Graph, options: &Quantize) -> Result<(), Problem> {
 }
 
 fn check_blocks(found: &[&Candidate], block: usize) -> Result<(), Problem> {
-    let wrong: Vec<_> = found.iter().filter(|candidate| !candidate.columns().is_multiple_of(block)).collect();
-    let Some(first) = wrong.first() else { return Ok(()) };
-    let columns = first.columns();
+    let mut wrong = found.iter().filter(|candidate| !candidate.columns().is_multiple_of(block));
+    let Some(first) = wrong.next() else { return Ok(()) };
+    let name = |candidate: &&Candidate| candidate.weight.name().to_owned();
+    let divides_all = |block: &usize| found.iter().all(|candidate| candidate.columns().is_multiple_of(*block));
     Err(Problem::Block {
         file: first.weight.place(0).file.to_owned(),
-        tensor: first.weight.name().to_owned(),
-        columns,
+        tensor: name(first),
+        columns: first.columns(),
         block,
-        fits: super::BLOCKS.into_iter().filter(|block| columns.is_multiple_of(*block)).collect(),
-        more: wrong.len() - 1,
+        fits: super::BLOCKS.into_iter().filter(divides_all).collect(),
+        others: wrong.map(name).collect(),
     })
 }
 

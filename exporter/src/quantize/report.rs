@@ -19,7 +19,7 @@ pub struct QuantizationReport {
     pub bytes: u64,
     /// The tensors, by name.
     pub layers: Vec<LayerError>,
-    /// Tensors that stayed, as asked for.
+    /// Tensors that stayed: as asked for, or because they decide which heads are on.
     pub kept: Vec<String>,
 }
 
@@ -80,7 +80,7 @@ impl fmt::Display for QuantizationReport {
         let (bits, activations, form) = (bits.name(), activations.name(), form.name());
         write!(f, "{} tensors to {bits}, blocks of {block}, {zeros}, ", self.layers.len())?;
         write!(f, "{activations} activations, form {form}")?;
-        let bytes = crate::report::bytes;
+        let bytes = crate::text::bytes;
         write!(f, "; {} in place of {}", bytes(self.bytes), bytes(self.bytes_before))?;
         let mut worst: Vec<&LayerError> = self.layers.iter().collect();
         worst.sort_by(|a, b| b.relative_error.total_cmp(&a.relative_error));

@@ -5,7 +5,7 @@ use super::{SideFile, genai};
 use crate::error::Error;
 use crate::graph::{Dim, ElementType, Value};
 use crate::place::Layout;
-use crate::report::{runs, short};
+use crate::text::{runs, short};
 use moh_models::families::Layer;
 use std::path::Path;
 

@@ -7,6 +7,7 @@ mod part;
 
 use super::runner::{Runner, host, numbers, values};
 use crate::error::Error;
+use crate::exported;
 use crate::graph::ElementType;
 use crate::proto::{ModelProto, ValueInfoProto, tensor_shape_proto::dimension};
 use crate::quantize::{self, Quantization, Quantize};
@@ -18,7 +19,6 @@ use moh_models::families::{PortDim, Sizes};
 use moh_operators::{DType, GATES, tolerance};
 use moh_runtime::Tensor as Host;
 use part::Parts;
-use prost::Message;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -105,16 +105,6 @@ impl Reference {
     }
 }
 
-/// Reads an exported model without its weights.
-///
-/// # Errors
-/// [`Error::Exported`] for a file that is no ONNX model.
-pub(crate) fn read_model(file: &Path) -> Result<ModelProto, Error> {
-    let bytes = std::fs::read(file).map_err(Error::io(file))?;
-    let bad = |e| Error::Exported { file: file.to_owned(), problem: format!("not an ONNX model: {e}") };
-    ModelProto::decode(bytes.as_slice()).map_err(bad)
-}
-
 /// Compares the model in `file` with `model`, whose checkpoint it was exported from. `all_bf16` says that all of the checkpoint's
 /// tensors are bfloat16, so that an export in that type has rounded none. Parts of the model are written to `scratch`, one at a time.
 ///
@@ -122,7 +112,7 @@ pub(crate) fn read_model(file: &Path) -> Result<ModelProto, Error> {
 /// [`Error::Exported`] for a file that is no export of such a model; [`Error::VerifyRun`]. A part that disagrees is no error.
 pub fn verify_layers(file: &Path, model: &Model, all_bf16: bool, scratch: &Path) -> Result<LayerReport, Error> {
     let bad = |problem: String| Error::Exported { file: file.to_owned(), problem };
-    let proto = read_model(file)?;
+    let proto = exported::read(file)?;
     let graph = proto.graph.as_ref().ok_or_else(|| bad("an ONNX model without a graph".to_owned()))?;
     moh_runtime::links(file)?.iter().try_for_each(|link| link.check(file))?;
     let dtype = dtype_of(model, &graph.output).ok_or_else(|| bad(other_model(model)))?;

@@ -64,7 +64,7 @@ pub struct OutputError {
 #[derive(Debug, Clone, Serialize)]
 pub struct Compared {
     /// The user's file.
-    #[serde(serialize_with = "crate::report::path")]
+    #[serde(serialize_with = "crate::text::path")]
     pub file: PathBuf,
     /// What ran the model.
     pub runtime: String,

@@ -3,6 +3,7 @@
 mod commit;
 mod dtype;
 mod existing;
+mod interrupted;
 mod quantize;
 mod refusal;
 mod support;

@@ -68,10 +68,18 @@ fn numbers_and_names_that_cannot_be() {
         &["--quantize", "int4", "--block", "64"],
         &[
             "\"model.layers.0.mlp.down_proj.weight\" has rows of 160 numbers, which are no whole blocks of 64",
-            "choose --block 16",
+            "choose --block 16, or --keep 'model.layers.*.mlp.down_proj' leaves them in floating point",
         ],
     );
     with(&llama, &["--quantize", "int4", "--keep", "fc1"], &["no layer that could be quantised is named \"fc1\""]);
+    with(
+        &llama,
+        &["--attention", "portable", "--cache", "in-place"],
+        &[
+            "a cache in place is made of operators of ai.moh: it cannot be written as standard operators",
+            "leave out --attention portable or --cache in-place",
+        ],
+    );
     with(&llama, &["--quantize", "int4", "--opset", "20"], &["choose --opset 21, --form nbits or --form moh"]);
     with(&llama, &["--block", "32"], &["--quantize <TYPE>"]);
     with(&llama, &["--opset", "x"], &["'x' for '--opset <N>': expected a whole number"]);

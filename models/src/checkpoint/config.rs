@@ -60,8 +60,25 @@ impl Config {
         self.present(key)
     }
 
+    /// The value of `inner` in the object of `key`, if it is there and not null. From then on the object's other keys count as
+    /// unused where nobody asks for them.
+    pub fn inner_value(&self, key: &str, inner: &str) -> Option<&Value> {
+        let object = self.value(key);
+        self.asked.note(&format!("{key}.{inner}"));
+        object?.get(inner).filter(|value| !value.is_null())
+    }
+
     fn present(&self, key: &str) -> Option<&Value> {
         self.values.get(key).filter(|value| !value.is_null())
+    }
+
+    /// All keys and values, and those of objects that were asked for by inner keys, named `key.inner`.
+    fn entries(&self) -> impl Iterator<Item = (String, &Value)> {
+        self.values.iter().flat_map(|(key, value)| {
+            let inner = value.as_object().filter(|_| self.asked.has_inner(key)).into_iter().flatten();
+            let inner = inner.map(move |(name, value)| (format!("{key}.{name}"), value));
+            [(key.clone(), value)].into_iter().chain(inner)
+        })
     }
 
     /// Counts keys as asked for that another branch of the same family reads.

@@ -135,6 +135,23 @@ fn other_keys_that_nobody_reads() {
     assert!(text.ends_with("and 40 more") && text.len() < 400, "{text}");
 }
 
+/// The same inside an object, of which a kind of scaling reads some keys.
+#[test]
+fn inner_keys_that_nobody_reads() {
+    let scaled = |more: Value| {
+        let mut scaling = json!({"rope_type": "linear", "factor": 2.0});
+        scaling.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        plan("llama-moh-tiny", json!({"rope_scaling": scaling})).unwrap()
+    };
+    assert!(scaled(json!({"attention_factor": null})).warnings().is_empty());
+    let model = scaled(json!({"attention_factor": 1.5, "type_": "linear", "low_freq_factor": 1.0}));
+    let [Warning::SimilarKey { key, .. }, Warning::UnusedKeys { keys, .. }] = model.warnings() else {
+        panic!("{:?}", model.warnings())
+    };
+    assert_eq!((key.key.as_str(), key.meant.as_deref()), ("rope_scaling.type_", Some("rope_scaling.type")));
+    assert_eq!(keys, &["rope_scaling.attention_factor", "rope_scaling.low_freq_factor"]);
+}
+
 /// A misspelt key that is required is named where it is missed.
 #[test]
 fn required_keys_that_are_misspelt() {

@@ -7,8 +7,7 @@ pub(super) use bytes::Bytes;
 pub(super) use floats::Floats;
 
 use super::activations::Segment;
-use super::worker::Row;
-use super::{Activations, Level};
+use super::{Activations, Level, Row};
 use crate::memory::Sections;
 use moh_operators::Error;
 use std::ops::Range;

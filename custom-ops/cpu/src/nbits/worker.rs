@@ -1,20 +1,11 @@
 //! A worker's products.
 
 use super::activations::{Activations, Used};
-use super::{Level, NBits, panel, stream};
+use super::{Level, NBits, Row, panel, stream};
 use crate::host::Host;
 use crate::memory::Memory;
 use moh_operators::{Element, Error};
 use std::ops::Range;
-
-/// A row of the activations, and its sums.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Row {
-    /// Index into the activations.
-    pub(crate) index: u32,
-    /// Sums of the first of the columns and those after it.
-    pub(crate) output: *mut f32,
-}
 
 /// A worker's working memory.
 pub(crate) struct Worker<'h> {

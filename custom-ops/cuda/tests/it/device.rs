@@ -4,22 +4,19 @@
 //! `ci/cuda-emulator.sh` builds. Without any, tests print SKIPPED. With `MOH_REQUIRE_CUDA=1` a GPU is required:
 //! SKIPPED and the emulator are failures.
 
+use crate::memory::{Memory, bytes, bytes_mut};
 use cudarc::driver::result::{self, stream::StreamKind};
 use cudarc::driver::{DriverError, sys};
 use moh_conformance::{Buffer, Call};
 use moh_cuda::driver::{Checked, DRIVER_VARIABLE};
 use moh_cuda::stream::{CAPABILITY_VARIABLE, Properties, SHARED_VARIABLE};
 use moh_cuda::{Arena, DeviceTensor, Driver, RawPtr, RawStream, Stream, Workspace};
-use moh_operators::{Attributes, DType, Data, DataMut, Error, Tensor, tolerance};
+use moh_operators::{Attributes, DType, Error, Tensor, tolerance};
 use std::cell::{Cell, OnceCell};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// Guard bytes before and after every tensor, NaN in every type: reading them makes results NaN, and writes are
-/// detected. The emulator has inaccessible pages there.
-const FRAME: usize = 1 << 10;
-const POISON: u8 = 0xFF;
 /// Workspace size, sufficient for all tested calls. Calls on the emulator have fewer tokens.
 const WORKSPACE: usize = 64 << 20;
 const EMULATED_WORKSPACE: usize = 4 << 20;
@@ -95,13 +92,8 @@ impl Device {
 
     /// Device memory of `bytes` bytes between guard bytes, all poisoned. It is accessed on this thread's stream.
     pub(crate) fn memory(&self, bytes: usize) -> Memory {
-        let frame = if self.emulated { 0 } else { FRAME };
         let stream = self.raw_stream();
-        // SAFETY: a context is current.
-        let base = unsafe { result::malloc_sync((bytes + 2 * frame).max(1)) };
-        let memory = Memory { base: base.unwrap_or_else(|error| panic!("{error}")), bytes, frame, stream };
-        memory.poison(memory.base, bytes + 2 * frame);
-        memory
+        Memory::new(bytes, !self.emulated, stream)
     }
 
     /// Runs an operator once. Returns the output as f64; elements that were not written are NaN.
@@ -137,7 +129,7 @@ impl Device {
         let memories = self.memories(&call.attributes, &inputs)?;
         memories.launch(&call.attributes, &inputs, &stream)?;
         stream.synchronize()?;
-        memories.output.poison(memories.output.ptr(), memories.output.bytes);
+        memories.output.poison();
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is alive and used by this thread only; the memory outlives the launch.
         unsafe {
@@ -281,7 +273,7 @@ impl Memories {
         let output = DeviceTensor { shape: &self.shape, dtype: self.dtype, ptr: self.output().ptr() };
         // SAFETY: the device memory has these sizes and lives until the caller has synchronised the stream.
         unsafe {
-            let arena = Arena::new(self.workspace.ptr(), self.workspace.bytes);
+            let arena = Arena::new(self.workspace.ptr(), self.workspace.bytes());
             moh_cuda::run(attributes, &tensors, output, stream, &Once(arena, Cell::new(false)))
         }
     }
@@ -324,94 +316,6 @@ pub(crate) fn compare(dtype: DType, found: &[f64], expected: &[f64], exact: impl
     let error = norm(&mut found.iter().zip(expected).map(|(a, b)| a - b));
     let allowed = tolerance::cuda_relative(dtype);
     assert!(error <= allowed * size, "relative error {:e}, expected at most {allowed:e}", error / size);
-}
-
-/// Device memory, accessed on one stream, freed on drop.
-pub(crate) struct Memory {
-    base: RawPtr,
-    bytes: usize,
-    frame: usize,
-    stream: RawStream,
-}
-
-impl Memory {
-    pub(crate) fn ptr(&self) -> RawPtr {
-        self.base + self.frame as u64
-    }
-
-    pub(crate) fn write(&self, bytes: &[u8]) {
-        assert!(bytes.len() <= self.bytes);
-        // SAFETY: the memory has room for the bytes, which are borrowed until the copy is done.
-        let copied = unsafe {
-            let copied = result::memcpy_htod_async(self.ptr(), bytes, self.stream);
-            copied.and_then(|()| result::stream::synchronize(self.stream))
-        };
-        copied.about("cuMemcpyHtoDAsync").unwrap_or_else(|error| panic!("{error}"));
-    }
-
-    pub(crate) fn read(&self, bytes: &mut [u8]) {
-        assert!(bytes.len() <= self.bytes);
-        self.read_at(self.ptr(), bytes);
-    }
-
-    /// Poisons a part of the memory.
-    fn poison(&self, from: RawPtr, bytes: usize) {
-        // SAFETY: callers stay within the memory and its guard bytes.
-        let set = unsafe { sys::cuMemsetD8Async(from, POISON, bytes, self.stream) };
-        set.about("cuMemsetD8Async").unwrap_or_else(|error| panic!("{error}"));
-    }
-
-    fn read_at(&self, from: RawPtr, bytes: &mut [u8]) {
-        // SAFETY: callers stay within the memory and its guard bytes; `bytes` is borrowed until the copy is done.
-        let copied = unsafe {
-            let copied = result::memcpy_dtoh_async(bytes, from, self.stream);
-            copied.and_then(|()| result::stream::synchronize(self.stream))
-        };
-        copied.about("cuMemcpyDtoHAsync").unwrap_or_else(|error| panic!("{error}"));
-    }
-
-    fn check_frame(&self) {
-        for (side, at) in [("before", self.base), ("behind", self.ptr() + self.bytes as u64)] {
-            let mut frame = vec![0; self.frame];
-            self.read_at(at, &mut frame);
-            assert!(frame.iter().all(|&byte| byte == POISON), "a kernel wrote {side} its memory");
-        }
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // SAFETY: allocated by `Device::memory`, freed once, after everything on the GPU.
-        let _ = unsafe { sys::cuMemFree_v2(self.base) };
-    }
-}
-
-fn bytes(data: Data<'_>) -> &[u8] {
-    fn view<T>(x: &[T]) -> &[u8] {
-        // SAFETY: elements without padding, viewed as bytes.
-        unsafe { std::slice::from_raw_parts(x.as_ptr().cast(), size_of_val(x)) }
-    }
-    match data {
-        Data::F32(x) => view(x),
-        Data::F16(x) => view(x),
-        Data::BF16(x) => view(x),
-        Data::U8(x) => view(x),
-        Data::I64(x) => view(x),
-    }
-}
-
-fn bytes_mut(data: DataMut<'_>) -> &mut [u8] {
-    fn view<T>(x: &mut [T]) -> &mut [u8] {
-        // SAFETY: elements without padding, for which every bit pattern is valid, viewed as bytes.
-        unsafe { std::slice::from_raw_parts_mut(x.as_mut_ptr().cast(), size_of_val(x)) }
-    }
-    match data {
-        DataMut::F32(x) => view(x),
-        DataMut::F16(x) => view(x),
-        DataMut::BF16(x) => view(x),
-        DataMut::U8(x) => view(x),
-        DataMut::I64(x) => view(x),
-    }
 }
 
 fn required() -> bool {

@@ -1,6 +1,7 @@
 //! Launches of a node: later kernels start early, wait for the earlier ones, and have one block of workspace.
 
-use crate::device::{Device, Memory};
+use crate::device::Device;
+use crate::memory::Memory;
 use moh_cuda::kernel::Kernel;
 use moh_cuda::params::Params;
 use moh_cuda::stream::DEPENDENT_LAUNCH_VARIABLE;

@@ -1,7 +1,8 @@
 //! The plan of selected rows, made on a GPU or on the emulator, against lists computed here; and the tiles that kernels
 //! find in it.
 
-use crate::device::{Device, Memory};
+use crate::device::Device;
+use crate::memory::Memory;
 use moh_conformance::Random;
 use moh_cuda::kernel::Kernel;
 use moh_cuda::params::{Params, TileParams};

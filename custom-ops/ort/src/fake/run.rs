@@ -39,7 +39,13 @@ pub(super) unsafe extern "system" fn call_output(
     let dims: Vec<usize> =
         unsafe { std::slice::from_raw_parts(sizes, count) }.iter().map(|&d| d.try_into().unwrap()).collect();
     let bytes = 4 * dims.iter().product::<usize>();
-    let output = call.output.insert(Tensor::filled(Info::sized(call.output_type, &dims), bytes, 0));
+    let mut output = Tensor::filled(Info::sized(call.output_type, &dims), bytes, 0);
+    if let Some((input, distance)) = call.shared {
+        let input = call.inputs[input].as_mut().unwrap();
+        assert!(distance + bytes <= input.buffer.len() * 64, "the output reaches beyond the input's buffer");
+        output.shared = Some(input.data().wrapping_add(distance).expose_provenance());
+    }
+    let output = call.output.insert(output);
     unsafe { out.write(std::ptr::from_mut(output).cast()) };
     ok()
 }
@@ -54,7 +60,7 @@ pub(super) unsafe extern "system" fn tensor_info(
 
 pub(super) unsafe extern "system" fn tensor_data(value: *mut OrtValue, out: *mut *mut c_void) -> OrtStatusPtr {
     let tensor = unsafe { &mut *value.cast::<Tensor>() };
-    unsafe { out.write(tensor.buffer.as_mut_ptr().cast::<u8>().wrapping_add(tensor.offset).cast()) };
+    unsafe { out.write(tensor.data().cast()) };
     ok()
 }
 

@@ -1,7 +1,7 @@
 //! Embeddings with a quantised table: the rows that are wanted are gathered as they are stored, and made numbers of. All in standard
 //! operators, of as much work as there are tokens.
 
-use super::nodes::{Rewriter, Tensors};
+use super::rewriter::{Rewriter, Tensors};
 use crate::graph::{Attribute, Dim, ElementType, Node};
 use crate::quantize::{Matrix, Order};
 use moh_operators::DOMAIN;

@@ -1,30 +1,14 @@
 //! Nodes that read quantised weights, in the place of those that read the checkpoint's.
 
 use super::embedding;
-use crate::graph::{Attribute, Dim, ElementType, Graph, Initializer, Node, Source, Value};
-use crate::quantize::{Activations, Form, Matrix, Order, Piece, Quantize};
+use super::rewriter::{Rewriter, Tensors};
+use crate::graph::{Attribute, Dim, Graph, Node, Source};
+use crate::quantize::{Activations, Form, Matrix, Order, Quantize};
 use moh_operators::{DOMAIN, Definition, LinearNBits, RoutedCombine, RoutedMlp, RoutedProjection};
 use std::collections::BTreeMap;
 
 /// The domain of onnxruntime's own operators.
 pub(crate) const MICROSOFT: &str = "com.microsoft";
-
-/// A graph whose nodes are replaced.
-pub(super) struct Rewriter<'a> {
-    pub(super) graph: &'a mut Graph,
-    pub(super) options: &'a Quantize,
-    /// The matrices that initializers are.
-    sources: BTreeMap<String, Matrix>,
-    made: BTreeMap<(String, Order), Tensors>,
-}
-
-/// Initializers of a quantised matrix.
-#[derive(Debug, Clone)]
-pub(super) struct Tensors {
-    pub(super) data: String,
-    pub(super) scales: String,
-    pub(super) zero_points: Option<String>,
-}
 
 /// Replaces every node that uses one of the matrices.
 pub(super) fn rewrite(graph: &mut Graph, options: &Quantize, matrices: &BTreeMap<String, Matrix>) {
@@ -34,7 +18,7 @@ pub(super) fn rewrite(graph: &mut Graph, options: &Quantize, matrices: &BTreeMap
     });
     let sources = sources.collect();
     let nodes = std::mem::take(&mut graph.nodes);
-    let mut rewriter = Rewriter { graph, options, sources, made: BTreeMap::new() };
+    let mut rewriter = Rewriter::new(graph, options, sources);
     for node in nodes {
         rewriter.node(node);
     }
@@ -61,39 +45,6 @@ impl Rewriter<'_> {
             ("", _, Form::Moh) => self.linear_nbits(node, &matrix),
             _ => self.routed(node),
         }
-    }
-
-    /// The initializers of a matrix in that order.
-    pub(super) fn tensors(&mut self, matrix: &Matrix, order: Order) -> Tensors {
-        self.tensors_of(matrix, order, None)
-    }
-
-    /// The same, of several experts as (experts, out, ..).
-    fn tensors_of(&mut self, matrix: &Matrix, order: Order, experts: Option<usize>) -> Tensors {
-        let tensor = matrix.weight().name().to_owned();
-        let key = (tensor.clone(), order);
-        if let Some(made) = self.made.get(&key) {
-            return made.clone();
-        }
-        let base = if order == Order::Columns { format!("{tensor}.T") } else { tensor };
-        let pieces = [(Piece::Data, "quantized"), (Piece::Scales, "scales"), (Piece::ZeroPoints, "zero_points")];
-        let names = pieces.map(|(piece, suffix)| {
-            let name = format!("{base}.{suffix}");
-            if piece != Piece::ZeroPoints || self.options.zero_points {
-                let (ty, mut dims) = order.tensor(matrix, piece);
-                if let Some(experts) = experts {
-                    dims.splice(0..1, [experts, dims[0] / experts]);
-                }
-                let source = Source::Quantized { matrix: matrix.clone(), order, piece };
-                self.graph.initializers.push(Initializer { name: name.clone(), ty, dims, source });
-            }
-            name
-        });
-        let [data, scales, zero_points] = names;
-        let zero_points = self.options.zero_points.then_some(zero_points);
-        let made = Tensors { data, scales, zero_points };
-        self.made.insert(key, made.clone());
-        made
     }
 
     /// A node that makes the matrix (in, out) in floating point, for `reader` alone: onnxruntime fuses the two.
@@ -192,30 +143,5 @@ impl Rewriter<'_> {
         let shape: Vec<String> = dims.iter().map(usize::to_string).collect();
         let bytes = vec![0; matrix.rows() * ty.size()];
         self.constant(format!("{DOMAIN}/zeros[{}].{ty}", shape.join(",")), ty, dims, bytes)
-    }
-
-    /// The initializer of that name, which is made where it is not there.
-    pub(super) fn constant(&mut self, name: String, ty: ElementType, dims: Vec<usize>, bytes: Vec<u8>) -> String {
-        if !self.graph.initializers.iter().any(|init| init.name == name) {
-            let source = Source::Bytes(bytes);
-            self.graph.initializers.push(Initializer { name: name.clone(), ty, dims, source });
-        }
-        name
-    }
-
-    /// Adds a standard operator with one output, which is named as the node.
-    pub(super) fn push(
-        &mut self,
-        op_type: &'static str,
-        name: String,
-        inputs: Vec<String>,
-        attributes: Vec<(&'static str, Attribute)>,
-        ty: ElementType,
-        dims: Vec<Dim>,
-    ) -> String {
-        let outputs = vec![name.clone()];
-        self.graph.values.insert(name.clone(), Value { name: name.clone(), ty, dims });
-        self.graph.nodes.push(Node { op_type, domain: "", name: name.clone(), inputs, outputs, attributes });
-        name
     }
 }

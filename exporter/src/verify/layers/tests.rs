@@ -79,7 +79,7 @@ fn other_forms_of_a_model() {
 fn the_block_with_another_weight_is_found() {
     for name in ["llama-moh-tiny", "vit-tiny-b", "dit-tiny-75"] {
         let case = Case::new(name, |options| options.dtype = Some(ElementType::F32));
-        let proto = ModelProto::decode(std::fs::read(case.file()).unwrap().as_slice()).unwrap();
+        let proto = exported::read(&case.file()).unwrap();
         let block = case.model.layers()[1].path.rsplit_once('.').unwrap().0.to_owned();
         let graph = proto.graph.unwrap();
         let in_block = |init: &&crate::proto::TensorProto| {

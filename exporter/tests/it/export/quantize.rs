@@ -126,10 +126,27 @@ fn the_same_bytes_each_time() {
 fn layers_are_kept() {
     let case = Case::new("llama-moh-tiny");
     let keep = vec!["lm_head".to_owned(), "model.layers.1.*".to_owned()];
-    let report = case.export(&options(Quantize { keep, ..Quantize::new(Bits::Int8) })).unwrap();
+    let report = case.export(&options(Quantize { keep, ..Quantize::new(Bits::Int4) })).unwrap();
     assert_eq!(typed(&case, "lm_head.weight.T"), (1, vec![64, 128]));
     let found = report.quantization.unwrap();
     assert_eq!((found.layers.len(), found.kept.len()), (7, 4));
+}
+
+/// Its matrices are too small, but for the embedding.
+#[test]
+fn what_decides_the_heads_is_kept() {
+    let case = Case::new("llama-moh-tiny");
+    let kept =
+        |how: Quantize| case.export(&Options { force: true, ..options(how) }).unwrap().quantization.unwrap().kept;
+    let int8 = || Quantize::new(Bits::Int8);
+    assert_eq!(kept(int8()), ["model.embed_tokens.weight"]);
+    assert_eq!(typed(&case, "model.embed_tokens.weight"), (1, vec![128, 64]));
+    assert_eq!(kept(Quantize { exact_routing: false, ..int8() }), [""; 0]);
+    assert_eq!(kept(Quantize::new(Bits::Int4)), [""; 0]);
+    // A trained router has weights of its own, which stay anyhow.
+    let case = Case::new("vit-tiny-b");
+    let report = case.export(&options(Quantize { block: 16, ..int8() })).unwrap();
+    assert_eq!(report.quantization.unwrap().kept, [""; 0]);
 }
 
 #[test]
@@ -137,9 +154,11 @@ fn what_cannot_be_quantised() {
     let case = Case::new("llama-moh-tiny");
     let int4 = || Quantize::new(Bits::Int4);
     let found = problem(&case, options(Quantize { block: 64, ..int4() }));
-    let Problem::Block { tensor, columns, block, fits, more, file } = found else { panic!("{found:?}") };
+    let Problem::Block { tensor, columns, block, fits, others, file } = found else { panic!("{found:?}") };
     assert_eq!((tensor.as_str(), columns, block), ("model.layers.0.mlp.down_proj.weight", 160, 64));
-    assert_eq!((fits, more, file), (vec![16, 32], 2, case.weights()));
+    let others: Vec<&str> = others.iter().map(String::as_str).collect();
+    assert_eq!((fits, file), (vec![16, 32], case.weights()));
+    assert_eq!(others, ["model.layers.1.mlp.down_proj.weight", "lm_head.weight"]);
     let found = problem(&case, options(Quantize { block: 24, ..int4() }));
     assert_eq!(found, Problem::BlockSize { block: 24 });
     let found = problem(&case, Options { dtype: Some(ElementType::BF16), ..options(int4()) });

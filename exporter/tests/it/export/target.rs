@@ -4,8 +4,8 @@ use super::support::{Case, read};
 use candle_core::DType;
 use moh_export::passes::{self, NarrowAttention};
 use moh_export::quantize::{Activations, Bits, Form, Quantize};
-use moh_export::target::{Chosen, TARGETS};
-use moh_export::{AttentionType, ElementType, Error, Layout, Options, SideOptions, Sizes, Target};
+use moh_export::target::TARGETS;
+use moh_export::{AttentionType, Chosen, ElementType, Error, Layout, Options, SideOptions, Sizes, Target};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 

@@ -33,6 +33,12 @@ impl Asked {
         }
     }
 
+    /// Whether keys inside the object of `key` were asked for.
+    pub(super) fn has_inner(&self, key: &str) -> bool {
+        let is_inner = |asked: &str| asked.strip_prefix(key).is_some_and(|rest| rest.starts_with('.'));
+        self.keys().iter().any(|(asked, _)| is_inner(asked))
+    }
+
     pub(super) fn clear(&self) {
         self.keys().clear();
     }
@@ -69,15 +75,16 @@ pub(crate) struct Usage {
 impl Config {
     /// What was and what was not asked for.
     pub(crate) fn usage(&self) -> Usage {
+        let entries: Vec<(String, &Value)> = self.entries().collect();
+        let is_there = |key: &str| entries.iter().any(|(other, value)| other == key && !value.is_null());
         let asked = self.asked.keys();
         let mut usage = Usage::default();
-        for (key, value) in &self.values {
+        for (key, value) in &entries {
             if asked.iter().any(|(asked, _)| asked == key) || is_empty(value) || is_silent(key) {
                 continue;
             }
             // One that is there is not misspelt, unless the two differ in `_`, `-` and case alone.
-            let candidates =
-                asked.iter().filter(|(asked, _)| self.present(asked).is_none() || plain(asked) == plain(key));
+            let candidates = asked.iter().filter(|(asked, _)| !is_there(asked) || plain(asked) == plain(key));
             let meant = nearest(key, candidates.map(|(key, default)| (key.as_str(), default.as_deref())));
             let unused = UnusedKey {
                 key: key.clone(),

@@ -29,7 +29,8 @@ impl Rope {
             Some(_) => ("rope_parameters", parameters),
             None => ("rope_scaling", config.value("rope_scaling")),
         };
-        let theta = match parameters.and_then(|parameters| parameters.get("rope_theta")) {
+        let inner = |name: &str| config.inner_value(key, name);
+        let theta = match parameters.and_then(|_| inner("rope_theta")) {
             Some(theta) => theta.as_f64().ok_or_else(|| config.invalid(key, "a number \"rope_theta\""))?,
             None => config.f64_or("rope_theta", 10_000.0)?,
         };
@@ -38,10 +39,13 @@ impl Rope {
             inverse_frequencies: frequencies.into_iter().map(|f| f as f32).collect(),
             dynamic,
         };
-        let Some(scaling) = scaling else { return Ok(rounded(plain, None)) };
-        let kind = scaling.get("rope_type").or(scaling.get("type")).and_then(serde_json::Value::as_str);
+        if scaling.is_none() {
+            return Ok(rounded(plain, None));
+        }
+        let (kind, old) = (inner("rope_type"), inner("type"));
+        let kind = kind.or(old).and_then(serde_json::Value::as_str);
         let number = |name: &str| {
-            let value = scaling.get(name).and_then(serde_json::Value::as_f64).filter(|v| *v > 0.0 && v.is_finite());
+            let value = inner(name).and_then(serde_json::Value::as_f64).filter(|v| *v > 0.0 && v.is_finite());
             value.ok_or_else(|| config.invalid(key, format!("a positive {name:?}")))
         };
         match kind {

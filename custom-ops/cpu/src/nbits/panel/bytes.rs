@@ -5,8 +5,7 @@ use crate::isa::{Isa, MAX_LANES};
 use crate::memory::{Memory, Sections};
 use crate::nbits::activations::{Converted, Segment};
 use crate::nbits::isa::{ByteDot, DotJob};
-use crate::nbits::worker::Row;
-use crate::nbits::{Activations, NBits};
+use crate::nbits::{Activations, NBits, Row};
 use moh_operators::{Element, Error};
 use std::ops::Range;
 

@@ -1,18 +1,19 @@
-//! INT, TERM and HUP: what an unfinished export has prepared is removed, and the program ends as the signal would have ended it.
+//! INT, TERM and HUP: what a program does before one of them ends it.
 
-use moh_export::staging;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
-/// Waits for the signals in another thread. Where the system refuses, they end the program as ever, and the next export cleans up.
-pub(crate) fn clean_up() {
+/// Runs `clean_up` in another thread when a signal asks the program to end, which it then does as the signal would have ended it. What
+/// `clean_up` returns lives until then: the guard of a lock keeps others from going on. Signals that the program was started to ignore
+/// stay ignored. Where the system refuses, signals end the program without it.
+pub fn before_signals_end<Guard>(clean_up: impl FnOnce() -> Guard + Send + 'static) {
     let ignored = ignored();
     let wanted = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|&signal| ignored(signal) == Some(false));
     let Ok(mut signals) = Signals::new(wanted) else { return };
     std::thread::spawn(move || {
         if let Some(signal) = signals.forever().next() {
-            let _until_the_end = staging::abandon();
+            let _until_the_end = clean_up();
             let _ = emulate_default_handler(signal);
             std::process::exit(128 + signal);
         }
