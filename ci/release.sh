@@ -24,13 +24,14 @@ version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"$/\1/p' Car
 date=@$(git log -1 --format=%ct)
 MOH_WHEELS=$out ci/wheel.sh "$@" >&2
 
-host=target/$(uname -m)-unknown-linux-gnu/dist
+target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
+host=$target/$(uname -m)-unknown-linux-gnu/dist
 for processor in "$@"; do
     name=moh-$version-$processor-linux
     folder=target/release-files/$name
     rm -rf "$folder"
     mkdir -p "$folder"
-    built=target/$processor-unknown-linux-gnu/dist
+    built=$target/$processor-unknown-linux-gnu/dist
     install -m 755 "$built/moh-export" "$built/moh-run" "$built/libmoh_ops.so" "$folder"
     install -m 644 LICENSE README.md CHANGELOG.md "$built/THIRD-PARTY-LICENCES.txt" "$folder"
     for file in moh-export moh-run libmoh_ops.so; do

