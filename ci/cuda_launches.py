@@ -29,6 +29,17 @@ CACHE, LONG_CACHE = half(1, HEADS, 70, DIM), half(1, HEADS, 900, DIM)
 PATCHES = [QUERY] * 3 + [half(1, 9, WIDTH)] * 2
 TABLES = [half(HEADS, DIM), ("f32", (TOKENS, HEADS)), half(HEADS, 9), half(HEADS, TOKENS, 9), half(HEADS, DIM, 9), half(HEADS, 9)]
 PRODUCT = dict(num_heads=HEADS, weight_layout=0)
+INT4 = dict(bits=4, block_size=32, accuracy_level=0)
+TOKEN, TOKEN_GATES, STARTS = half(1, 1, WIDTH), ("f32", (1, 1, HEADS)), [("i64", (1,))] * 2
+CACHED = dict(num_heads=HEADS, kv_num_heads=HEADS, scale=0.125)
+
+
+def quantised(*shape):
+    """A matrix of int4 in blocks of 32, and its scales."""
+    *rows, depth = shape
+    return [("u8", (*rows, depth // 32, 16)), half(*rows, depth // 32)]
+
+
 # (what, operator, attributes, inputs, output)
 CALLS = [
     ("prefill", "RoutedAttention", ATTENTION, [QUERY] * 3 + [GATES], QUERY),
@@ -45,16 +56,32 @@ CALLS = [
         QUERY,
     ),
     ("softmax over all heads", "TopKRouter", dict(kind=1, num_heads=HEADS, top_k=2, shared_heads=""), [half(1, TOKENS, HEADS)], GATES),
+    ("one token", "RoutedProjectionNBits", dict(num_heads=HEADS, **INT4), [TOKEN, *quantised(WIDTH, WIDTH), TOKEN_GATES], TOKEN),
+    ("40 tokens", "RoutedProjectionNBits", dict(num_heads=HEADS, **INT4), [QUERY, *quantised(WIDTH, WIDTH), GATES], QUERY),
+    ("one token", "RoutedCombineNBits", dict(num_heads=HEADS, **INT4), [TOKEN, *quantised(WIDTH, WIDTH), TOKEN_GATES], TOKEN),
+    ("40 tokens", "RoutedCombineNBits", dict(num_heads=HEADS, **INT4), [QUERY, *quantised(WIDTH, WIDTH), GATES], QUERY),
+    (
+        "one token, SiLU",
+        "RoutedMLPNBits",
+        dict(num_experts=HEADS, activation=3, **INT4),
+        [TOKEN, *quantised(HEADS, 128, WIDTH), *quantised(HEADS, WIDTH, 128), TOKEN_GATES],
+        TOKEN,
+    ),
+    ("one token", "LinearNBits", INT4, [TOKEN, *quantised(WIDTH, WIDTH)], TOKEN),
+    ("40 tokens", "LinearNBits", INT4, [QUERY, *quantised(WIDTH, WIDTH)], QUERY),
+    ("40 tokens", "CacheUpdate", {}, [LONG_CACHE, QUERY, ("i64", (1, 900)), ("i64", (1,))], LONG_CACHE),
+    ("one query", "RoutedCachedAttention", CACHED, [TOKEN, LONG_CACHE, LONG_CACHE, TOKEN_GATES, *STARTS], TOKEN),
+    ("40 queries", "RoutedCachedAttention", CACHED, [QUERY, LONG_CACHE, LONG_CACHE, GATES, *STARTS], QUERY),
 ]
 
 
 def tensor(described):
-    """Memory with ones in float32 and zeros in float16, and what C gets of it: (address, type, shape)."""
+    """Memory with ones in float32 and zeros in other types, and what C gets of it: (address, type, shape)."""
     dtype, shape = described
     count = 1
     for dim in shape:
         count *= dim
-    size = count * (4 if dtype == "f32" else 2)
+    size = count * {"u8": 1, "f16": 2, "f32": 4, "i64": 8}[dtype]
     memory = (ctypes.c_char * (size + 256))()
     address = ctypes.addressof(memory)
     address += -address % 256

@@ -16,7 +16,7 @@
 #   B       8    kernels against dense peers, the rows that matter most
 #   C       7    ncu on one call of each of six kernels
 #   D       9    all rows; tests of CUDA graphs; all tests with a second seed
-#   E       9    whole models in onnxruntime
+#   E       9    whole models in onnxruntime, and decoding with int4 weights and a cache in place
 #   F       9    compute-sanitizer's other tools
 #
 # Each part is a process of its own with its own time limit. DIR gets three files a stage: STAGE.jsonl, written after each row;
@@ -307,6 +307,7 @@ stage_A() {
     tests products-widths 60 -- head_linear::widths_of_tiles
     tests products-tiles 60 -- head_linear::large_tiles
     tests caches 60 -- "${caches[@]}"
+    tests caches-80 60 MOH_CUDA_CAPABILITY=80 -- "${caches[@]}"
     tests quantised 60 -- "${quantised[@]}"
     tests attention-4-multiprocessors 60 MOH_CUDA_MULTIPROCESSORS=4 -- "${attention[@]}"
     tests products-4-multiprocessors 60 MOH_CUDA_MULTIPROCESSORS=4 -- "${products[@]}"
@@ -361,12 +362,12 @@ stage_D() {
 stage_E() {
     local model
     begin E 540
-    for model in dit llama; do
+    for model in dit llama llama-int4 llama-int4-long llama-int4-prompt; do
         if [ ! -x "$home/bin/moh-export" ] || [ ! -f "$home/bin/libmoh_ops.so" ]; then
             ! selected "$model" || record "$model" "left out" 0 "no moh-export or libmoh_ops.so: ci/gpu.sh --pack builds them"
             continue
         fi
-        part "$model" 260 "$python" ci/gpu/models.py "$home/bin/moh-export" "$home/bin/libmoh_ops.so" "$home/bin" "$home/models" "$rows" \
+        part "$model" 200 "$python" ci/gpu/models.py "$home/bin/moh-export" "$home/bin/libmoh_ops.so" "$home/bin" "$home/models" "$rows" \
             "$model" --stage E --name "$model" "${models[@]}"
     done
     finish

@@ -1,12 +1,13 @@
-"""Whole models in onnxruntime's CUDA provider: with libmoh_ops, without it, and with onnxruntime's own fused attention.
+"""Whole models in onnxruntime's CUDA provider: with libmoh_ops, without it, and with onnxruntime's own fused operators.
 
 usage: models.py MOH_EXPORT LIBMOH_OPS PRESETS WORK_FOLDER ROWS.jsonl MODEL [--small]
 
-Weights are random. Each way to run the model is measured if it can be; without the library there is no row. "fused" is the same graph with every RoutedAttention as MultiHeadAttention or GroupQueryAttention of all heads and
-a multiplication by the gates, and plain matrix products in the place of routed ones. Inputs and outputs stay on the GPU.
+Weights are random. Each way to run the model is measured if it can be; without the library there is no row. "fused" is what fused.py makes
+of the same graph. Inputs and outputs stay on the GPU; a cache in place is one buffer, bound as past and present.
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import statistics
@@ -15,17 +16,29 @@ import sys
 import time
 import traceback
 
+import fused
 import numpy as np
-import onnx
 import onnxruntime as ort
 import targets
-from onnx import TensorProto, helper, numpy_helper
 from results import Results
 
 
-def export(program, presets, work, name, preset, changes, dtype):
+@dataclasses.dataclass
+class Model:
+    """A model and its call: `tokens` tokens of each sequence after `past` others. capacity: of a cache in place, for int4 weights."""
+
+    title: str
+    preset: str
+    changes: dict
+    batch: int
+    tokens: int
+    past: int = 0
+    capacity: int = 0
+
+
+def export(program, presets, work, preset, changes, dtype, in_int4):
     """The model file, with random weights; made once."""
-    folder = os.path.join(work, f"{name}-{dtype}")
+    folder = os.path.join(work, f"{preset}-{'int4-' if in_int4 else ''}{dtype}")
     model = os.path.join(folder, "model.onnx")
     if not os.path.exists(model):
         os.makedirs(folder, exist_ok=True)
@@ -38,62 +51,10 @@ def export(program, presets, work, name, preset, changes, dtype):
         weights = os.path.join(folder, "weights")
         run = lambda *command: subprocess.run([program, *command], check=True, stdout=subprocess.DEVNULL)
         run("random", os.path.join(folder, "preset.json"), "-o", weights, "--dtype", dtype, "--force")
-        run(weights, "-o", model, "--dtype", dtype, "--no-verify", "--force", "--quiet")
+        # Every product is an operator of ours: onnxruntime's are in the fused graph.
+        kind = ["--for", "ort-cuda", "--quantize", "int4", "--form", "moh"] if in_int4 else []
+        run(weights, "-o", model, "--dtype", dtype, *kind, "--no-verify", "--force", "--quiet")
     return model
-
-
-def fused(path, batch, length, dtype):
-    """Writes the model with onnxruntime's fused attention beside it; the lengths that GroupQueryAttention asks for are constants."""
-    model = onnx.load(path, load_external_data=False)
-    nodes, constants = [], {}
-
-    def constant(name, array):
-        constants[name] = numpy_helper.from_array(array, name)
-        return name
-
-    for node in model.graph.node:
-        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-        if node.domain != "ai.moh" or attributes.get("weight_layout", 0) != 0:
-            nodes.append(node)
-            continue
-        (output,), name = node.output, node.output[0]
-        add = lambda op, inputs, outputs, domain="", **kw: nodes.append(helper.make_node(op, inputs, outputs, domain=domain, **kw))
-        if node.op_type in ("RoutedProjection", "RoutedCombine"):
-            add("Transpose", [node.input[1]], [name + "/W"], perm=[1, 0])
-            biased = len(node.input) > 3
-            add("MatMul", [node.input[0], name + "/W"], [name + "/product" if biased else output])
-            if biased:
-                add("Add", [name + "/product", node.input[3]], [output])
-            continue
-        if node.op_type != "RoutedAttention":
-            nodes.append(node)
-            continue
-        query, key, value, gates = node.input[:4]
-        heads, kv_heads = attributes["num_heads"], attributes["kv_num_heads"]
-        common = {"num_heads": heads, "scale": attributes["scale"], "domain": "com.microsoft"}
-        if "past_key_values" in "".join(i.name for i in model.graph.input):  # rank 4: (batch, KV heads, keys, dim)
-            flat = []
-            for kind, cache in (("key", key), ("value", value)):
-                add("Transpose", [cache], [f"{name}/{kind}4"], perm=[0, 2, 1, 3])
-                add("Reshape", [f"{name}/{kind}4", constant("moh/flat", np.array([0, 0, -1], np.int64))], [f"{name}/{kind}3"])
-                flat.append(f"{name}/{kind}3")
-            ends = constant("moh/ends", np.full(batch, length - 1, np.int32))
-            total = constant("moh/total", np.array(length, np.int32))
-            add("GroupQueryAttention", [query, *flat, "", "", ends, total], [name + "/all", name + "/k", name + "/v"], kv_num_heads=kv_heads, **common)
-        else:
-            add("MultiHeadAttention", [query, key, value], [name + "/all"], unidirectional=attributes["is_causal"], **common)
-        add("Reshape", [name + "/all", constant(f"moh/heads{heads}", np.array([0, 0, heads, -1], np.int64))], [name + "/split"])
-        add("Cast", [gates], [name + "/gates"], to=TensorProto.FLOAT16 if dtype == "f16" else TensorProto.FLOAT)
-        add("Unsqueeze", [name + "/gates", constant("moh/last", np.array([-1], np.int64))], [name + "/weights"])
-        add("Mul", [name + "/split", name + "/weights"], [name + "/scaled"])
-        add("Reshape", [name + "/scaled", constant("moh/flat", np.array([0, 0, -1], np.int64))], [output])
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
-    model.graph.initializer.extend(constants.values())
-    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
-    path = os.path.join(os.path.dirname(path), "fused.onnx")
-    onnx.save(model, path)
-    return path
 
 
 def session(path, library, providers, profile=None):
@@ -112,10 +73,15 @@ def session(path, library, providers, profile=None):
 def bound(made, feeds, device):
     """A function that runs the session on inputs and outputs that stay on the device, and waits."""
     binding = made.io_binding()
-    for name, array in feeds.items():
-        binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array, device, 0))
+    values = {name: ort.OrtValue.ortvalue_from_numpy(array, device, 0) for name, array in feeds.items()}
+    for name, value in values.items():
+        binding.bind_ortvalue_input(name, value)
     for output in made.get_outputs():
-        binding.bind_output(output.name, device)
+        cache = values.get(output.name.replace("present", "past_key_values"))
+        if cache is not None and cache.shape()[2] > 0:
+            binding.bind_ortvalue_output(output.name, cache)
+        else:
+            binding.bind_output(output.name, device)
     return lambda: made.run_with_iobinding(binding), binding
 
 
@@ -127,55 +93,67 @@ def kernels_of(path, library, providers, feeds, work):
     profile = made.end_profiling()
     events = [event.get("args", {}) for event in json.load(open(profile))]
     os.remove(profile)
-    found = {(a["op_name"], a["provider"].removesuffix("ExecutionProvider")) for a in events if a.get("op_name", "").startswith(("Routed", "TopKRouter"))}
+    ours = ("Routed", "TopKRouter", "CacheUpdate", "LinearNBits")
+    found = {(a["op_name"], a["provider"].removesuffix("ExecutionProvider")) for a in events if a.get("op_name", "").startswith(ours)}
     return ", ".join(sorted(f"{op} on {provider}" for op, provider in found)) or "none"
 
 
-def llama_feeds(config, batch, length, dtype):
-    tokens = np.random.default_rng(1).integers(0, config["vocab_size"], (batch, length))
-    feeds = {"input_ids": tokens, "attention_mask": np.ones_like(tokens), "position_ids": np.tile(np.arange(length), (batch, 1))}
+def llama_feeds(config, m, dtype):
+    random = np.random.default_rng(1)
+    tokens = random.integers(0, config["vocab_size"], (m.batch, m.tokens))
+    positions = np.tile(np.arange(m.past, m.past + m.tokens), (m.batch, 1))
+    feeds = {"input_ids": tokens, "attention_mask": np.ones((m.batch, m.past + m.tokens), np.int64), "position_ids": positions}
     width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     for layer in range(config["num_hidden_layers"]):
         for kind in ("key", "value"):
-            feeds[f"past_key_values.{layer}.{kind}"] = np.zeros((batch, config["num_key_value_heads"], 0, width), dtype)
+            cache = random.standard_normal((m.batch, config["num_key_value_heads"], m.capacity, width), np.float32)
+            feeds[f"past_key_values.{layer}.{kind}"] = cache.astype(dtype)
     return feeds
 
 
-def dit_feeds(config, batch, length, dtype):
+def dit_feeds(config, m, dtype):
     random = np.random.default_rng(1)
     size = config["input_size"]
     return {
-        "hidden_states": random.standard_normal((batch, config["in_channels"], size, size)).astype(dtype),
-        "timestep": random.uniform(0, 1000, batch).astype(np.float32),
-        "class_labels": random.integers(0, config["num_classes"], batch),
+        "hidden_states": random.standard_normal((m.batch, config["in_channels"], size, size)).astype(dtype),
+        "timestep": random.uniform(0, 1000, m.batch).astype(np.float32),
+        "class_labels": random.integers(0, config["num_classes"], m.batch),
     }
 
 
+LLAMA, INT4 = {"num_hidden_layers": 4}, {"num_hidden_layers": 4, "vocab_size": 32000}
 SMALL_LLAMA = {
     "num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 512, "vocab_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2,
 }  # fmt: skip
-# name: (what it is, preset, changes, feeds, batch, tokens), and the same cut down, to try this script
 MODELS = {
-    "dit": ("dit-xl-75, 4096 tokens", "moh-dit-xl-75", {"input_size": 128}, dit_feeds, 2, 4096),
-    "llama": ("llama3-8b, 4 layers, prefill of 8192", "moh-llama3-8b", {"num_hidden_layers": 4}, llama_feeds, 1, 8192),
+    "dit": Model("dit-xl-75, 4096 tokens", "moh-dit-xl-75", {"input_size": 128}, 2, 4096),
+    "llama": Model("llama3-8b, 4 layers, prefill of 8192", "moh-llama3-8b", LLAMA, 1, 8192),
+    "llama-int4": Model("llama3-8b int4, 4 layers, one token after 1024", "moh-llama3-8b", INT4, 1, 1, 1024, 4160),
+    "llama-int4-long": Model("llama3-8b int4, 4 layers, one token after 4096", "moh-llama3-8b", INT4, 1, 1, 4096, 4160),
+    "llama-int4-prompt": Model("llama3-8b int4, 4 layers, prefill of 512", "moh-llama3-8b", INT4, 1, 512, 0, 4160),
 }
+# The same cut down, to try this script.
 SMALL = {
-    "dit": ("dit-s-75, 64 tokens", "moh-dit-s-75", {"input_size": 16, "depth": 2}, dit_feeds, 2, 64),
-    "llama": ("llama3-8b cut down, prefill of 32", "moh-llama3-8b", SMALL_LLAMA, llama_feeds, 1, 32),
+    "dit": Model("dit-s-75, 64 tokens", "moh-dit-s-75", {"input_size": 16, "depth": 2}, 2, 64),
+    "llama": Model("llama3-8b cut down, prefill of 32", "moh-llama3-8b", SMALL_LLAMA, 1, 32),
+    "llama-int4": Model("llama3-8b int4 cut down, one token after 20", "moh-llama3-8b", SMALL_LLAMA, 1, 1, 20, 64),
+    "llama-int4-long": Model("llama3-8b int4 cut down, one token after 63", "moh-llama3-8b", SMALL_LLAMA, 1, 1, 63, 64),
+    "llama-int4-prompt": Model("llama3-8b int4 cut down, prefill of 40", "moh-llama3-8b", SMALL_LLAMA, 1, 40, 0, 64),
 }
 
 
-def measure(options, title, preset, changes, make_feeds, batch, length):
+def measure(options, m):
     """The fields of the model's row."""
     dtype = "f16" if options.gpu else "f32"  # onnxruntime's fused attention for the CPU has no float16
-    path = export(options.export, options.presets, options.work, options.model, preset, changes, dtype)
+    path = export(options.export, options.presets, options.work, m.preset, m.changes, dtype, m.capacity > 0)
     config = json.load(open(os.path.join(os.path.dirname(path), "preset.json")))
-    feeds, providers = make_feeds(config, batch, length, np.float16 if options.gpu else np.float32), [options.provider]
+    make_feeds = dit_feeds if "input_size" in config else llama_feeds
+    feeds, providers = make_feeds(config, m, np.float16 if options.gpu else np.float32), [options.provider]
     device = "cuda" if options.gpu else "cpu"
     ways = {
         "ours": lambda: session(path, options.library, providers),
         "body": lambda: session(path, None, providers),
-        "fused": lambda: session(fused(path, batch, length, dtype), None, providers),
+        "fused": lambda: session(fused.write(path, m.batch, m.past, m.tokens, dtype), None, providers),
     }
     runs, first, missing = {}, {}, {}
     for kind, make in ways.items():
@@ -196,7 +174,7 @@ def measure(options, title, preset, changes, make_feeds, batch, length):
             run()
             times[kind].append((time.perf_counter() - start) * 1e3)
     ms = {kind: {"median": statistics.median(x), "min": min(x), "max": max(x)} for kind, x in times.items()}
-    fields = {"name": title, "status": "ok", "missing": missing, "batch": batch, "kernels": kernels_of(path, options.library, providers, feeds, options.work)}
+    fields = {"name": m.title, "status": "ok", "missing": missing, "batch": m.batch, "kernels": kernels_of(path, options.library, providers, feeds, options.work)}
     fields |= {"distances": {kind: distance("ours", kind) for kind in runs if kind != "ours"}}
     fields["error"] = fields["distances"].get("body")
     if options.gpu and (" on CPU" in fields["kernels"] or fields["kernels"] == "none"):
@@ -205,11 +183,12 @@ def measure(options, title, preset, changes, make_feeds, batch, length):
     if not np.isfinite(first["ours"]).all() or not min(fields["distances"].values(), default=0) <= 0.1:
         return fields | {"status": "WRONG", "reason": f"relative distances {fields['distances']}"}
     ratio = ms["ours"]["median"] / ms["fused"]["median"] if "fused" in ms else None
-    must, goal = targets.MODELS
-    fields |= {"ms": ms, "ratio": ratio, "target": "models", "must": must, "goal": goal}
-    fields["verdict"] = targets.verdict(ratio, must, goal) if ratio else "no peer"
+    fields |= {"ms": ms, "ratio": ratio}
+    if target := targets.MODELS.get(options.model):
+        fields |= dict(zip(["target", "must", "goal"], ["models", *target], strict=True))
+        fields["verdict"] = targets.verdict(ratio, *target) if ratio else "no peer"
     if not options.gpu:
-        fields |= {"status": "dry run", "ms": dict.fromkeys(ms, "dry run"), "ratio": "dry run", "verdict": "dry run"}
+        fields |= {"status": "dry run", "ms": dict.fromkeys(ms, "dry run"), "ratio": "dry run", "verdict": "dry run" if target else None}
     return fields
 
 
@@ -230,10 +209,10 @@ def main():
     results.add("machine", machine={"onnxruntime": ort.__version__, "from": os.path.dirname(ort.__file__), "providers": ort.get_available_providers()})
     model = (SMALL if options.small else MODELS)[options.model]
     try:
-        fields = measure(options, *model)
+        fields = measure(options, model)
     except Exception as error:  # noqa: BLE001
         traceback.print_exc()
-        fields = {"name": model[0], "status": "FAILED", "reason": f"{type(error).__name__}: {error}"[:500]}
+        fields = {"name": model.title, "status": "FAILED", "reason": f"{type(error).__name__}: {error}"[:500]}
     results.add("row", **fields)
     print(fields)
     sys.exit(1 if fields["status"] in ("FAILED", "WRONG") else 0)

@@ -1,4 +1,4 @@
-"""Rows of RoutedProjection, RoutedCombine and RoutedMLP."""
+"""Rows of RoutedProjection, RoutedCombine, RoutedMLP, and of products with quantised weights."""
 
 import dataclasses
 
@@ -52,6 +52,27 @@ class Quantised:
 
 
 @dataclasses.dataclass
+class Layer:
+    """LinearNBits: a dense layer with a quantised matrix of out x width, symmetric, in blocks of 32."""
+
+    dtype: str
+    tokens: int
+    width: int
+    out: int
+    bits: int = 4
+    block: int = 32
+
+    def name(self):
+        return f"LinearNBits int{self.bits} {self.dtype} {self.tokens} tokens, {self.width} to {self.out}"
+
+    def target(self):
+        return None
+
+    def small(self):
+        return dataclasses.replace(self, tokens=min(self.tokens, 40), width=128, out=144)
+
+
+@dataclasses.dataclass
 class Experts:
     """Mixtures of experts in f16: against dense products of as many columns as a token uses."""
 
@@ -101,10 +122,13 @@ def quantised(quick):
                 if not quick:
                     yield Quantised(operator, "f16", tokens, 4096, 32, share, bits=8)
                     yield Quantised(operator, "bf16", tokens, 4096, 32, share)
+        for dtype, bits in [("f16", 4)] if quick else [("f16", 4), ("f16", 8), ("bf16", 4)]:
+            yield Layer(dtype, tokens, 4096, 14336, bits)
+    yield Layer("f16", 1, 4096, 128256)
 
 
 def build(device, row):
-    builders = {Linear: build_linear, Quantised: build_quantised, Experts: build_experts}
+    builders = {Linear: build_linear, Quantised: build_quantised, Layer: build_layer, Experts: build_experts}
     return builders[type(row)](device, row)
 
 
@@ -137,10 +161,8 @@ def build_linear(device, r):
 
 def build_quantised(device, r):
     """The peers are our operator without quantisation and the dense product, both with the weight in r.dtype."""
-    blocks = r.width // r.block
     x = device.normal((1, r.tokens, r.width), r.dtype)
-    weight = device.octets((r.width, blocks, r.block * r.bits // 8))
-    scales = device.normal((r.width, blocks), r.dtype, r.width**-0.5 / (1 << (r.bits - 1)))
+    weight, scales = quantised_matrix(device, r, r.width)
     gates = device.gates(1, r.tokens, r.heads, r.share)
     output, plain = (device.poisoned((1, r.tokens, r.width), r.dtype) for _ in range(2))
     attributes = dict(num_heads=r.heads, bits=r.bits, block_size=r.block, accuracy_level=0)
@@ -149,22 +171,46 @@ def build_quantised(device, r):
     unquantised = device.launcher(r.operator, dict(num_heads=r.heads, weight_layout=0), [x, dense, gates], plain)
     combine, random = r.operator == "RoutedCombine", np.random.default_rng(r.tokens)
 
-    def rows_of(columns):
-        """Rows of the weight in float64."""
-        bytes_ = device.float64(weight[columns]).astype(np.uint8).reshape(len(columns), -1)
-        q = np.stack([bytes_ & 15, bytes_ >> 4], -1).reshape(len(columns), -1) if r.bits == 4 else bytes_
-        return (q.astype(np.float64) - (1 << (r.bits - 1))) * np.repeat(device.float64(scales[columns]), r.block, -1)
-
     def reference():
         tokens, columns = some(random, r.tokens, 40), some(random, r.width, 200)
         on = np.repeat(device.float64(gates[0][tokens]) != 0, r.width // r.heads, -1)
         inputs = device.float64(x[0][tokens])
-        expected = (inputs * on if combine else inputs) @ rows_of(columns).T
+        expected = (inputs * on if combine else inputs) @ rows_of(device, r, weight, scales, columns).T
         expected = expected if combine else expected * on[:, columns]
         return compared(device.float64(output[0][tokens][:, columns]), expected, None if combine else on[:, columns])
 
     moved = sum(device.bytes(tensor) for tensor in (x, weight, scales, gates, output))
     return Case(ours, output, moved, reference, {"unquantised": unquantised, "matmul": device.matmul(x, dense)})
+
+
+def quantised_matrix(device, r, rows):
+    """Weight and scales of `rows` rows, for outputs near 1."""
+    blocks = r.width // r.block
+    weight = device.octets((rows, blocks, r.block * r.bits // 8))
+    return weight, device.normal((rows, blocks), r.dtype, r.width**-0.5 / (1 << (r.bits - 1)))
+
+
+def rows_of(device, r, weight, scales, columns):
+    """Rows of a quantised weight in float64."""
+    bytes_ = device.float64(weight[columns]).astype(np.uint8).reshape(len(columns), -1)
+    q = np.stack([bytes_ & 15, bytes_ >> 4], -1).reshape(len(columns), -1) if r.bits == 4 else bytes_
+    return (q.astype(np.float64) - (1 << (r.bits - 1))) * np.repeat(device.float64(scales[columns]), r.block, -1)
+
+
+def build_layer(device, r):
+    x = device.normal((1, r.tokens, r.width), r.dtype)
+    weight, scales = quantised_matrix(device, r, r.out)
+    output = device.poisoned((1, r.tokens, r.out), r.dtype)
+    ours = device.launcher("LinearNBits", dict(bits=r.bits, block_size=r.block, accuracy_level=0), [x, weight, scales], output)
+    dense, random = device.normal((r.out, r.width), r.dtype, r.width**-0.5), np.random.default_rng(r.tokens)
+
+    def reference():
+        tokens, columns = some(random, r.tokens, 40), some(random, r.out, 200)
+        expected = device.float64(x[0][tokens]) @ rows_of(device, r, weight, scales, columns).T
+        return compared(device.float64(output[0][tokens][:, columns]), expected)
+
+    moved = sum(device.bytes(tensor) for tensor in (x, weight, scales, output))
+    return Case(ours, output, moved, reference, {"matmul": device.matmul(x, dense)})
 
 
 def compared(found, expected, on=None):

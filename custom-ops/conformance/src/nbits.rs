@@ -2,7 +2,8 @@
 
 use crate::{Buffer, Call, Random, head_linear, routed_mlp};
 use moh_operators::{
-    Attributes, RoutedCombineNBits, RoutedMlpNBits, RoutedProjectionNBits, routed_mlp_nbits, routed_projection_nbits,
+    Attributes, DType, LinearNBits, RoutedCombineNBits, RoutedMlpNBits, RoutedProjectionNBits, linear_nbits,
+    routed_mlp_nbits, routed_projection_nbits,
 };
 
 /// How weights are quantised, and activations may be.
@@ -121,6 +122,52 @@ impl Case {
         call.inputs.extend(dense.inputs[2..].iter().cloned());
         if self.quantisation.zero_points {
             call.bytes(&[rows, matrix.zero_points.len() / rows], &matrix.zero_points);
+        }
+        call
+    }
+}
+
+/// A case of LinearNBits.
+#[derive(Debug, Clone, Copy)]
+pub struct LinearCase {
+    /// Rows of x.
+    pub rows: usize,
+    /// Length of a row.
+    pub width: usize,
+    /// Length of an output's row.
+    pub out_width: usize,
+    /// Whether there is a bias.
+    pub bias: bool,
+    /// The element type T.
+    pub dtype: DType,
+    /// Seed of the random numbers.
+    pub seed: u64,
+    /// How the weight is quantised.
+    pub quantisation: Quantisation,
+}
+
+impl LinearCase {
+    /// The call with random inputs, scaled for outputs near 1.
+    ///
+    /// x consists of multiples of 1/128, the first of each block +-127/128: rounded to 8-bit integers it does not change.
+    pub fn call(&self) -> Call {
+        let LinearCase { rows, width, out_width, quantisation, .. } = *self;
+        let (bits, block_size, accuracy_level) = quantisation.attributes();
+        let attributes = linear_nbits::Attributes { bits, block_size, accuracy_level };
+        let mut random = Random(self.seed);
+        let mut numbers: Vec<f32> = (0..rows * width).map(|_| (random.signed() * 127.0).round() / 128.0).collect();
+        numbers.iter_mut().step_by(block_size).for_each(|x| *x = (127.0f32 / 128.0).copysign(*x));
+        let matrix = quantisation.matrix(&mut random, out_width, width, 2.0 * (3.0 / width as f32).sqrt(), |_, _| None);
+        let blocks = width / block_size;
+        let mut call = Call::new(Attributes::new::<LinearNBits>(attributes).unwrap(), self.dtype);
+        call.input(&[rows, width], &numbers);
+        call.bytes(&[out_width, blocks, block_size * bits / 8], &matrix.weight);
+        call.input(&[out_width, blocks], &matrix.scales);
+        if self.bias || quantisation.zero_points {
+            call.input(&[out_width], &(0..out_width).map(|_| random.signed()).collect::<Vec<_>>());
+        }
+        if quantisation.zero_points {
+            call.bytes(&[out_width, matrix.zero_points.len() / out_width], &matrix.zero_points);
         }
         call
     }

@@ -166,6 +166,7 @@ template <class P> struct Combination {
             tma_prefetch(&params.x_map);
             tma_prefetch(&params.weight_map);
         }
+        start_barriers(shared);
         run_roles(
             shared, [&](Producer<P>& producer) { produce(producer, params, shared_memory() + sizeof(Shared<P>)); },
             [&](Consumer<P>& consumer, const Message& tile) { consume(consumer, p, tile); });

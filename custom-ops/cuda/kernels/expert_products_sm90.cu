@@ -138,10 +138,12 @@ template <class P> struct ExpertProducts {
         const LinearParams& p = params.linear;
         if (threadIdx.x == 0) tma_prefetch(&params.weight_map);
         start_next_kernel();
+        Shared<P>& shared = *reinterpret_cast<Shared<P>*>(shared_memory());
+        start_barriers(shared);
         wait_for_previous_kernel();
         if (pairs_on(p) > p.capacity) return;
         run_roles(
-            *reinterpret_cast<Shared<P>*>(shared_memory()), [&](Producer<P>& producer) { produce(producer, params); },
+            shared, [&](Producer<P>& producer) { produce(producer, params); },
             [&](Consumer<P>& consumer, const Message& tile) { consume(consumer, p, tile); });
     }
 };

@@ -11,7 +11,8 @@ struct KeyRange {
     int first, count;
     int before; // token t sees before + t + 1 keys, at least 0 and at most `count`
 
-    MOH_DEVICE KeyRange(const AttentionParams& p, int batch) {
+    // P: AttentionParams or AttentionSm90Params.
+    template <class P> MOH_DEVICE KeyRange(const P& p, int batch) {
         if (p.first == nullptr) {
             first = 0, count = p.kv_len;
             before = p.is_causal ? p.kv_len - p.q_len : p.kv_len;

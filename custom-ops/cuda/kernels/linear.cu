@@ -119,7 +119,7 @@ template <class Tile, bool aligned> struct Projection {
             int row = first + i / chunks, n = i % chunks * width, column = place.column + n;
             if (row >= count || column >= place.columns) continue;
             int64_t token = tokens[row];
-            bool off = dense && p.gates[token * p.heads + column / p.columns] == 0.0f;
+            bool off = dense && p.gates != nullptr && p.gates[token * p.heads + column / p.columns] == 0.0f;
             union {
                 uint4 whole;
                 T each[width];

@@ -45,6 +45,7 @@ MOH_DEVICE int64_t pairs_on(const LinearParams& p) {
 
 // Whether so many heads are on that all are computed. The result is the same in every thread block.
 MOH_DEVICE bool is_dense(const LinearParams& p) {
+    if (p.gates == nullptr) return true;
     return p.dense_percent <= 100 && pairs_on(p) * 100 >= int64_t(p.tokens) * p.heads * p.dense_percent;
 }
 

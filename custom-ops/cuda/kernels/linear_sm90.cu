@@ -160,8 +160,10 @@ template <class P, bool is_mlp, bool pairs> struct Projection {
     static MOH_DEVICE void consume(Consumer<P>& consumer, const LinearParams& p, const Message& tile, bool dense) {
         const int own = consumer.units(tile), pair = consumer.lane % 4, columns = dense ? p.heads * p.columns : p.columns;
         int token[2][2]; // -1 where the tile has no row
-        // Dense: whether the head of the thread's columns 32 i + 8 pair to + 7 is on for row s of unit u, as bit 8 u + 4 s + i.
-        uint32_t heads_on = dense ? 0 : ~0u;
+        // Some heads may be off in a dense tile: whether the head of the thread's columns 32 i + 8 pair to + 7 is on for row s of
+        // unit u, as bit 8 u + 4 s + i.
+        const bool gated = dense && p.gates != nullptr;
+        uint32_t heads_on = gated ? 0 : ~0u;
         // The bias of columns 8 j + 2 pair and one more.
         uint32_t bias[P::columns / 8];
         consumer.multiply(tile, [&] {
@@ -171,7 +173,7 @@ template <class P, bool is_mlp, bool pairs> struct Projection {
 #pragma unroll
             for (int i = 0; i < tile_columns / 32; i++) {
                 const int column = tile.column + 32 * i + 8 * pair;
-                head[i] = dense && column < columns ? column / p.columns : -1;
+                head[i] = gated && column < columns ? column / p.columns : -1;
             }
 #pragma unroll
             for (int r = 0; r < 4; r++) {
@@ -222,12 +224,14 @@ template <class P, bool is_mlp, bool pairs> struct Projection {
             tma_prefetch(&params.weight_map);
         }
         start_next_kernel();
+        expect_shared_memory(sizeof(Shared<P>));
+        Shared<P>& shared = *reinterpret_cast<Shared<P>*>(shared_memory());
+        start_barriers(shared);
         wait_for_previous_kernel();
         const bool dense = !is_mlp && is_dense(p);
-        expect_shared_memory(sizeof(Shared<P>));
         if (p.only == (dense ? 1 : 2)) return;
         run_roles(
-            *reinterpret_cast<Shared<P>*>(shared_memory()), [&](Producer<P>& producer) { produce(producer, params, dense); },
+            shared, [&](Producer<P>& producer) { produce(producer, params, dense); },
             [&](Consumer<P>& consumer, const Message& tile) { consume(consumer, p, tile, dense); });
     }
 };

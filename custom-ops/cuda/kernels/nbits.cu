@@ -1,12 +1,12 @@
-// RoutedProjection, RoutedCombine and both halves of RoutedMLP with quantised weights, for up to 32 tokens in f16 and bf16:
-// limited by the bandwidth of reading the weights, which are converted in registers.
+// RoutedProjection, RoutedCombine, both halves of RoutedMLP and dense layers with quantised weights, for up to 32 tokens in
+// f16 and bf16: limited by the bandwidth of reading the weights, which are converted in registers.
 //
 // A block has 16 rows of the weight, which are the rows of mma.m16n8k16's A; tokens are the columns of B. Its warps take
 // steps of the inner dimension, and add their sums at the end, in the same order in every run. A lane reads 16 bytes of
 // each of its two rows a step; which of an mma's 16 inner elements they are does not matter, as x is read in the same
 // order. Of a projection, rows of heads that no token uses are not read; of a combination, neither are the steps. The first
 // half of RoutedMLP is a projection with an expert's rows as a head; the second half has a matrix for each expert, whose
-// products are multiplied by the expert's gate.
+// products are multiplied by the expert's gate. A dense layer is a projection with one head, which every token uses.
 
 #include "linear.cuh"
 #include "nbits.cuh"
@@ -107,6 +107,7 @@ template <class T, int BITS, int N_TILES, Kind kind> struct Few {
     static MOH_DEVICE int all_steps(const QuantizedParams& w) { return (kind == Kind::Experts ? w.matrices : 1) * steps_of(w); }
 
     static MOH_DEVICE bool is_on(const NbitsParams& p, int token, int head) {
+        if (kind == Kind::Projection && p.gates == nullptr) return true;
         return p.gates[int64_t(token) * p.heads + head] != 0.0f;
     }
     // Whether a token uses one of the heads first .. last. All lanes call.

@@ -97,7 +97,7 @@ struct NbitsParams {
     struct QuantizedParams weight; // one matrix, or one for each expert
     const void* x;                 // T (tokens, depth); of a combination of experts (tokens, matrices, depth)
     const void* bias;              // T (matrices, rows), or null
-    const float* gates;            // (tokens, heads); experts are heads
+    const float* gates;            // (tokens, heads); experts are heads; null in a projection: all are on
     void* output;                  // T (tokens, rows); of a projection (tokens, matrices, rows), for pairs half the rows
     int32_t tokens, heads;
     int32_t head_width;            // rows of a head; of a combination: elements of x
@@ -123,12 +123,15 @@ struct AttentionSm90Params {
     const float* gates;       // (batch, q_len, num_heads)
     const void* bias;         // or null; element b * bias_strides[0] + h * [1] + i * [2] + j * [3]
     void* output;             // (batch, q_len, num_heads * value_dim)
+    const void* value;        // as value_map
+    const int64_t* first;     // as in AttentionParams; keys and values are then a cache of kv_len positions
+    const int64_t* start;
     struct TileParams tiles;  // with group = num_heads / kv_num_heads
     int64_t bias_strides[4];
     int32_t batch, q_len, kv_len;
     int32_t num_heads, kv_num_heads;
     int32_t head_dim, value_dim;
-    int32_t is_causal;
+    int32_t is_causal;        // also of a cache
     int32_t cache_layout;     // keys and values are (batch, kv_num_heads, kv_len, dim)
     int32_t resident;         // keys and values of a tile stay in the ring, for several units per warpgroup
     float scale_log2;         // scale * log2(e) > 0
@@ -139,7 +142,7 @@ struct LinearParams {
     const void* x;          // element k of the block of head h of token t: t * x_row + h * x_head + k
     const void* weight;     // output n, input k of head h: h * weight_head + n * weight_row + k, in layout 1 + k * weight_row + n
     const void* bias;       // or null; element n of head h: h * bias_head + n
-    const float* gates;     // (tokens, heads)
+    const float* gates;     // (tokens, heads); projection: null if all are on, then without lists
     void* output;           // element n of the block of head h of token t: t * output_row + h * output_head + n
     const int32_t* counts;  // projection, RoutedMLP: the lists of plan.cu, with all tokens as one batch entry
     const int32_t* entries;

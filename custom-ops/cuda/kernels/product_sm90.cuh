@@ -286,9 +286,9 @@ template <class P> MOH_DEVICE void load_box(bool multicast, void* to, const Tens
         tma_load(to, map, barrier, c0, c1, c2, 0);
 }
 
-// Runs produce(Producer) in the first warpgroup, consume(Consumer) in the others.
-template <class P, class Produce, class Consume> MOH_DEVICE void run_roles(Shared<P>& shared, Produce produce, Consume consume) {
-    const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
+// Prepares what run_roles() needs in shared memory, while the previous kernel may still be running. All threads of the
+// cluster call.
+template <class P> MOH_DEVICE void start_barriers(Shared<P>& shared) {
     if (threadIdx.x == 0) {
         for (int i = 0; i < P::stages; i++) {
             mbarrier_init(&shared.full[i], 1 + kProducers / 32); // TMA, and the copies of each producer warp
@@ -300,6 +300,11 @@ template <class P, class Produce, class Consume> MOH_DEVICE void run_roles(Share
         __syncthreads();
     else
         cluster_sync();
+}
+
+// Runs produce(Producer) in the first warpgroup, consume(Consumer) in the others.
+template <class P, class Produce, class Consume> MOH_DEVICE void run_roles(Shared<P>& shared, Produce produce, Consume consume) {
+    const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
     if (warp < 4) {
         registers_decrease<kProducerRegisters>();
         Producer<P> producer(shared);

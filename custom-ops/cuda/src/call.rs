@@ -111,10 +111,8 @@ impl Launcher {
             unsafe { (self.launch)(attributes, inputs, output, dtype, stream, workspace) }
         };
         let launched = || {
-            // Blocks of the first pass are never accessed; their addresses are near the output's, because the driver
-            // sees them in descriptors of tensors.
             // SAFETY: as nothing is launched, nothing uses the memory.
-            let needed = unsafe { Arena::new(output.next_multiple_of(WORKSPACE_ALIGN as u64), usize::MAX / 2) };
+            let needed = unsafe { Arena::new(WORKSPACE_ALIGN as u64, usize::MAX / 2) };
             launch(&stream.without_launches(), &needed)?;
             let bytes = needed.used();
             let base = if bytes > 0 { workspace.allocate(bytes)? } else { 0 };

@@ -24,6 +24,8 @@ const THREADS: u32 = 256;
 const SHARED_BYTES: usize = 48 << 10;
 /// Up to this many tokens, dequantising leaves out the matrices that no token uses: of more, some token uses each.
 const FEWEST_TOKENS: usize = 64;
+/// Rows of a part of a weight are a multiple of it: no tile of the kernels has more columns.
+const PART_ROWS: usize = 128;
 /// Rows and columns of a tile that is transposed.
 const TILE: usize = 64;
 
@@ -62,6 +64,25 @@ impl Weight {
             block_log2: int(self.format.block.ilog2() as usize)?,
             bits: int(self.format.bits)?,
         })
+    }
+
+    /// The weight of a dense layer in parts of rows, each of which has up to `bytes` bytes as values of `size` bytes; with the
+    /// first row of each part.
+    pub(crate) fn parts(self, size: usize, bytes: usize) -> impl Iterator<Item = (usize, Weight)> {
+        let fit = bytes / (self.depth * size) / PART_ROWS * PART_ROWS;
+        let blocks = self.depth / self.format.block;
+        let part = move |first: usize| {
+            let at = |tensor: RawPtr, row_bytes: usize| tensor + (first * row_bytes) as u64;
+            let part = Weight {
+                weight: at(self.weight, self.depth * self.format.bits / 8),
+                scales: at(self.scales, blocks * size),
+                zero_points: self.zero_points.map(|points| at(points, self.format.zero_point_bytes(blocks))),
+                rows: fit.max(PART_ROWS).min(self.rows - first),
+                ..self
+            };
+            (first, part)
+        };
+        (0..self.rows).step_by(fit.max(PART_ROWS)).map(part)
     }
 
     /// Dequantises the weight into the workspace; transposed, to (matrices, depth, rows). Rows of heads that no token uses may
@@ -127,6 +148,7 @@ pub(crate) struct Few {
     pub(crate) operation: Operation,
     pub(crate) weight: Weight,
     pub(crate) x: RawPtr,
+    /// float32 (tokens, heads); null in a projection whose heads are all on.
     pub(crate) gates: RawPtr,
     /// Null if there is none.
     pub(crate) bias: RawPtr,
@@ -202,5 +224,26 @@ impl Few {
         let shared = self.shared_bytes(columns) as u32;
         // SAFETY: the caller's contract; addresses and strides are multiples of 16 bytes.
         unsafe { stream.launch(kernel, [int(blocks)?.unsigned_abs(), 1, 1], THREADS, shared, &params) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Format, Weight};
+
+    #[test]
+    fn parts_of_a_weight_follow_one_another() {
+        let format = Format { bits: 4, block: 32 };
+        let (weight, scales) = (1 << 20, 1 << 30);
+        let whole = Weight { weight, scales, zero_points: Some(7), matrices: 1, rows: 600, depth: 96, format };
+        let found: Vec<_> = whole
+            .parts(2, 300 * 96 * 2)
+            .map(|(first, part)| (first, part.rows, part.weight, part.scales, part.zero_points))
+            .collect();
+        let part =
+            |first: u64, rows| (first as usize, rows, weight + first * 48, scales + first * 6, Some(7 + first * 2));
+        assert_eq!(found, [part(0, 256), part(256, 256), part(512, 88)]);
+        // At least one tile at a time.
+        assert_eq!(whole.parts(4, 1).map(|(first, part)| (first, part.rows)).last(), Some((512, 88)));
     }
 }

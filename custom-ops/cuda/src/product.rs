@@ -110,7 +110,16 @@ pub(crate) unsafe fn projection(
     Ok(lists)
 }
 
-/// Launches a projection on the stream; the lists of `params` have been made.
+/// Launches a projection on the stream in which every token uses all heads: gates and lists are null.
+///
+/// # Safety
+/// As [`projection`].
+pub(crate) unsafe fn dense(product: &Product, stream: &Stream<'_>) -> Result<(), Error> {
+    // SAFETY: the caller's contract.
+    unsafe { project(product, &product.params, stream) }
+}
+
+/// Launches a projection on the stream; the lists of `params` have been made, if there are gates.
 ///
 /// # Safety
 /// As [`projection`].
@@ -151,6 +160,9 @@ unsafe fn project(product: &Product, params: &LinearParams, stream: &Stream<'_>)
     let named = |tile: Tile| format!("{}x{}", tile.rows, tile.columns);
     // SAFETY: as above.
     unsafe {
+        if params.gates == 0 {
+            return launch_projection(product, dense, &named(dense), &params, stream);
+        }
         if gathered == dense || dense_percent == NEVER {
             return launch_projection(product, gathered, &named(gathered), &params, stream);
         }

@@ -114,6 +114,11 @@ impl Stream<'_> {
         Stream { launches: Cell::new(Launches::Skipped), ..self.another_node() }
     }
 
+    /// Whether kernels are launched.
+    pub(crate) fn launches(&self) -> bool {
+        self.launches.get() != Launches::Skipped
+    }
+
     /// The driver's handle.
     pub fn raw(&self) -> RawStream {
         self.raw

@@ -2,6 +2,7 @@
 
 use crate::driver::{Checked, RawPtr};
 use crate::params::TensorMap;
+use crate::stream::Stream;
 use cudarc::driver::sys::{
     self, CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave, CUtensorMapL2promotion,
     CUtensorMapSwizzle,
@@ -23,8 +24,12 @@ pub(crate) struct Boxed {
 }
 
 impl Boxed {
-    /// Encodes the descriptor; `what` names the tensor in an error.
-    pub(crate) fn encode(&self, what: &str) -> Result<TensorMap, Error> {
+    /// Encodes the descriptor for a kernel on this stream; `what` names the tensor in an error. Empty if the stream launches
+    /// nothing.
+    pub(crate) fn encode(&self, what: &str, stream: &Stream<'_>) -> Result<TensorMap, Error> {
+        if !stream.launches() {
+            return Ok(TensorMap([0; 16]));
+        }
         let data_type = match self.dtype {
             DType::F16 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
             _ => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,

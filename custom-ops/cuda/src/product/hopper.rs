@@ -99,7 +99,7 @@ fn shares_x(params: &LinearParams) -> bool {
     (params.heads as usize * params.columns as usize).div_ceil(WIDE).is_multiple_of(CLUSTER)
 }
 
-/// Launches a projection on the stream; the lists of `params` have been made.
+/// Launches a projection on the stream; the lists of `params` have been made, if there are gates.
 ///
 /// # Safety
 /// As [`super::projection`] and [`fits`].
@@ -113,6 +113,10 @@ pub(super) unsafe fn project(product: &Product, params: &LinearParams, stream: &
             let (variant, width) = if params.activation == PAIRS { ("pairs", WIDE / 2) } else { ("mlp", WIDE) };
             let rows = height(&HEIGHTS, gathered_rows, heads * columns.div_ceil(width), WIDE, stream);
             return launch_projection(product, variant, WIDE, width, rows, params, stream);
+        }
+        if params.gates == 0 {
+            let rows = height_in_clusters(|height| dense_pairs(height, params), stream);
+            return launch_projection(product, &WIDE.to_string(), WIDE, WIDE, rows, params, stream);
         }
         let width = WIDTHS.into_iter().max_by_key(|&width| gathered_rate(width, columns)).unwrap_or(WIDE);
         // A panel of a dense tile must not cross heads.
@@ -156,7 +160,7 @@ unsafe fn launch_projection(
         true => ([pairs * columns, depth, heads, 1], [row, head, heads * head], [DEPTH, DEPTH, 1, 1]),
         false => ([depth, heads * columns, 1, 1], [row, heads * head, heads * head], [DEPTH, box_columns, 1, 1]),
     };
-    let described = describe(product, params, depth, weight, tile_rows, in_clusters && shares_x(params))?;
+    let described = describe(product, params, depth, weight, tile_rows, in_clusters && shares_x(params), stream)?;
     let name = product.name("projection_sm90", variant);
     let kernel = Kernel { module: modules::LINEAR_SM90, name: &name };
     let blocks = if in_clusters {
@@ -187,7 +191,7 @@ pub(super) unsafe fn combine(
         true => ([columns, inner, 1, 1], [row, row * inner, row * inner], [DEPTH, DEPTH, 1, 1]),
         false => ([inner, columns, 1, 1], [row, row * columns, row * columns], [DEPTH, WIDE, 1, 1]),
     };
-    let described = describe(product, params, inner, weight, tile_rows, false)?;
+    let described = describe(product, params, inner, weight, tile_rows, false, stream)?;
     let name = product.name("combine_sm90", "dense");
     let kernel = Kernel { module: modules::COMBINE_SM90, name: &name };
     let tiles = (params.tokens as usize).div_ceil(tile_rows) * columns.div_ceil(WIDE);
@@ -206,6 +210,7 @@ fn describe(
     weight: ([usize; 4], [usize; 3], [usize; 4]),
     tile_rows: usize,
     shares_x: bool,
+    stream: &Stream<'_>,
 ) -> Result<LinearSm90Params, Error> {
     let (tokens, row) = (params.tokens as usize, params.x_row as usize);
     let dtype = product.dtype;
@@ -219,8 +224,8 @@ fn describe(
         boxes: [DEPTH, if shares_x { tile_rows / CLUSTER } else { tile_rows }, 1, 1],
     };
     Ok(LinearSm90Params {
-        x_map: x.encode("the input of a routed product")?,
-        weight_map: weight.encode("the weight of a routed product")?,
+        x_map: x.encode("the input of a routed product", stream)?,
+        weight_map: weight.encode("the weight of a routed product", stream)?,
         linear: *params,
         tile_rows: tile_rows as i32,
         shares_x: shares_x.into(),

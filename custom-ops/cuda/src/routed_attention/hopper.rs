@@ -69,7 +69,7 @@ impl Instance {
     ///
     /// Longer blocks take fewer instructions a key, but compute keys beyond `kv_len`: they are used if they add at
     /// most 2 % of the keys, and not with a causal mask, whose blocks on the diagonal they would lengthen too.
-    fn of(p: &Problem, biased: bool) -> Option<Instance> {
+    fn of(p: &Problem, biased: bool, is_causal: bool) -> Option<Instance> {
         let width = p.head_dim.max(p.value_dim);
         let kind = if biased { Kind::Bias } else { Kind::Plain };
         let found = INSTANCES.into_iter().find(|instance| width <= instance.width && instance.kind == kind)?;
@@ -78,7 +78,7 @@ impl Instance {
             long.width == found.width
                 && long.kind == Kind::Long
                 && kind == Kind::Plain
-                && !p.is_causal
+                && !is_causal
                 && 50 * computed(long) <= 51 * computed(&found)
         };
         Some(INSTANCES.into_iter().find(is_better).unwrap_or(found))
@@ -98,7 +98,7 @@ impl Instance {
         const QUEUE: usize = 4;
         let units = self.warpgroups * self.query_slots;
         let data = 2 * self.width * (self.slots * self.keys + units * UNIT_ROWS);
-        let plain = data + units * UNIT_ROWS * 8 + QUEUE * 16 + 8 * 2 * (QUEUE + self.slots + units);
+        let plain = data + units * UNIT_ROWS * 8 + QUEUE * 32 + 8 * 2 * (QUEUE + self.slots + units);
         let bias =
             if self.kind == Kind::Bias { self.warpgroups * (UNIT_ROWS * (2 * self.keys + 16) + 8 * 2) } else { 0 };
         plain.next_multiple_of(16) + bias
@@ -121,18 +121,26 @@ impl Instance {
 }
 
 impl Attention<'_> {
-    /// Whether the Hopper kernels support this call; assumes [`Attention::fits_mma`]. They do not take caches, whose rows
-    /// have keys of their own.
+    /// The instance for this call. Queries of a cache see the keys up to their own.
+    fn instance(&self) -> Option<Instance> {
+        Instance::of(&self.problem, self.is_biased(), self.is_causal())
+    }
+
+    fn is_causal(&self) -> bool {
+        self.problem.is_causal || self.is_cached()
+    }
+
+    /// Whether the Hopper kernels support this call; assumes [`Attention::fits_mma`].
     pub(super) fn fits_hopper(&self) -> bool {
         let p = &self.problem;
         // Rows have 31-bit indices.
         let rows = p.batch.checked_mul(p.q_len).and_then(|n| n.checked_mul(p.num_heads));
         self.stream.properties().capability.0 == 9
-            && !self.is_cached()
             && p.kv_len > 0
             && self.params.bias.is_multiple_of(16)
             && rows.is_some_and(|rows| i32::try_from(rows).is_ok())
-            && Instance::of(p, self.is_biased())
+            && self
+                .instance()
                 .is_some_and(|instance| instance.shared_bytes() <= self.stream.properties().shared_bytes as usize)
     }
 
@@ -162,7 +170,7 @@ impl Attention<'_> {
             strides: [dim, dim * inner, dim * inner * outer],
             boxes: [columns, box_inner, box_outer, 1],
         };
-        boxed.encode("keys and values of RoutedAttention")
+        boxed.encode("keys and values of RoutedAttention", self.stream)
     }
 }
 
@@ -170,7 +178,7 @@ impl Attention<'_> {
 /// As [`CudaOperator::launch`](crate::CudaOperator::launch), [`Attention::fits_mma`] and [`Attention::fits_hopper`].
 pub(super) unsafe fn launch(attention: &Attention<'_>) -> Result<(), Error> {
     let (p, stream) = (&attention.problem, attention.stream);
-    let instance = Instance::of(p, attention.is_biased()).ok_or(Error::OutOfMemory { bytes: 0 })?;
+    let instance = attention.instance().ok_or(Error::OutOfMemory { bytes: 0 })?;
     let multiprocessors = stream.properties().multiprocessors.max(1) as usize;
     let (rows, resident) =
         instance.tiling(p.batch * p.kv_num_heads, p.q_len * p.group_size(), p.kv_len, multiprocessors);
@@ -188,6 +196,9 @@ pub(super) unsafe fn launch(attention: &Attention<'_>) -> Result<(), Error> {
         gates: common.gates,
         bias: common.bias,
         output: common.output,
+        value: common.value,
+        first: common.first,
+        start: common.start,
         tiles: plan.tiles,
         bias_strides: common.bias_strides,
         batch: common.batch,
@@ -197,7 +208,7 @@ pub(super) unsafe fn launch(attention: &Attention<'_>) -> Result<(), Error> {
         kv_num_heads: common.kv_num_heads,
         head_dim: common.head_dim,
         value_dim: common.value_dim,
-        is_causal: common.is_causal,
+        is_causal: attention.is_causal().into(),
         cache_layout: i32::from(p.cache_layout),
         resident: i32::from(resident),
         scale_log2: common.scale * std::f32::consts::LOG2_E,
@@ -290,7 +301,7 @@ mod tests {
                 is_causal,
                 bias_strides: None,
             };
-            Instance::of(&problem, biased).unwrap().keys
+            Instance::of(&problem, biased, is_causal).unwrap().keys
         };
         // (4096, 4160), (1024, 1120), (384, 320) and (512, 480) keys in blocks of 128 and 160.
         assert_eq!([4096, 1024, 300, 460].map(|kv_len| keys(kv_len, false, false)), [160, 128, 160, 160]);

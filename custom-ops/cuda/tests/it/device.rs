@@ -18,7 +18,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 /// Workspace size, sufficient for all tested calls. Calls on the emulator have fewer tokens.
-const WORKSPACE: usize = 64 << 20;
+const WORKSPACE: usize = 320 << 20;
 const EMULATED_WORKSPACE: usize = 4 << 20;
 
 /// Numbers of multiprocessors of a small and of a large GPU. Heights of tiles, parts of keys and schedules depend on
@@ -170,7 +170,7 @@ impl Device {
     /// Runs an operator as on a small and as on a large GPU. Panics if results differ from the f64 reference by more
     /// than the kernels' tolerance. `exact` selects the elements that must be equal to the reference.
     ///
-    /// One of the two, in turn, runs twice; both results must be the same.
+    /// One of the two, in turn, runs twice, on the emulator in every fourth call; both results must be the same.
     pub(crate) fn check(&self, call: &Call, exact: impl Fn(usize) -> bool) {
         thread_local!(static CALLS: Cell<usize> = const { Cell::new(0) });
         let number = CALLS.replace(CALLS.get() + 1);
@@ -181,12 +181,15 @@ impl Device {
             self.run_on(&stream.with_properties(properties), call).unwrap_or_else(|error| panic!("{error}"))
         };
         let expected = call.expected();
-        let [twice, once] = [number, number + 1].map(|i| MULTIPROCESSORS[i % 2]);
-        let (found, again) = (run(twice), run(twice));
+        let [first, second] = [number, number + 1].map(|i| MULTIPROCESSORS[i % 2]);
+        let found = run(first);
         compare(call.output_dtype(), &found, &expected, &exact);
-        let same = found.iter().zip(&again).position(|(a, b)| a.to_bits() != b.to_bits());
-        assert_eq!(same, None, "the same call gave another result at this element");
-        compare(call.output_dtype(), &run(once), &expected, exact);
+        if !self.emulated || number / 2 % 4 == 0 {
+            let again = run(first);
+            let other = found.iter().zip(&again).position(|(a, b)| a.to_bits() != b.to_bits());
+            assert_eq!(other, None, "the same call gave another result at this element");
+        }
+        compare(call.output_dtype(), &run(second), &expected, exact);
     }
 }
 

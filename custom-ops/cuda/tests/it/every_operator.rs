@@ -2,7 +2,7 @@
 
 use crate::device::on_device;
 use moh_conformance::examples;
-use moh_operators::DType;
+use moh_operators::{DType, OPERATORS};
 
 #[test]
 fn kernels_equal_the_reference_on_the_operators_examples() {
@@ -15,4 +15,12 @@ fn kernels_equal_the_reference_on_the_operators_examples() {
             }
         }
     });
+}
+
+/// An operator without CUDA kernels would run on the CPU in a CUDA session.
+#[test]
+fn every_operator_has_kernels() {
+    for operator in OPERATORS {
+        assert!(moh_cuda::supports(operator), "{}", operator.name);
+    }
 }

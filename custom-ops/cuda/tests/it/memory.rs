@@ -25,7 +25,10 @@ impl Memory {
         // SAFETY: a context is current.
         let base = unsafe { result::malloc_sync((bytes + 2 * frame).max(1)) };
         let memory = Memory { base: base.unwrap_or_else(|error| panic!("{error}")), bytes, frame, stream };
-        memory.poison_at(memory.base, bytes + 2 * frame);
+        // The emulator, without frames, poisons what it allocates.
+        if framed {
+            memory.poison_at(memory.base, bytes + 2 * frame);
+        }
         memory
     }
 

@@ -2,7 +2,7 @@
 
 use crate::device::{A100, Device, RTX_30, compare, on_device, rerun_on_other_gpu, seed};
 use moh_conformance::head_linear::{self, COMBINE, Gates, PROJECTION};
-use moh_conformance::nbits::{Case, MlpCase, Quantisation};
+use moh_conformance::nbits::{Case, LinearCase, MlpCase, Quantisation};
 use moh_conformance::{Buffer, Random, routed_mlp};
 use moh_operators::routed_mlp::Activation;
 use moh_operators::{DType, Definition, RoutedCombine};
@@ -162,6 +162,11 @@ fn nan_affects_exactly_the_outputs_that_use_it() {
 #[test]
 fn captured_calls_read_the_gates_of_the_launch() {
     on_device(|device| {
+        for rows in [2, 40] {
+            let call = |seed| LinearCase { rows, seed, ..DENSE }.call();
+            let found = device.run_captured(&call(8), &call(9)).unwrap_or_else(|error| panic!("{error}"));
+            compare(DENSE.dtype, &found, &call(9).expected(), |_| false);
+        }
         for operator in [PROJECTION.operator, COMBINE.operator] {
             for q_len in [2, 40] {
                 let call = |gates, seed| {
@@ -243,6 +248,44 @@ fn mixtures_of_experts() {
     });
 }
 
+const DENSE: LinearCase =
+    LinearCase { rows: 1, width: 96, out_width: 40, bias: false, dtype: DType::F16, seed: 11, quantisation: INT4 };
+
+/// Every number of rows that has kernels of its own, in all types; outputs of no multiple of a tile, nor of 16 bytes.
+#[test]
+fn dense_layers() {
+    on_device(|device| {
+        for (i, rows) in [0, 1, 9, 17, 33, 70].into_iter().enumerate() {
+            for (j, dtype) in DType::ALL.into_iter().enumerate() {
+                for (k, (width, out_width)) in [(96, 40), (272, 13), (160, 136)].into_iter().enumerate() {
+                    let quantisation = Quantisation {
+                        bits: [4, 8][(i + j) % 2],
+                        block: [16, 32][k / 2],
+                        zero_points: (i + k) % 3 == 0,
+                        int8: k == 1,
+                    };
+                    let case =
+                        LinearCase { rows, width, out_width, bias: (j + k) % 2 == 0, dtype, quantisation, ..DENSE };
+                    println!("{case:?}");
+                    device.check(&case.call(), |_| false);
+                }
+            }
+        }
+    });
+}
+
+/// Several tiles, of which Hopper multiplies two in a cluster: one below the other, and side by side.
+#[test]
+fn dense_layers_of_many_rows() {
+    on_device(|device| {
+        for (rows, out_width, dtype) in [(300, 136, DType::F16), (530, 256, DType::BF16), (200, 384, DType::F16)] {
+            let case = LinearCase { rows, out_width, dtype, bias: rows == 300, ..DENSE };
+            println!("{case:?}");
+            device.check(&case.call(), |_| false);
+        }
+    });
+}
+
 /// x may be rounded to integers, but is not on a GPU.
 #[test]
 fn accuracy_level_changes_nothing() {
@@ -258,7 +301,15 @@ fn accuracy_level_changes_nothing() {
 /// The kernels for GPUs before Hopper.
 #[test]
 fn rerun_with_kernels_for_older_gpus() {
-    rerun_on_other_gpu(&A100, &["nbits::all_numbers_of_tokens", "nbits::nan_affects", "nbits::mixtures_of_experts"]);
+    rerun_on_other_gpu(
+        &A100,
+        &[
+            "nbits::all_numbers_of_tokens",
+            "nbits::nan_affects",
+            "nbits::mixtures_of_experts",
+            "nbits::dense_layers_of_many_rows",
+        ],
+    );
     rerun_on_other_gpu(&RTX_30, &["nbits::all_formats"]);
 }
 
@@ -273,6 +324,12 @@ fn model_sizes_on_a_gpu() {
         {
             let linear = head_linear::Case { q_len, dtype, heads: 32, block: 128, width: 4096, bias: true, ..LINEAR };
             check(device, head_linear::Case { gates: Gates::Random(0.75), ..linear }, Quantisation { bits, ..INT4 });
+        }
+        // The last one's weight is dequantised in two parts.
+        for (rows, width, out_width, dtype) in
+            [(1, 4096, 14336, DType::F16), (512, 4096, 1024, DType::BF16), (3, 2048, 33_000, DType::F32)]
+        {
+            device.check(&LinearCase { rows, width, out_width, dtype, ..DENSE }.call(), |_| false);
         }
     });
 }

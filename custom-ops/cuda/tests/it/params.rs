@@ -30,7 +30,7 @@ fn layouts() -> Vec<Layout> {
             is_causal, splits, keys_per_split, stages, scale,
         }
         AttentionSm90Params {
-            key_map, value_map, key_tail_map, value_tail_map, query, gates, bias, output, tiles, bias_strides, batch, q_len, kv_len,
+            key_map, value_map, key_tail_map, value_tail_map, query, gates, bias, output, value, first, start, tiles, bias_strides, batch, q_len, kv_len,
             num_heads, kv_num_heads, head_dim, value_dim, is_causal, cache_layout, resident, scale_log2,
         }
         CacheUpdateParams {

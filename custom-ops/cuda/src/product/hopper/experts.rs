@@ -68,7 +68,7 @@ pub(in crate::product) unsafe fn multiply(
     };
     let (row, matrix) = (p.weight_row as usize, p.weight_head as usize);
     let weight = ([columns, depth, experts, 1], [row, matrix, experts * matrix], [DEPTH, DEPTH, 1, 1]);
-    let described = describe(product, &params, experts * depth, weight, DEPTH, false)?;
+    let described = describe(product, &params, experts * depth, weight, DEPTH, false, stream)?;
     let named = |operation: &str| CString::new(format!("moh_{operation}_{}", product.type_name())).unwrap_or_default();
     let (products, sum) = (named("expert_products_sm90"), named("expert_sum_sm90"));
     // A pair is at most a tile of 64 rows.
