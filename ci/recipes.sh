@@ -74,6 +74,12 @@ scratch() {
 }
 export MOH_OPS_LIBRARY="$ops" PATH="$bin:$PATH"
 python3 -m pip install --quiet onnxruntime==1.31.1 numpy==2.4.6 pillow==13.0.0
+# The Python package, of these programs: README.md uses it.
+rm -rf "$work/package"
+mkdir -p "$work/package"
+ln -s "$bin/moh-export" "$bin/moh-run" "$work/package/"
+ln -s "$ops" "$work/package/libmoh_ops.so"
+python3 -m pip install --quiet --force-reinstall --no-deps "$(MOH_WHEELS=$work/package "$root/ci/wheel.sh" --pack "$work/package")"
 
 status=0
 python3 "$root/ci/recipes.py" "$(scratch readme)" "$root/README.md" || status=1

@@ -1,8 +1,9 @@
 #!/bin/sh
 # Exports the example checkpoints and runs them in serving stacks: onnxruntime-genai, Optimum, Triton's configuration parser and, where
-# there is npm, transformers.js. Takes 7 GB of Python and npm packages; ci/test.sh does not run it.
+# there is npm, transformers.js. tools runs optimisers and converters on them, and compares with docs/hosts.md; java compiles the example,
+# where there are npm and javac. Takes 7 GB of Python and npm packages; ci/test.sh does not run it.
 #
-# usage: ci/stacks.sh [genai] [triton] [optimum] [transformers.js]     (default: all)
+# usage: ci/stacks.sh [genai] [triton] [optimum] [transformers.js] [tools] [java]     (default: all)
 #
 # Prints a line a check; exits with 1 if one failed.
 #
@@ -23,7 +24,7 @@ for file in "$bin/moh-export" "$ops"; do
     [ -e "$file" ] || { echo "stacks: no $file: run 'cargo build --release', or set MOH_BIN and MOH_OPS_LIBRARY" >&2; exit 2; }
 done
 bin=$(realpath "$bin") ops=$(realpath "$ops")
-[ $# -gt 0 ] || set -- genai triton optimum transformers.js
+[ $# -gt 0 ] || set -- genai triton optimum transformers.js tools java
 
 # environment NAME PACKAGE...: makes a Python environment, once.
 environment() {
@@ -49,6 +50,42 @@ trap 'rm -rf "$work"' EXIT
 status=0
 checkpoints=$root/examples/checkpoints
 export_to() { "$bin/moh-export" --quiet "$@"; }
+
+# These two do without the models of the others.
+others=
+for stack in "$@"; do
+    case $stack in
+    tools)
+        env=tools
+        environment tools onnxruntime==1.31.1 onnx==1.23.2 onnxslim==0.1.98 onnxsim==0.8.1 onnxconverter-common==1.16.0 sympy
+        run tools.py "$bin/moh-export" "$ops" "$work/tools" --check "$root/docs/hosts.md"
+        ;;
+    java)
+        if ! command -v npm >/dev/null || ! command -v javac >/dev/null; then
+            echo "skip java: no npm or no javac"
+            continue
+        fi
+        # Unity's package has onnxruntime's for Android, and that the Java classes.
+        if [ ! -f "$envs/java/classes.jar" ]; then
+            rm -rf "$envs/java"
+            mkdir -p "$envs/java"
+            (cd "$envs/java" && npm pack --silent com.github.asus4.onnxruntime@0.4.9 &&
+                tar -xzf com.github.asus4.onnxruntime-0.4.9.tgz --strip-components 3 package/Plugins/Android/onnxruntime.aar &&
+                "$python" -m zipfile -e onnxruntime.aar classes && mv classes/classes.jar . &&
+                rm -r classes onnxruntime.aar com.github.asus4.onnxruntime-0.4.9.tgz) >&2
+        fi
+        if javac -Xlint:all -Werror -d "$work/java" -cp "$envs/java/classes.jar" "$root/examples/java/Main.java"; then
+            echo "ok   java: examples/java compiles"
+        else
+            status=1
+        fi
+        ;;
+    *) others="$others $stack" ;;
+    esac
+done
+# shellcheck disable=SC2086 # a list
+set -- $others
+[ $# -gt 0 ] || exit $status
 
 export_to "$checkpoints/shakespeare-moh-llama" -o "$work/llama/model.onnx" --layout onnx
 export_to "$checkpoints/shakespeare-moh-llama" -o "$work/llama-flat/model.onnx"

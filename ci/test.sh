@@ -76,6 +76,15 @@ if [[ -z ${MOH_ORT_VERSIONS:-} ]] && ! python3 -c 'import sys; sys.exit(sys.vers
 fi
 ci/ort-versions.sh "${models[@]}"
 
+# The wheel of what was built here; ci/wheel_check.sh without versions tries others, and ci/wheel.sh builds the wheel that is shipped.
+step "Python package"
+if python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+    python=$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+    ci/wheel_check.sh "$(MOH_WHEELS=target/wheels-of-tests ci/wheel.sh --pack target/release)" "$python=1.31.1"
+else
+    echo "note: the package's tests need Python 3.11 or newer, this is $(python3 --version): they are not run" >&2
+fi
+
 # With --torch it also runs the recipe that needs PyTorch.
 step "recipes"
 if python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then

@@ -101,9 +101,20 @@ fn executable_folders() -> Vec<PathBuf> {
     executable.iter().flat_map(|path| path.ancestors().skip(1).take(2)).map(Path::to_owned).collect()
 }
 
-/// The installed onnxruntime package of every Python that the environment points at; asked, not guessed, because only the
-/// interpreter knows its own search path.
+/// The folders of installed onnxruntime packages: the one that was installed together with this program's own Python package, then those
+/// of every Python that the environment points at; asked, not guessed, because only the interpreter knows its own search path.
 fn python_packages() -> Vec<PathBuf> {
+    let packages = executable_folders().first().and_then(|folder| beside_package(folder));
+    packages.into_iter().chain(asked_packages()).collect()
+}
+
+/// The onnxruntime package beside the Python package that a program's folder, `.../moh_onnx/bin`, belongs to.
+fn beside_package(folder: &Path) -> Option<PathBuf> {
+    let package = folder.ancestors().nth(2)?.join("onnxruntime");
+    (folder.ends_with("moh_onnx/bin") && package.is_dir()).then_some(package)
+}
+
+fn asked_packages() -> Vec<PathBuf> {
     const FIND: &str = "import importlib.util\n\
                         spec = importlib.util.find_spec('onnxruntime')\n\
                         print((spec.submodule_search_locations or [''])[0] if spec else '')";
@@ -185,6 +196,17 @@ mod tests {
             .map(|path| path.file_name().unwrap().to_str().unwrap().to_owned())
             .collect();
         assert_eq!(found, ["libonnxruntime.so.1.31.1", "libonnxruntime.so.1.9.0", "libonnxruntime.so"]);
+    }
+
+    #[test]
+    fn a_python_package_finds_the_onnxruntime_that_is_installed_with_it() {
+        let site_packages = tempfile::tempdir().unwrap();
+        let own = site_packages.path().join("moh_onnx/bin");
+        assert_eq!(beside_package(&own), None);
+        let onnxruntime = site_packages.path().join("onnxruntime");
+        std::fs::create_dir(&onnxruntime).unwrap();
+        assert_eq!(beside_package(&own), Some(onnxruntime));
+        assert_eq!(beside_package(&site_packages.path().join("other/bin")), None);
     }
 
     #[test]

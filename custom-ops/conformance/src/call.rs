@@ -12,12 +12,14 @@ pub struct Call {
     pub dtype: DType,
     /// Shape and elements of each input.
     pub inputs: Vec<(Vec<usize>, Buffer)>,
+    /// Products that are summed in an output element, where they may be more than a few hundred.
+    pub terms: usize,
 }
 
 impl Call {
     /// A call to which inputs are added.
     pub fn new(attributes: Attributes, dtype: DType) -> Call {
-        Call { attributes, dtype, inputs: Vec::new() }
+        Call { attributes, dtype, inputs: Vec::new(), terms: 0 }
     }
 
     /// The operator that is called.
@@ -73,7 +75,8 @@ impl Call {
     ) {
         assert_eq!(found.len(), expected.len(), "{kernel}");
         let largest = expected.iter().fold(0.0f64, |max, x| max.max(x.abs()));
-        let tolerance = tolerance::call_output(&self.attributes, self.dtype, largest);
+        let tolerance =
+            tolerance::call_output(&self.attributes, self.dtype, largest) * tolerance::of_long_sums(self.terms);
         for (i, (&found, &expected)) in found.iter().zip(expected).enumerate() {
             let allowed = if exact(i) { 0.0 } else { tolerance };
             assert!((found - expected).abs() <= allowed, "{kernel}, element {i}: expected {expected}, found {found}");

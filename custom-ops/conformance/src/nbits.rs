@@ -113,7 +113,7 @@ impl Case {
         let scale = 2.0 * (3.0 / k as f32).sqrt();
         let matrix = self.quantisation.matrix(&mut random, rows, k, scale, unused);
 
-        let mut call = Call::new(self.attributes(), linear.dtype);
+        let mut call = Call { terms: k, ..Call::new(self.attributes(), linear.dtype) };
         let blocks = k / block;
         call.input(x_shape, &numbers);
         call.bytes(&[rows, blocks, block * self.quantisation.bits / 8], &matrix.weight);

@@ -40,7 +40,7 @@ impl Attributes {
         head_linear::Attributes { num_heads: self.num_heads, weight_layout: WeightLayout::OutIn }
     }
 
-    /// How the weight is quantised, of attributes that [`Attributes::check`] accepts.
+    /// How the weight is quantised, of attributes that `Attributes::check` accepts.
     pub fn format(&self) -> Format {
         Format { bits: self.bits, block: self.block_size }
     }

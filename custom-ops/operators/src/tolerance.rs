@@ -39,6 +39,12 @@ pub fn call_output(attributes: &Attributes, t: DType, largest: f64) -> f64 {
     operator_output(operator.output_dtype(t)) * (largest / 4.0).max(1.0) + operator.rounding(attributes) * largest
 }
 
+/// What the tolerance of a sum of so many products is multiplied by: [`operator_output`] is of a few hundred. Roundings of a longer sum
+/// are independent, so they grow with the square root.
+pub fn of_long_sums(terms: usize) -> f64 {
+    (terms as f64 / 256.0).sqrt().max(1.0)
+}
+
 /// Error that 8-bit activations add to a matrix product, in units of the largest output.
 ///
 /// Each is rounded by up to 1/254 of the largest one of its block: 0.4 % of an output's standard deviation for independent numbers,

@@ -24,6 +24,9 @@ macro_rules! each_byte_dot {
     };
 }
 
+/// What [`ByteDot::nibble`], and [`ByteDot::byte`], subtract: sums of numbers around 0 round less.
+pub(crate) const FLOAT_SUBTRACTED: [u8; 2] = [8, 128];
+
 /// Operations on vectors of [`Isa::LANES`] words of 32 bits, which are also read as four bytes each.
 pub(crate) trait ByteDot: Copy + Send + Sync + 'static {
     /// The floating-point vectors.
@@ -35,8 +38,6 @@ pub(crate) trait ByteDot: Copy + Send + Sync + 'static {
     const NAME: &'static str;
     /// What the products of weights of 4 bits, and of 8, subtract from each weight already: 0, or 8 and 128.
     const SUBTRACTED: [u8; 2];
-    /// What [`ByteDot::nibble`], and [`ByteDot::byte`], subtract.
-    const FLOAT_SUBTRACTED: [u8; 2];
 
     /// The token, if the processor has the features.
     fn detect() -> Option<Self>;
@@ -84,6 +85,23 @@ pub(crate) trait ByteDot: Copy + Send + Sync + 'static {
     fn dot4(self, sum: Self::W, w: Self::W, x: Self::W) -> Self::W;
     /// The same for weights from 0 to 255, less `SUBTRACTED[1]`.
     fn dot8(self, sum: Self::W, w: Self::W, x: Self::W) -> Self::W;
+    /// Whether [`ByteDot::part4`] and [`ByteDot::add_part`] take fewer instructions than [`ByteDot::dot4`].
+    const PARTS: bool = false;
+    /// [`ByteDot::dot4`] for sums of at most eight calls, which begin with 0 and end in [`ByteDot::add_part`].
+    #[inline(always)]
+    fn part4(self, part: Self::W, w: Self::W, x: Self::W) -> Self::W {
+        self.dot4(part, w, x)
+    }
+    /// Adds a sum of [`ByteDot::part4`]. Only for instruction sets with `PARTS`.
+    #[inline(always)]
+    fn add_part(self, sum: Self::W, _part: Self::W) -> Self::W {
+        sum
+    }
+    /// The sum of eight products in each word: [`ByteDot::dot4`] of the low halves of `w` with `even`, and of its high ones with `odd`.
+    #[inline(always)]
+    fn dot_halves(self, w: Self::W, even: Self::W, odd: Self::W) -> Self::W {
+        self.dot4(self.dot4(self.zero(), self.low(w), even), self.high(w), odd)
+    }
     /// The signed words as floats.
     fn to_float(self, words: Self::W) -> <Self::Vectors as Isa>::V;
     /// Bits `4 * INDEX ..` of each word, less `FLOAT_SUBTRACTED[0]`.

@@ -1,11 +1,16 @@
 //! Products of a few rows, with the weight as it is read: each of its values is loaded once for several rows.
 
 use super::activations::Converted;
-use super::isa::{ByteDot, DotJob};
+use super::isa::{ByteDot, DotJob, FLOAT_SUBTRACTED};
 use super::{Activations, Level, NBits, Row};
 use crate::isa::{Isa, MAX_LANES};
 use moh_operators::Element;
 use std::ops::Range;
+
+const CACHE_LINE: usize = 64;
+
+/// Bytes of the weight between what is multiplied and what is fetched. The processor's own prefetching ends with each page.
+const AHEAD: usize = 2048;
 
 /// Adds the products of `rows` with `columns` over `ranges` of blocks to the rows' sums.
 ///
@@ -57,7 +62,7 @@ impl<T: Element> Stream<'_, T> {
             let block = |lane: usize| if words <= lanes { (unit * lanes + lane) / words } else { unit };
             indices[unit] = dot.indices(&std::array::from_fn(|lane| block(lane) as u32));
         }
-        let subtracted = if INT { D::SUBTRACTED } else { D::FLOAT_SUBTRACTED }[BITS / 8];
+        let subtracted = if INT { D::SUBTRACTED } else { FLOAT_SUBTRACTED }[BITS / 8];
         let rest = f32::from(self.weight.format.default_zero() - subtracted);
         let rest = self.weight.zero_points.is_none().then_some(rest);
         let plan = Plan { words, run: (words / lanes).max(1), indices, rest, subtracted: f32::from(subtracted) };
@@ -110,7 +115,16 @@ impl<T: Element> Stream<'_, T> {
         // whole vectors of scales and corrections after the last block.
         unsafe {
             for range in self.ranges {
-                for group in range.clone().step_by(lanes) {
+                // Whole groups of the usual blocks first, and the rest below.
+                let whole = range.start..range.end - range.len() % lanes;
+                let start = match plan.words {
+                    4 if INT => self.groups::<D, BITS, R, C, 4>(dot, plan, &input, (column, whole), &mut sums),
+                    8 if INT && lanes >= 8 => {
+                        self.groups::<D, BITS, R, C, 8>(dot, plan, &input, (column, whole), &mut sums)
+                    }
+                    _ => range.start,
+                };
+                for group in (start..range.end).step_by(lanes) {
                     let count = (range.end - group).min(lanes);
                     let mut scales = [[isa.splat(0.0); C]; R];
                     for c in 0..C {
@@ -165,6 +179,72 @@ impl<T: Element> Stream<'_, T> {
                 }
             }
         }
+    }
+
+    /// Adds 8-bit products of whole groups of LANES blocks of `WORDS` words; gives the end of `groups`.
+    ///
+    /// One column after the other, in the order in which the weight lies in memory. Several sums for each, because additions to one would
+    /// wait for each other.
+    ///
+    /// # Safety
+    /// As the constructor's contract; `plan.words` is `WORDS`, at most LANES, and the weight has these blocks and columns.
+    #[inline(always)]
+    unsafe fn groups<D: ByteDot, const BITS: usize, const R: usize, const C: usize, const WORDS: usize>(
+        &self,
+        dot: D,
+        plan: &Plan<D::W>,
+        input: &[Converted; R],
+        (column, groups): (usize, Range<usize>),
+        sums: &mut [[<D::Vectors as Isa>::V; C]; R],
+    ) -> usize {
+        let (isa, lanes, bytes, format) = (dot.vectors(), D::Vectors::LANES, 4 * D::Vectors::LANES, self.weight.format);
+        let (row_bytes, blocks) = (format.row_bytes(), format.blocks());
+        let chains = (4 / R).max(1);
+        // SAFETY: the caller's contract. Prefetches read nothing.
+        unsafe {
+            for c in 0..C {
+                let data = self.weight.data.as_ptr().add((column + c) * row_bytes);
+                let scale_of_column = self.weight.scales.as_ptr().add((column + c) * blocks);
+                let mut parts = [[isa.splat(0.0); 4]; R];
+                for group in groups.clone().step_by(lanes) {
+                    let data = data.add(group * WORDS * 4);
+                    let scale = isa.widen(scale_of_column.add(group));
+                    let rest = match plan.rest {
+                        Some(rest) => isa.splat(rest),
+                        None => self.weight.zeros(dot, column + c, group, plan.subtracted),
+                    };
+                    let rest = isa.mul(scale, rest);
+                    let mut scales = [scale; R];
+                    for r in 0..R {
+                        sums[r][c] = isa.fma(rest, isa.load(input[r].corrections.add(group)), sums[r][c]);
+                        scales[r] = isa.mul(scale, isa.load(input[r].scales.add(group)));
+                    }
+                    for unit in 0..WORDS {
+                        let place = data.add(unit * bytes);
+                        if unit * bytes % CACHE_LINE == 0 {
+                            isa.prefetch(place.wrapping_add(AHEAD));
+                        }
+                        let w = dot.load(place);
+                        for r in 0..R {
+                            let x = input[r].values.cast::<u8>().add((group * WORDS * 4 + unit * bytes) * 8 / BITS);
+                            let words = if BITS == 4 {
+                                dot.dot_halves(w, dot.load(x), dot.load(x.add(bytes)))
+                            } else {
+                                dot.dot8(dot.zero(), w, dot.load(x))
+                            };
+                            let part = &mut parts[r][unit % chains];
+                            *part = isa.fma(dot.to_float(words), dot.spread(scales[r], plan.indices[unit]), *part);
+                        }
+                    }
+                }
+                for r in 0..R {
+                    for part in &parts[r][..chains] {
+                        sums[r][c] = isa.add(sums[r][c], *part);
+                    }
+                }
+            }
+        }
+        groups.end
     }
 }
 

@@ -265,3 +265,14 @@ fn mlp_macs_match_the_gates() {
         }
     }
 }
+
+/// Many roundings, without a fused multiply-add on the portable path.
+#[test]
+fn long_sums_of_eight_bits() {
+    let quantisation = Quantisation { bits: 8, block: 128, zero_points: false, int8: false };
+    let linear =
+        head_linear::Case { q_len: 20, heads: 1, block: 512, width: 96, gates: Gates::Shared(1, 0.02), ..COMBINE };
+    for seed in [13626819532647452531, 1, 2, 3] {
+        check(Case { linear: head_linear::Case { seed, ..linear }, quantisation }, &[1]);
+    }
+}

@@ -14,7 +14,9 @@ macro_rules! words_of_256_bits {
     (
         $token:ident, $name:literal, $features:literal, $found:expr, subtracted: $subtracted:expr,
         dot4($sum4:ident, $w4:ident, $x4:ident): $dot4:expr,
-        dot8($sum8:ident, $w8:ident, $x8:ident): $dot8:expr $(,)?
+        dot8($sum8:ident, $w8:ident, $x8:ident): $dot8:expr,
+        dot_halves($dot:ident, $w:ident, $even:ident, $odd:ident): $halves:expr,
+        $($parts:item)*
     ) => {
         macro_rules! simd {
             ($e:expr) => {{
@@ -33,7 +35,6 @@ macro_rules! words_of_256_bits {
             type W = __m256i;
             const NAME: &'static str = $name;
             const SUBTRACTED: [u8; 2] = $subtracted;
-            const FLOAT_SUBTRACTED: [u8; 2] = [8, 128];
 
             fn detect() -> Option<$token> {
                 let vectors = Avx2::detect()?;
@@ -86,6 +87,12 @@ macro_rules! words_of_256_bits {
             fn dot8(self, $sum8: __m256i, $w8: __m256i, $x8: __m256i) -> __m256i {
                 simd!($dot8)
             }
+            #[inline(always)]
+            fn dot_halves(self, $w: __m256i, $even: __m256i, $odd: __m256i) -> __m256i {
+                let $dot = self;
+                simd!($halves)
+            }
+            $($parts)*
             #[inline(always)]
             fn to_float(self, words: __m256i) -> __m256 {
                 simd!(_mm256_cvtepi32_ps(words))
@@ -165,4 +172,20 @@ words_of_256_bits!(
         let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
         _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
     },
+    dot_halves(dot, w, even, odd): {
+        // Twice the above: no saturation either.
+        let low = _mm256_maddubs_epi16(dot.low(w), even);
+        let high = _mm256_maddubs_epi16(dot.high(w), odd);
+        _mm256_madd_epi16(_mm256_add_epi16(low, high), _mm256_set1_epi16(1))
+    },
+    const PARTS: bool = true;
+    #[inline(always)]
+    fn part4(self, part: __m256i, w: __m256i, x: __m256i) -> __m256i {
+        // Words of 16 bits, at most 8 * 2 * 15 * 127 = 30480.
+        simd!(_mm256_add_epi16(part, _mm256_maddubs_epi16(w, x)))
+    }
+    #[inline(always)]
+    fn add_part(self, sum: __m256i, part: __m256i) -> __m256i {
+        simd!(_mm256_add_epi32(sum, _mm256_madd_epi16(part, _mm256_set1_epi16(1))))
+    }
 );

@@ -26,7 +26,6 @@ impl ByteDot for Avx512Vnni {
     type W = __m512i;
     const NAME: &'static str = "avx512vnni";
     const SUBTRACTED: [u8; 2] = [0, 0];
-    const FLOAT_SUBTRACTED: [u8; 2] = [8, 128];
 
     fn detect() -> Option<Avx512Vnni> {
         let vectors = Avx512::detect()?;

@@ -18,4 +18,8 @@ words_of_256_bits!(
     subtracted: [0, 0],
     dot4(sum, w, x): _mm256_dpbusd_avx_epi32(sum, w, x),
     dot8(sum, w, x): _mm256_dpbusd_avx_epi32(sum, w, x),
+    dot_halves(dot, w, even, odd): {
+        let low = _mm256_dpbusd_avx_epi32(_mm256_setzero_si256(), dot.low(w), even);
+        _mm256_dpbusd_avx_epi32(low, dot.high(w), odd)
+    },
 );

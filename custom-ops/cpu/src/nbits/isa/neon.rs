@@ -36,7 +36,6 @@ macro_rules! words_of_128_bits {
             type W = uint32x4_t;
             const NAME: &'static str = $name;
             const SUBTRACTED: [u8; 2] = [0, 128];
-            const FLOAT_SUBTRACTED: [u8; 2] = [0, 0];
 
             fn detect() -> Option<$token> {
                 let vectors = Neon::detect()?;
@@ -100,14 +99,14 @@ macro_rules! words_of_128_bits {
             fn nibble<const INDEX: usize>(self, words: uint32x4_t) -> float32x4_t {
                 simd!({
                     let shifted = vshlq_u32(words, vdupq_n_s32(-4 * INDEX as i32));
-                    vcvtq_f32_u32(vandq_u32(shifted, vdupq_n_u32(15)))
+                    vsubq_f32(vcvtq_f32_u32(vandq_u32(shifted, vdupq_n_u32(15))), vdupq_n_f32(8.0))
                 })
             }
             #[inline(always)]
             fn byte<const INDEX: usize>(self, words: uint32x4_t) -> float32x4_t {
                 simd!({
                     let shifted = vshlq_u32(words, vdupq_n_s32(-8 * INDEX as i32));
-                    vcvtq_f32_u32(vandq_u32(shifted, vdupq_n_u32(255)))
+                    vsubq_f32(vcvtq_f32_u32(vandq_u32(shifted, vdupq_n_u32(255))), vdupq_n_f32(128.0))
                 })
             }
 

@@ -31,7 +31,6 @@ impl ByteDot for PortableDot {
     type W = Words;
     const NAME: &'static str = "portable";
     const SUBTRACTED: [u8; 2] = [0, 0];
-    const FLOAT_SUBTRACTED: [u8; 2] = [0, 0];
 
     fn detect() -> Option<PortableDot> {
         Some(PortableDot)
@@ -91,11 +90,11 @@ impl ByteDot for PortableDot {
     }
     #[inline(always)]
     fn nibble<const INDEX: usize>(self, words: Words) -> F32x4 {
-        floats(words.map(|word| (word >> (4 * INDEX) & 0xf) as f32))
+        floats(words.map(|word| (word >> (4 * INDEX) & 0xf) as f32 - 8.0))
     }
     #[inline(always)]
     fn byte<const INDEX: usize>(self, words: Words) -> F32x4 {
-        floats(words.map(|word| (word >> (8 * INDEX) & 0xff) as f32))
+        floats(words.map(|word| (word >> (8 * INDEX) & 0xff) as f32 - 128.0))
     }
 
     #[inline(always)]

@@ -63,7 +63,7 @@ impl<T: Element> DotJob for Bytes<'_, T> {
         match (self.weight.format.bits, D::Vectors::REGISTERS >= 32) {
             (4, true) => self.all::<D, 2, 6, 2>(dot),
             (_, true) => self.all::<D, 1, 6, 2>(dot),
-            (4, false) => self.all::<D, 2, 4, 1>(dot),
+            (4, false) => self.all::<D, 2, 4, 2>(dot),
             (_, false) => self.all::<D, 1, 4, 1>(dot),
         }
     }
@@ -217,6 +217,15 @@ impl<T: Element> Bytes<'_, T> {
                 let in_panel = block - panel.blocks.start;
                 let mut w = panel.words.cast_const().add(in_panel * words * H * C * lanes).cast::<u8>();
                 let (mut word, end) = (block * words, (block + 1) * words);
+                if D::PARTS && H == 2 {
+                    while end - word >= 4 {
+                        let place = (word / lanes * H * lanes + word % lanes) * 4;
+                        let input: [*const u8; R] = std::array::from_fn(|r| x[r].values.cast::<u8>().add(place));
+                        self.four_words(dot, w, input, &mut products);
+                        w = w.add(4 * H * C * 4 * lanes);
+                        word += 4;
+                    }
+                }
                 // A block is inside a vector of the weight, or is several.
                 while word < end {
                     let place = (word / lanes * H * lanes + word % lanes) * 4;
@@ -264,6 +273,39 @@ impl<T: Element> Bytes<'_, T> {
                         isa.narrow_part(output, isa.add(isa.widen_part(output, n), sums[r][c]), n);
                     }
                 }
+            }
+        }
+    }
+
+    /// The products of four words of a row with both halves of the weight's bytes, in sums of 16 bits.
+    ///
+    /// # Safety
+    /// `w` is valid for reading 8 times `C` vectors, and `input` two times 4 words, a vector apart.
+    #[inline(always)]
+    unsafe fn four_words<D: ByteDot, const R: usize, const C: usize>(
+        &self,
+        dot: D,
+        w: *const u8,
+        input: [*const u8; R],
+        products: &mut [[D::W; C]; R],
+    ) {
+        let bytes = 4 * D::Vectors::LANES;
+        let mut parts = [[dot.zero(); C]; R];
+        // SAFETY: the caller's contract.
+        unsafe {
+            for i in 0..8 {
+                let weights: [D::W; C] = std::array::from_fn(|c| dot.load(w.add((i * C + c) * bytes)));
+                for r in 0..R {
+                    let values = dot.broadcast(input[r].add(i % 2 * bytes + i / 2 * 4));
+                    for c in 0..C {
+                        parts[r][c] = dot.part4(parts[r][c], weights[c], values);
+                    }
+                }
+            }
+        }
+        for r in 0..R {
+            for c in 0..C {
+                products[r][c] = dot.add_part(products[r][c], parts[r][c]);
             }
         }
     }

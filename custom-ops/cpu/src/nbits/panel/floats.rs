@@ -5,7 +5,7 @@ use crate::gemm::{self, Ahead, Tiles};
 use crate::isa::{Isa, MAX_LANES};
 use crate::memory::{Memory, Sections};
 use crate::nbits::activations::Segment;
-use crate::nbits::isa::{ByteDot, DotJob};
+use crate::nbits::isa::{ByteDot, DotJob, FLOAT_SUBTRACTED};
 use crate::nbits::{Activations, NBits, Row};
 use moh_operators::{Element, Error};
 use std::ops::Range;
@@ -122,7 +122,7 @@ impl<T: Element> Floats<'_, T> {
         let (isa, lanes, format) = (dot.vectors(), D::Vectors::LANES, self.weight.format);
         let in_word = 32 / format.bits;
         let (start, end) = (blocks.start * format.block_bytes(), blocks.end * format.block_bytes());
-        let subtracted = f32::from(D::FLOAT_SUBTRACTED[format.bits / 8]);
+        let subtracted = f32::from(FLOAT_SUBTRACTED[format.bits / 8]);
         for c in (0..width).step_by(lanes) {
             let column = |lane: usize| (columns.start + c + lane).min(columns.end - 1);
             let mut block = usize::MAX;
