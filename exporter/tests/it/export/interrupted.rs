@@ -81,9 +81,9 @@ fn no_room_in_the_middle() {
             case.export(&Options { quantize: Some(Quantize::new(Bits::Int4)), ..unverified() }).unwrap();
         }
         let before = files(&case);
-        // In units of 512 bytes; the signal that ends the program by default is ignored.
+        // More than the model file, less than its weights, in units of 512 bytes (or 1024). The signal that ends the program by default is ignored.
         let done = std::process::Command::new("sh")
-            .args(["-c", "trap '' XFSZ; ulimit -f 100; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_moh-export")])
+            .args(["-c", "trap '' XFSZ; ulimit -f 200; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_moh-export")])
             .arg(case.checkpoint())
             .arg("-o")
             .arg(case.output())

@@ -158,7 +158,7 @@ fn what_cannot_be_quantised() {
     assert_eq!((tensor.as_str(), columns, block), ("model.layers.0.mlp.down_proj.weight", 160, 64));
     let others: Vec<&str> = others.iter().map(String::as_str).collect();
     assert_eq!((fits, file), (vec![16, 32], case.weights()));
-    assert_eq!(others, ["model.layers.1.mlp.down_proj.weight", "lm_head.weight"]);
+    assert_eq!(others, ["model.layers.1.mlp.down_proj.weight", "model.layers.2.mlp.down_proj.weight"]);
     let found = problem(&case, options(Quantize { block: 24, ..int4() }));
     assert_eq!(found, Problem::BlockSize { block: 24 });
     let found = problem(&case, Options { dtype: Some(ElementType::BF16), ..options(int4()) });
