@@ -1,7 +1,7 @@
 //! `moh-run profile` and `bench`.
 
 use crate::models::counter;
-use crate::program::{moh_run, names, refusal, run, text};
+use crate::program::{moh_run, moh_run_with_signals, names, refusal, run, text};
 use crate::support::onnx::{DataType, Graph};
 use crate::support::{doubler, have_onnxruntime, write};
 use serde_json::Value;
@@ -136,8 +136,9 @@ fn a_signal_leaves_no_temporary_folder() {
             let temporary = tempfile::tempdir().unwrap();
             let entries = || std::fs::read_dir(temporary.path()).unwrap().count();
             let args = ["profile", text(&model), "--runtime", name, "--runs", "1000000", "--json"];
+            let mut command = moh_run_with_signals(&args);
             let mut child =
-                moh_run(&args).env("TMPDIR", temporary.path()).stdout(std::process::Stdio::null()).spawn().unwrap();
+                command.env("TMPDIR", temporary.path()).stdout(std::process::Stdio::null()).spawn().unwrap();
             while entries() == 0 {
                 assert!(child.try_wait().unwrap().is_none(), "the program ended by itself");
                 std::thread::sleep(std::time::Duration::from_millis(5));

@@ -11,6 +11,16 @@ pub(crate) fn moh_run(args: &[&str]) -> Command {
     command
 }
 
+/// The same, started with the signals as they are by default: whoever runs the tests may ignore some, as nohup does.
+pub(crate) fn moh_run_with_signals(args: &[&str]) -> Command {
+    if !cfg!(target_os = "linux") {
+        return moh_run(args);
+    }
+    let mut command = Command::new("/usr/bin/env");
+    command.arg("--default-signal=HUP,INT,TERM").arg(env!("CARGO_BIN_EXE_moh-run")).args(args).stdin(Stdio::null());
+    command
+}
+
 /// Success, standard output and standard error.
 pub(crate) fn outcome(output: &Output) -> (bool, String, String) {
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
