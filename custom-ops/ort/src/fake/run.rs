@@ -39,7 +39,8 @@ pub(super) unsafe extern "system" fn call_output(
     let dims: Vec<usize> =
         unsafe { std::slice::from_raw_parts(sizes, count) }.iter().map(|&d| d.try_into().unwrap()).collect();
     let bytes = 4 * dims.iter().product::<usize>();
-    let mut output = Tensor::filled(Info::sized(call.output_type, &dims), bytes, 0);
+    let own = if call.shared.is_some() { 0 } else { bytes };
+    let mut output = Tensor::filled(Info::sized(call.output_type, &dims), own, 0);
     if let Some((input, distance)) = call.shared {
         let input = call.inputs[input].as_mut().unwrap();
         assert!(distance + bytes <= input.buffer.len() * 64, "the output reaches beyond the input's buffer");
