@@ -13,7 +13,8 @@ namespace {
 // calls.
 template <class C>
 MOH_DEVICE int fetch_tile(const AttentionSm90Params& p, Shared<C>& shared, TileSearch& search, Position<kTileQueue>& at, int index) {
-    const int4 found = find_tile(p.tiles, search, index);
+    // What depends on the lane is computed again for each tile: this warp has few registers.
+    const int4 found = find_tile(p.tiles, search, index, opaque(int(threadIdx.x)) % 32);
     const KeyRange range(p, found.x / p.kv_num_heads);
     Tile tile{found.x, found.y, found.z, found.w, range.first, range.before};
     if (p.first != nullptr && tile.rows > 0) {

@@ -21,9 +21,8 @@ struct TileSearch {
 // The tile with number `index`: list, first entry, number of entries, number of keys visible to the last entry. The
 // number of entries is 0 if there are not so many tiles. All lanes of a warp call with the same arguments; `index` is
 // at least that of the search's previous call.
-MOH_DEVICE int4 find_tile(const TileParams& p, TileSearch& search, int index) {
+MOH_DEVICE int4 find_tile(const TileParams& p, TileSearch& search, int index, int lane = int(threadIdx.x) % 32) {
     constexpr unsigned full = 0xffffffffu;
-    const int lane = opaque(int(threadIdx.x)) % 32; // masks that depend on it are computed again for each tile
     // The lengths of a section's lists, one per lane.
     auto lengths = [&](int section) {
         return lane < p.lists_per_section && section + lane < p.lists ? p.counts[section + lane] : 0;
@@ -62,8 +61,8 @@ MOH_DEVICE int4 find_tile(const TileParams& p, TileSearch& search, int index) {
 // The number of a block's next tile, in all lanes of the calling warp. Its first tile has number blockIdx.x.
 MOH_DEVICE int take_number(const TileParams& p) {
     int taken = 0;
-    if (threadIdx.x % 32 == 0) taken = int(gridDim.x) + atomicAdd(p.next, 1);
-    return __shfl_sync(0xffffffffu, taken, 0);
+    if (threadIdx.x % 32 == 0) taken = atomicAdd(p.next, 1);
+    return int(gridDim.x) + __shfl_sync(0xffffffffu, taken, 0);
 }
 
 // A block's next tile and its search, in shared memory, for kernels whose warps do all the same.
