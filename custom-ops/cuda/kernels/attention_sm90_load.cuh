@@ -9,10 +9,12 @@
 
 namespace {
 
-// Finds tile `index` and passes it to the other warps.
+// Finds tile `index` and passes it to the other warps. Returns its place in the queue, where it stays for the next kTileQueue - 1
+// calls.
 template <class C>
-MOH_DEVICE Tile fetch_tile(const AttentionSm90Params& p, Shared<C>& shared, TileSearch& search, Position<kTileQueue>& at, int index) {
-    const int4 found = find_tile(p.tiles, search, index);
+MOH_DEVICE int fetch_tile(const AttentionSm90Params& p, Shared<C>& shared, TileSearch& search, Position<kTileQueue>& at, int index) {
+    // What depends on the lane is computed again for each tile: this warp has few registers.
+    const int4 found = find_tile(p.tiles, search, index, opaque(int(threadIdx.x)) % 32);
     const KeyRange range(p, found.x / p.kv_num_heads);
     Tile tile{found.x, found.y, found.z, found.w, range.first, range.before};
     if (p.first != nullptr && tile.rows > 0) {
@@ -25,8 +27,10 @@ MOH_DEVICE Tile fetch_tile(const AttentionSm90Params& p, Shared<C>& shared, Tile
         shared.tiles[at.slot] = tile;
         mbarrier_arrive(&shared.tile_full[at.slot]);
     }
+    __syncwarp();
+    const int slot = at.slot;
     at.advance();
-    return tile;
+    return slot;
 }
 
 // Loads a block of keys or values by TMA. All lanes call.
@@ -47,18 +51,18 @@ MOH_DEVICE void load_block(const AttentionSm90Params& p, const TensorMap* map, c
     at.advance();
 }
 
-// Loads the values of a tile's last block from a cache. What follows the tile's last key there is not the sequence's, and may
+// Loads the values of a tile's last block from a cache, if it is not full. What follows the tile's last key there is not the sequence's, and may
 // be NaN, which is not masked by a weight of 0. Hence zeros take its place, and TMA, which knows only the end of the cache,
 // is not used. All lanes call.
 template <class C>
-MOH_DEVICE void load_last_values(const AttentionSm90Params& p, Shared<C>& shared, Position<C::kSlots>& at, const Tile& tile, int block) {
+MOH_DEVICE void load_last_values(const AttentionSm90Params& p, Shared<C>& shared, Position<C::kSlots>& at, const Tile& tile) {
     using T = typename C::Element;
     constexpr int kChunks = C::kHead / 8;
-    const int lane = threadIdx.x % 32, keys = tile.keys - block * C::kKeys;
-    const T* value = static_cast<const T*>(p.value) + (int64_t(tile.list) * p.kv_len + tile.first_key + block * C::kKeys) * p.value_dim;
+    const int lane = threadIdx.x % 32, keys = tile.keys % C::kKeys, first = tile.first_key + tile.keys - keys;
+    const T* value = static_cast<const T*>(p.value) + (int64_t(tile.list) * p.kv_len + first) * p.value_dim;
     mbarrier_wait(&shared.slot_empty[at.slot], at.parity ^ 1);
     unsigned char* slot = shared.ring[at.slot];
-#pragma unroll 4
+#pragma unroll 1
     for (int i = lane; i < C::kKeys * kChunks; i += 32) {
         const int key = i / kChunks, element = i % kChunks * 8;
         const bool exists = key < keys && element < p.value_dim;
@@ -88,22 +92,22 @@ template <class C> MOH_DEVICE void produce(const AttentionSm90Params& p, Shared<
     TileSearch search;
     Position<kTileQueue> tile_at;
     Position<C::kSlots> slot_at;
-    Tile tile = fetch_tile(p, shared, search, tile_at, int(blockIdx.x));
-    while (tile.rows > 0) {
-        int blocks = divide_up(tile.keys, C::kKeys);
-        // Of a cache, whether others' rows follow in the last block.
-        const bool is_partial = p.first != nullptr && tile.keys % C::kKeys != 0;
-        Tile next = tile;
+    int slot = fetch_tile(p, shared, search, tile_at, int(blockIdx.x));
+    for (;;) {
+        const Tile& tile = shared.tiles[slot];
+        if (tile.rows == 0) break;
+        const int blocks = divide_up(tile.keys, C::kKeys);
+        int next = slot;
         for (int i = 0; i <= blocks; i++) {
             if (i < blocks) load_block(p, &p.key_map, &p.key_tail_map, shared, slot_at, tile, blocks - 1 - i);
             // Early enough for the gather warps to work ahead, late enough not to delay this tile.
             if (i == 0) next = fetch_tile(p, shared, search, tile_at, take_number(p.tiles));
-            if (i == 1 && is_partial)
-                load_last_values(p, shared, slot_at, tile, blocks - 1);
+            if (i == 1 && p.first != nullptr && tile.keys % C::kKeys != 0)
+                load_last_values(p, shared, slot_at, tile);
             else if (i > 0)
                 load_block(p, &p.value_map, &p.value_tail_map, shared, slot_at, tile, blocks - i);
         }
-        tile = next;
+        slot = next;
     }
 }
 

@@ -21,9 +21,8 @@ struct TileSearch {
 // The tile with number `index`: list, first entry, number of entries, number of keys visible to the last entry. The
 // number of entries is 0 if there are not so many tiles. All lanes of a warp call with the same arguments; `index` is
 // at least that of the search's previous call.
-MOH_DEVICE int4 find_tile(const TileParams& p, TileSearch& search, int index) {
+MOH_DEVICE int4 find_tile(const TileParams& p, TileSearch& search, int index, int lane = int(threadIdx.x) % 32) {
     constexpr unsigned full = 0xffffffffu;
-    const int lane = int(threadIdx.x) % 32;
     // The lengths of a section's lists, one per lane.
     auto lengths = [&](int section) {
         return lane < p.lists_per_section && section + lane < p.lists ? p.counts[section + lane] : 0;
