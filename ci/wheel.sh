@@ -45,7 +45,11 @@ pack() {
     step "wheel of $1"
     mkdir -p "$2"
     (tools hatchling hatchling==1.33.0 && cd python &&
-        MOH_ONNX_BINARIES=$1 "$python" -m hatchling build --target wheel --directory "$2")
+        MOH_ONNX_BINARIES=$1 "$python" -m hatchling build --target wheel --directory "$2" >&2)
+    # The newest one.
+    local wheels
+    mapfile -t wheels < <(ls -t "$2"/moh_onnx-*.whl)
+    echo "${wheels[0]:?hatchling made no wheel}"
 }
 
 # compile PROCESSOR: programs and library that need no newer glibc, in $built/PROCESSOR-unknown-linux-gnu/dist.
