@@ -184,7 +184,7 @@ impl Device {
         let [first, second] = [number, number + 1].map(|i| MULTIPROCESSORS[i % 2]);
         let found = run(first);
         compare(call.output_dtype(), &found, &expected, &exact);
-        if !self.emulated || number / 2 % 4 == 0 {
+        if !self.emulated || (number / 2).is_multiple_of(4) {
             let again = run(first);
             let other = found.iter().zip(&again).position(|(a, b)| a.to_bits() != b.to_bits());
             assert_eq!(other, None, "the same call gave another result at this element");
