@@ -11,9 +11,9 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 /// program wait for all of them.
 const SYNCED: u64 = 128 << 20;
 
-/// Bytes that the system is given at a time. It makes room for all of them in one piece, and where memory is full of cached files it
-/// moves others out of the way for pieces of many pages: that takes longer than to copy them.
-const PIECE: usize = 16 << 10;
+/// Bytes that the system is given at a time: measured. Less, and it keeps the file in small pages; more, and where memory is full of
+/// cached files, making room for large pages takes longer than to copy them.
+const PIECE: usize = 256 << 10;
 
 /// Bytes that are put one after the other. It keeps its memory when it is emptied, and is zeroed only where it grows.
 #[derive(Default)]

@@ -18,7 +18,7 @@ use std::ops::Range;
 use std::path::Path;
 
 /// Bytes read at a time.
-const CHUNK_BYTES: usize = 4 << 20;
+const CHUNK_BYTES: usize = 1 << 20;
 
 /// Bytes of a transposed matrix that are in memory at a time: the largest matrices of the largest published model but one.
 const BAND_BYTES: usize = if cfg!(test) { 4 << 20 } else { 112 << 20 };

@@ -23,6 +23,10 @@ use sampling::most_probable;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
+/// Tokens of prompts that are computed at a time, if nothing else is asked for: enough to keep the processor busy. What a run needs memory
+/// for, logits above all, grows with them.
+const PART: usize = 512;
+
 /// When to stop, and what to keep.
 #[derive(Debug, Clone, Default)]
 pub struct GenerateOptions<'a> {
@@ -34,6 +38,8 @@ pub struct GenerateOptions<'a> {
     pub sampling: Option<Sampling>,
     /// Whether to keep the logits that each token was taken from.
     pub keep_logits: bool,
+    /// Tokens of the prompts, over all of them, that are computed at a time; `None`: 512.
+    pub part: Option<usize>,
 }
 
 /// The continuation of a batch of prompts.
@@ -43,7 +49,7 @@ pub struct Generated {
     pub tokens: Vec<Vec<i64>>,
     /// (batch, steps, vocabulary) float32, if `keep_logits` was set; undefined after a sequence's stop token.
     pub logits: Option<Tensor>,
-    /// Time of the first run, on the prompts.
+    /// Time of the runs on the prompts, until the first token.
     pub prefill: Duration,
     /// Time of the runs after it, one new token per sequence each.
     pub decode: Duration,
@@ -116,11 +122,16 @@ impl LanguageModel {
         let ended = |sequence: &Vec<i64>| sequence.last().is_some_and(|token| options.stop.contains(token));
         let mut kept = Vec::new();
         let mut times = Vec::new();
-        let mut sequences = Sequences::start(prompts);
+        let part = options.part.unwrap_or(PART);
+        let mut sequences = Sequences::start(prompts, part);
         let mut cache = Cache::new(&self.interface, prompts, options.max_tokens)?;
         while times.len() < options.max_tokens {
             let began = Instant::now();
             let mut outputs = self.step(&sequences, &mut cache)?;
+            while sequences.read_on(part) {
+                cache.take(&self.interface, &mut outputs);
+                outputs = self.step(&sequences, &mut cache)?;
+            }
             let logits = self.last_logits(&outputs[self.interface.logits], &sequences)?;
             let next = logits.iter().enumerate().map(&mut choose).collect::<Option<Vec<i64>>>();
             let next = next.ok_or_else(|| self.bad_logits("none is a number".to_owned()))?;
@@ -151,10 +162,10 @@ impl LanguageModel {
     /// [`Error::Runtime`] where the runtime fails.
     pub fn outputs(&mut self, prompts: &Prompts) -> Result<Vec<Value>> {
         let mut cache = Cache::new(&self.interface, prompts, 0)?;
-        self.step(&Sequences::start(prompts), &mut cache)
+        self.step(&Sequences::start(prompts, usize::MAX), &mut cache)
     }
 
-    fn step(&mut self, sequences: &Sequences, cache: &mut Cache) -> Result<Vec<Value>> {
+    fn step(&mut self, sequences: &Sequences<'_>, cache: &mut Cache) -> Result<Vec<Value>> {
         let grows = cache.grow(sequences.total());
         let mask = sequences.attention_mask(cache.capacity().filter(|_| grows))?;
         let mut inputs = vec![(INPUT_IDS.to_owned(), sequences.input_ids()?.into())];
@@ -172,7 +183,7 @@ impl LanguageModel {
     }
 
     /// The logits of every sequence's last token.
-    fn last_logits(&self, logits: &Value, sequences: &Sequences) -> Result<Vec<Vec<f32>>> {
+    fn last_logits(&self, logits: &Value, sequences: &Sequences<'_>) -> Result<Vec<Vec<f32>>> {
         let expected = [sequences.batch(), sequences.length()];
         let &[batch, length, vocabulary] = logits.shape() else {
             return Err(self.bad_logits(format!("expected 3 dimensions, found {:?}", logits.shape())));

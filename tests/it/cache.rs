@@ -164,6 +164,32 @@ fn tokens_beyond_the_first_capacity() {
     }
 }
 
+/// What the published code generates for padded prompts that are read in parts: one of nothing but padding among them, for some.
+#[test]
+fn golden_tokens_of_prompts_read_in_parts() {
+    let (folder, target) = (golden("llama-moh-tiny"), tempfile::tempdir().unwrap());
+    let reference = read_tensors(&folder.join("reference.safetensors"));
+    let get = |name: &str| &reference[&format!("padded.{name}")];
+    let numbers = |name: &str| get(name).as_slice::<i64>().unwrap().to_vec();
+    let (batch, length) = (get("input_ids").shape()[0], get("input_ids").shape()[1]);
+    let prompts = Prompts::padded(batch, numbers("input_ids"), numbers("attention_mask")).unwrap();
+    let all = numbers("generated_ids");
+    let expected: Vec<&[i64]> = all.chunks(all.len() / batch).map(|row| &row[length..]).collect();
+    for cache in [Cache::Concat, Cache::InPlace] {
+        let path = target.path().join(format!("{cache:?}.onnx"));
+        let export = Options { cache: Some(cache), verify: Some(false), ..Options::default() };
+        moh_export::export(&folder, &path, &export).unwrap();
+        for (way, runtime) in runtimes() {
+            let mut model = LanguageModel::new(Model::load(&path, &runtime).unwrap()).unwrap();
+            for part in [1, 2 * batch, 5 * batch] {
+                let options = GenerateOptions { max_tokens: 12, part: Some(part), ..GenerateOptions::default() };
+                let generated = model.generate(&prompts, &options, |_| ControlFlow::Continue(())).unwrap();
+                assert_eq!(generated.tokens, expected, "{way}, {cache:?}, parts of {part}");
+            }
+        }
+    }
+}
+
 /// The cache that goes into a step comes out of it: the same memory, in every runtime, with and without the library.
 #[test]
 fn a_step_copies_no_cache() {

@@ -66,7 +66,7 @@ impl Session<'_> {
         let prompts = texts.iter().map(|text| self.tokens(text)).collect::<Result<Vec<Vec<i64>>>>()?;
         let max_tokens = room(&prompts, args, &self.config)?;
         let stop = if args.ignore_eos { &[][..] } else { &self.config.end };
-        let options = GenerateOptions { max_tokens, stop, sampling: sampling(args), keep_logits: false };
+        let options = GenerateOptions { max_tokens, stop, sampling: sampling(args), keep_logits: false, part: None };
         let printer = |prompt: &Vec<i64>| Printer::new(self.tokenizer.as_ref(), prompt, stop, &args.stop);
         let mut printers = prompts.iter().map(printer).collect::<Result<Vec<Printer<'_>>>>()?;
         let mut output = Output { shown: vec![String::new(); texts.len()], at_once: texts.len() == 1 && !args.json };

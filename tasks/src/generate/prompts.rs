@@ -67,10 +67,12 @@ impl Prompts {
     }
 }
 
-/// The sequences of a batch as the next run of the model sees them.
+/// The sequences of a batch as the next run of the model sees them. Prompts are read in parts.
 #[derive(Debug)]
-pub(super) struct Sequences {
-    batch: usize,
+pub(super) struct Sequences<'a> {
+    prompts: &'a Prompts,
+    /// Tokens of a prompt, padding included, that were read.
+    read: usize,
     /// New tokens of every sequence: (batch, length).
     ids: Vec<i64>,
     positions: Vec<i64>,
@@ -78,16 +80,35 @@ pub(super) struct Sequences {
     masks: Vec<Vec<i64>>,
 }
 
-impl Sequences {
-    /// The prompts, all new.
-    pub(super) fn start(prompts: &Prompts) -> Sequences {
-        let masks: Vec<Vec<i64>> = prompts.mask.chunks(prompts.length).map(<[i64]>::to_vec).collect();
-        let position = |seen: &mut i64, mask: &i64| {
-            *seen += mask;
-            Some(if *mask == 0 { PADDING_POSITION } else { *seen - 1 })
-        };
-        let positions = masks.iter().flat_map(|mask| mask.iter().scan(0, position)).collect();
-        Sequences { batch: prompts.batch, ids: prompts.ids.clone(), positions, masks }
+impl<'a> Sequences<'a> {
+    /// The first part of the prompts: `part` tokens over all of them, or one of each.
+    pub(super) fn start(prompts: &'a Prompts, part: usize) -> Sequences<'a> {
+        let masks = vec![Vec::new(); prompts.batch];
+        let mut sequences = Sequences { prompts, read: 0, ids: Vec::new(), positions: Vec::new(), masks };
+        sequences.read_on(part);
+        sequences
+    }
+
+    /// Goes on to the next part of the prompts, whose tokens alone are new then; false where there is none.
+    pub(super) fn read_on(&mut self, part: usize) -> bool {
+        let length = self.prompts.length;
+        let columns = self.read..length.min(self.read.saturating_add(part.div_ceil(self.prompts.batch)));
+        if columns.is_empty() {
+            return false;
+        }
+        self.read = columns.end;
+        (self.ids, self.positions) = (Vec::new(), Vec::new());
+        let rows = self.prompts.ids.chunks(length).zip(self.prompts.mask.chunks(length));
+        for ((ids, mask), known) in rows.zip(&mut self.masks) {
+            let mut seen: i64 = known.iter().sum();
+            for &mask in &mask[columns.clone()] {
+                self.positions.push(if mask == 0 { PADDING_POSITION } else { seen });
+                seen += mask;
+            }
+            self.ids.extend(&ids[columns.clone()]);
+            known.extend(&mask[columns.clone()]);
+        }
+        true
     }
 
     /// Appends a token to every sequence; only these are new then.
@@ -98,16 +119,16 @@ impl Sequences {
     }
 
     pub(super) fn batch(&self) -> usize {
-        self.batch
+        self.prompts.batch
     }
 
     /// New tokens of a sequence.
     pub(super) fn length(&self) -> usize {
-        self.ids.len() / self.batch
+        self.ids.len() / self.batch()
     }
 
     pub(super) fn input_ids(&self) -> Result<Tensor> {
-        Ok(Tensor::new([self.batch, self.length()], self.ids.clone())?)
+        Ok(Tensor::new([self.batch(), self.length()], self.ids.clone())?)
     }
 
     /// Old and new tokens of a sequence.
@@ -119,11 +140,11 @@ impl Sequences {
     pub(super) fn attention_mask(&self, capacity: Option<usize>) -> Result<Tensor> {
         let width = capacity.unwrap_or(0).max(self.total());
         let row = |mask: &Vec<i64>| mask.iter().copied().chain(std::iter::repeat(0)).take(width).collect::<Vec<i64>>();
-        Ok(Tensor::new([self.batch, width], self.masks.iter().flat_map(row).collect::<Vec<i64>>())?)
+        Ok(Tensor::new([self.batch(), width], self.masks.iter().flat_map(row).collect::<Vec<i64>>())?)
     }
 
     pub(super) fn position_ids(&self) -> Result<Tensor> {
-        Ok(Tensor::new([self.batch, self.length()], self.positions.clone())?)
+        Ok(Tensor::new([self.batch(), self.length()], self.positions.clone())?)
     }
 }
 
@@ -142,13 +163,28 @@ mod tests {
     #[test]
     fn positions_count_real_tokens_only() {
         let prompts = Prompts::new(&[vec![5, 6, 7], vec![8]], 0).unwrap();
-        let mut sequences = Sequences::start(&prompts);
+        let mut sequences = Sequences::start(&prompts, usize::MAX);
         assert_eq!(sequences.position_ids().unwrap(), Tensor::new([2, 3], vec![0i64, 1, 2, 1, 1, 0]).unwrap());
         sequences.advance(vec![9, 10]);
         assert_eq!(sequences.input_ids().unwrap(), Tensor::new([2, 1], vec![9i64, 10]).unwrap());
         assert_eq!(sequences.position_ids().unwrap(), Tensor::new([2, 1], vec![3i64, 1]).unwrap());
         let mask = vec![1i64, 1, 1, 1, 0, 0, 1, 1];
         assert_eq!(sequences.attention_mask(None).unwrap(), Tensor::new([2, 4], mask).unwrap());
+    }
+
+    #[test]
+    fn prompts_are_read_in_parts() {
+        let prompts = Prompts::new(&[vec![5, 6, 7], vec![8]], 0).unwrap();
+        let mut sequences = Sequences::start(&prompts, 3);
+        assert_eq!(sequences.input_ids().unwrap(), Tensor::new([2, 2], vec![5i64, 6, 0, 0]).unwrap());
+        assert!(sequences.read_on(3));
+        assert_eq!(sequences.input_ids().unwrap(), Tensor::new([2, 1], vec![7i64, 8]).unwrap());
+        assert_eq!(sequences.position_ids().unwrap(), Tensor::new([2, 1], vec![2i64, 0]).unwrap());
+        let mask = Tensor::new([2, 3], vec![1i64, 1, 1, 0, 0, 1]).unwrap();
+        assert_eq!(sequences.attention_mask(None).unwrap(), mask);
+        assert!(!sequences.read_on(3));
+        assert_eq!(sequences.length(), 1, "as it was");
+        assert_eq!(Sequences::start(&prompts, 1).length(), 1, "one of each");
     }
 
     #[test]
