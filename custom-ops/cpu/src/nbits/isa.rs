@@ -33,6 +33,8 @@ pub(crate) trait ByteDot: Copy + Send + Sync + 'static {
     type Vectors: Isa;
     /// A vector of words.
     type W: Copy;
+    /// What [`ByteDot::parts`] returns: [`Never`] without sums of 16 bits.
+    type Parts: PartSums<Self::W>;
     /// The name, for tests.
     #[cfg_attr(not(test), allow(dead_code))]
     const NAME: &'static str;
@@ -85,17 +87,10 @@ pub(crate) trait ByteDot: Copy + Send + Sync + 'static {
     fn dot4(self, sum: Self::W, w: Self::W, x: Self::W) -> Self::W;
     /// The same for weights from 0 to 255, less `SUBTRACTED[1]`.
     fn dot8(self, sum: Self::W, w: Self::W, x: Self::W) -> Self::W;
-    /// Whether [`ByteDot::part4`] and [`ByteDot::add_part`] take fewer instructions than [`ByteDot::dot4`].
-    const PARTS: bool = false;
-    /// [`ByteDot::dot4`] for sums of at most eight calls, which begin with 0 and end in [`ByteDot::add_part`].
+    /// Sums of 16 bits, if they take fewer instructions than [`ByteDot::dot4`].
     #[inline(always)]
-    fn part4(self, part: Self::W, w: Self::W, x: Self::W) -> Self::W {
-        self.dot4(part, w, x)
-    }
-    /// Adds a sum of [`ByteDot::part4`]. Only for instruction sets with `PARTS`.
-    #[inline(always)]
-    fn add_part(self, sum: Self::W, _part: Self::W) -> Self::W {
-        sum
+    fn parts(self) -> Option<Self::Parts> {
+        None
     }
     /// The sum of eight products in each word: [`ByteDot::dot4`] of the low halves of `w` with `even`, and of its high ones with `odd`.
     #[inline(always)]
@@ -125,6 +120,27 @@ pub(crate) trait ByteDot: Copy + Send + Sync + 'static {
         let lanes = bytes.map(f32::from);
         // SAFETY: the array holds MAX_LANES floats.
         unsafe { self.vectors().load(lanes.as_ptr()) }
+    }
+}
+
+/// Sums of products of 4-bit weights in words of 16 bits.
+pub(crate) trait PartSums<W>: Copy {
+    /// As [`ByteDot::dot4`], for a sum that begins with 0 and ends, after at most eight calls, in [`PartSums::add`].
+    fn dot4(self, part: W, w: W, x: W) -> W;
+    /// Adds the sums of 16 bits in `part` to those of 32 bits.
+    fn add(self, sum: W, part: W) -> W;
+}
+
+/// The token of what an instruction set lacks: there is none.
+#[derive(Clone, Copy)]
+pub(crate) enum Never {}
+
+impl<W> PartSums<W> for Never {
+    fn dot4(self, _: W, _: W, _: W) -> W {
+        match self {}
+    }
+    fn add(self, _: W, _: W) -> W {
+        match self {}
     }
 }
 

@@ -1,6 +1,6 @@
 //! x86-64 with AVX-512 and its VNNI: 16 words.
 
-use super::{ByteDot, DotJob};
+use super::{ByteDot, DotJob, Never};
 use crate::isa::avx512::Avx512;
 use crate::isa::{Isa, MAX_LANES};
 use std::arch::x86_64::*;
@@ -24,6 +24,7 @@ fn enabled<J: DotJob>(dot: Avx512Vnni, job: J) -> J::Output {
 impl ByteDot for Avx512Vnni {
     type Vectors = Avx512;
     type W = __m512i;
+    type Parts = Never;
     const NAME: &'static str = "avx512vnni";
     const SUBTRACTED: [u8; 2] = [0, 0];
 

@@ -4,7 +4,7 @@ use super::{DEPTH, products};
 use crate::isa::{Isa, MAX_LANES};
 use crate::memory::{Memory, Sections};
 use crate::nbits::activations::{Converted, Segment};
-use crate::nbits::isa::{ByteDot, DotJob};
+use crate::nbits::isa::{ByteDot, DotJob, PartSums};
 use crate::nbits::{Activations, NBits, Row};
 use moh_operators::{Element, Error};
 use std::ops::Range;
@@ -217,11 +217,13 @@ impl<T: Element> Bytes<'_, T> {
                 let in_panel = block - panel.blocks.start;
                 let mut w = panel.words.cast_const().add(in_panel * words * H * C * lanes).cast::<u8>();
                 let (mut word, end) = (block * words, (block + 1) * words);
-                if D::PARTS && H == 2 {
+                if H == 2
+                    && let Some(sums) = dot.parts()
+                {
                     while end - word >= 4 {
                         let place = (word / lanes * H * lanes + word % lanes) * 4;
                         let input: [*const u8; R] = std::array::from_fn(|r| x[r].values.cast::<u8>().add(place));
-                        self.four_words(dot, w, input, &mut products);
+                        self.four_words(dot, sums, w, input, &mut products);
                         w = w.add(4 * H * C * 4 * lanes);
                         word += 4;
                     }
@@ -285,6 +287,7 @@ impl<T: Element> Bytes<'_, T> {
     unsafe fn four_words<D: ByteDot, const R: usize, const C: usize>(
         &self,
         dot: D,
+        sums: D::Parts,
         w: *const u8,
         input: [*const u8; R],
         products: &mut [[D::W; C]; R],
@@ -298,14 +301,14 @@ impl<T: Element> Bytes<'_, T> {
                 for r in 0..R {
                     let values = dot.broadcast(input[r].add(i % 2 * bytes + i / 2 * 4));
                     for c in 0..C {
-                        parts[r][c] = dot.part4(parts[r][c], weights[c], values);
+                        parts[r][c] = sums.dot4(parts[r][c], weights[c], values);
                     }
                 }
             }
         }
         for r in 0..R {
             for c in 0..C {
-                products[r][c] = dot.add_part(products[r][c], parts[r][c]);
+                products[r][c] = sums.add(products[r][c], parts[r][c]);
             }
         }
     }
