@@ -6,6 +6,11 @@
 //!
 //! The compiler does not use tile registers, so they keep their contents between blocks of inline assembly.
 
+#[cfg(test)]
+pub(crate) mod emulator;
+#[cfg(test)]
+mod tests;
+
 use super::avx512::Avx512;
 use super::unit::{Multiply, ROW_BYTES, TILE, TILE_BYTES, TileProduct, Unit};
 use std::arch::asm;
@@ -26,8 +31,11 @@ impl Unit for Amx {
     const MOST_TERMS: usize = 3;
 
     fn detect() -> Option<Amx> {
-        static FOUND: OnceLock<bool> = OnceLock::new();
-        FOUND.get_or_init(|| processor_has_it() && system_permits_it()).then_some(Amx(()))
+        #[cfg(test)]
+        if emulator::is_on() {
+            return Some(Amx(()));
+        }
+        is_there().then_some(Amx(()))
     }
 
     fn is_fast() -> bool {
@@ -160,6 +168,12 @@ impl Tiles {
             }
         }
     }
+}
+
+/// Whether AMX may be used.
+fn is_there() -> bool {
+    static FOUND: OnceLock<bool> = OnceLock::new();
+    *FOUND.get_or_init(|| processor_has_it() && system_permits_it())
 }
 
 /// Whether the processor has AMX-TILE and AMX-BF16, and the operating system saves the tiles' state (Intel SDM volume
