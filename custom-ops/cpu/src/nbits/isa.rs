@@ -2,7 +2,8 @@
 //!
 //! A [`ByteDot`] value is a token that exists only if the processor has the features, so its methods may use them.
 
-use crate::isa::{Isa, MAX_LANES};
+use crate::isa::unit::{ByteProduct, ByteUnit, MultiplyBytes};
+use crate::isa::{Isa, MAX_LANES, MatrixUnit};
 
 /// All instruction sets, best first: module and token type.
 macro_rules! each_byte_dot {
@@ -35,6 +36,8 @@ pub(crate) trait ByteDot: Copy + Send + Sync + 'static {
     type W: Copy;
     /// What [`ByteDot::parts`] returns: [`Never`] without sums of 16 bits.
     type Parts: PartSums<Self::W>;
+    /// What [`ByteDot::tiles`] returns: [`Never`] beside no matrix unit.
+    type Tiles: ByteUnit;
     /// The name, for tests.
     #[cfg_attr(not(test), allow(dead_code))]
     const NAME: &'static str;
@@ -43,6 +46,15 @@ pub(crate) trait ByteDot: Copy + Send + Sync + 'static {
 
     /// The token, if the processor has the features.
     fn detect() -> Option<Self>;
+    /// The token with the products of tiles of bytes that `unit` has, if it works beside these vectors.
+    fn beside(self, _unit: MatrixUnit) -> Self {
+        self
+    }
+    /// Products of tiles of bytes, for vectors of [`MAX_LANES`] words.
+    #[inline(always)]
+    fn tiles(self) -> Option<Self::Tiles> {
+        None
+    }
     /// The floating-point vectors' token.
     fn vectors(self) -> Self::Vectors;
     /// Runs `job`, compiled with the features of the instruction set.
@@ -144,6 +156,19 @@ impl<W> PartSums<W> for Never {
     }
 }
 
+impl ByteUnit for Never {
+    type Multiplier = Never;
+    fn start(self, _: usize) -> Never {
+        self
+    }
+}
+
+impl MultiplyBytes for Never {
+    unsafe fn multiply<const BOTH: bool, const SIGNED: bool>(&self, _: &ByteProduct) {
+        match *self {}
+    }
+}
+
 /// Code that is compiled for every [`ByteDot`]. Only `#[inline(always)]` functions called from `run` get the features.
 pub(crate) trait DotJob {
     /// The result.
@@ -166,20 +191,26 @@ macro_rules! engine {
         }
 
         impl Engine {
-            /// Those that the processor has, best first.
+            /// Those that the processor has, with the matrix unit and without.
             #[cfg(test)]
-            pub(crate) fn all() -> Vec<Engine> {
+            pub(crate) fn all(unit: Option<MatrixUnit>) -> Vec<Engine> {
                 let mut all = Vec::new();
-                $(#[$cfg] all.extend($module::$token::detect().map(Engine::$token));)*
+                $(
+                    #[$cfg]
+                    if let Some(token) = $module::$token::detect() {
+                        let beside = unit.map(|unit| token.beside(unit)).filter(|token| token.tiles().is_some());
+                        all.extend([Some(token), beside].into_iter().flatten().map(Engine::$token));
+                    }
+                )*
                 all
             }
 
-            /// The best one that needs no more than `I` and the products of bytes that belong to it.
-            pub(crate) fn of<I: Isa>() -> Engine {
+            /// The best one that needs no more than `I`, the products of bytes that belong to it, and the matrix unit.
+            pub(crate) fn of<I: Isa>(unit: Option<MatrixUnit>) -> Engine {
                 $(
                     #[$cfg]
                     if fits::<I, $module::$token>() && let Some(token) = $module::$token::detect() {
-                        return Engine::$token(token);
+                        return Engine::$token(unit.map_or(token, |unit| token.beside(unit)));
                     }
                 )*
                 Engine::PortableDot(portable::PortableDot)
@@ -196,7 +227,19 @@ macro_rules! engine {
             #[cfg(test)]
             pub(crate) fn name(self) -> &'static str {
                 match self {
-                    $(#[$cfg] Engine::$token(_) => $module::$token::NAME,)*
+                    $(
+                        #[$cfg]
+                        Engine::$token(token) if token.tiles().is_some() => concat!(stringify!($module), " with tiles"),
+                        #[$cfg]
+                        Engine::$token(_) => $module::$token::NAME,
+                    )*
+                }
+            }
+
+            /// Whether products of many rows may use a matrix unit.
+            pub(crate) fn has_tiles(self) -> bool {
+                match self {
+                    $(#[$cfg] Engine::$token(token) => token.tiles().is_some(),)*
                 }
             }
 
