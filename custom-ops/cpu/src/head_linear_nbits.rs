@@ -26,6 +26,7 @@ pub(crate) enum Heads {
 /// The tensors of a call. Slice lengths have been validated against `problem`.
 pub(crate) struct Call<'a, I, T> {
     pub(crate) isa: I,
+    pub(crate) engine: Engine,
     pub(crate) heads: Heads,
     pub(crate) problem: &'a Problem,
     pub(crate) level: Level,
@@ -56,7 +57,7 @@ pub(crate) fn run<I: Isa, T: Element>(call: &Call<'_, I, T>, host: &dyn Host) ->
         let used = |token: usize, head: usize| gates[token * p.num_heads + head] != 0.0;
         let parts = (call.heads == Heads::Input).then_some(Parts { width: p.block, used: &used });
         let input = |token: usize| call.x[(tokens.start + token) * k..].as_ptr();
-        let (engine, format) = (Engine::of::<I>(), call.weight.format);
+        let (engine, format) = (call.engine, call.weight.format);
         // SAFETY: x has `k` elements for every token.
         let x = unsafe { Activations::new(engine, host, format, call.level, tokens.len(), &input, parts) }?;
         let selection = &Selection::new(gates, p.num_heads, tokens.len())?;

@@ -69,6 +69,13 @@ macro_rules! matrix_unit {
                 }
             }
 
+            /// See [`Unit::multiplies_bytes`].
+            pub(crate) fn multiplies_bytes(self) -> bool {
+                match self {
+                    $(#[$cfg] MatrixUnit::$token(unit) => unit.multiplies_bytes(),)*
+                }
+            }
+
             pub(crate) fn start(self) -> Multiplier {
                 match self {
                     $(#[$cfg] MatrixUnit::$token(unit) => Multiplier::$token(unit.start()),)*
@@ -110,8 +117,6 @@ pub(crate) trait Target {
     type Vectors: Isa;
     /// The name by which users select kernels.
     const NAME: &'static str;
-    /// Whether there is a matrix unit. Kernels that do not use one run under the vector instruction set's name only.
-    const HAS_UNIT: bool;
     /// The tokens, if the processor has the features.
     fn detect() -> Option<(Self::Vectors, Option<MatrixUnit>)>;
     /// Whether automatic selection may pick it if supported.
@@ -121,7 +126,6 @@ pub(crate) trait Target {
 impl<I: Isa> Target for I {
     type Vectors = I;
     const NAME: &'static str = <I as Isa>::NAME;
-    const HAS_UNIT: bool = false;
     fn detect() -> Option<(I, Option<MatrixUnit>)> {
         Some((<I as Isa>::detect()?, None))
     }
@@ -136,7 +140,6 @@ pub(crate) struct WithUnit<U>(std::marker::PhantomData<U>);
 impl<U: Unit + Into<MatrixUnit>> Target for WithUnit<U> {
     type Vectors = U::Vectors;
     const NAME: &'static str = U::NAME;
-    const HAS_UNIT: bool = true;
     fn detect() -> Option<(U::Vectors, Option<MatrixUnit>)> {
         Some((<U::Vectors as Isa>::detect()?, Some(U::detect()?.into())))
     }
@@ -159,6 +162,25 @@ pub(crate) fn vectors_beside(unit: &str) -> Option<&'static str> {
     }
     each_unit!(find);
     let _ = unit;
+    None
+}
+
+/// The matrix unit named `forced`; without a name, the best one that automatic selection may pick.
+pub(crate) fn matrix_unit(forced: Option<&str>) -> Option<MatrixUnit> {
+    macro_rules! first {
+        ($(#[$cfg:meta] $module:ident::$token:ident,)*) => {
+            $(
+                #[$cfg]
+                if forced.map_or_else($module::$token::is_fast, |forced| forced == $module::$token::NAME)
+                    && let Some(unit) = <$module::$token as Unit>::detect()
+                {
+                    return Some(unit.into());
+                }
+            )*
+        };
+    }
+    each_unit!(first);
+    let _ = forced;
     None
 }
 

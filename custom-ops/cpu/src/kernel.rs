@@ -135,10 +135,13 @@ pub(crate) struct Call<'a, O: CpuOperator, I, T: Element> {
 
 /// The CPU kernel of an operator: one generic implementation, compiled for every instruction set and element type.
 pub(crate) trait CpuOperator: Definition {
-    /// Whether the kernel uses matrix units.
-    const USES_MATRIX_UNITS: bool = false;
     /// The output's element type.
     type Output<T: Element>: Element;
+
+    /// Whether the kernel uses a matrix unit. If not, it runs under the vector instruction set's name only.
+    fn uses(_unit: MatrixUnit) -> bool {
+        false
+    }
 
     /// Computes the output.
     fn run<I: Isa, T: Element>(call: Call<'_, Self, I, T>) -> Result<Work, Error>;
@@ -188,7 +191,7 @@ impl Kernel {
             operator: O::OPERATOR,
             isa: G::NAME,
             // A kernel that does not use the matrix unit would only duplicate the vector instruction set's kernel.
-            supported: || (O::USES_MATRIX_UNITS || !G::HAS_UNIT) && G::detect().is_some(),
+            supported: || G::detect().is_some_and(|(_, unit)| unit.is_none_or(O::uses)),
             automatic: G::is_automatic,
             run: run::<O, G>,
             pack: pack::<O, G>,

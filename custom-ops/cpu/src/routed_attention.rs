@@ -35,8 +35,11 @@ use std::sync::{Mutex, PoisonError};
 use tiles::{TileMemory, Tiling};
 
 impl CpuOperator for RoutedAttention {
-    const USES_MATRIX_UNITS: bool = true;
     type Output<T: Element> = T;
+
+    fn uses(_unit: MatrixUnit) -> bool {
+        true
+    }
 
     fn run<I: Isa, T: Element>(call: kernel::Call<'_, Self, I, T>) -> Result<Work, Error> {
         let kernel::Call { isa, unit, problem, inputs, output, host } = call;

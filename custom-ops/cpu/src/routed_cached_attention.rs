@@ -1,14 +1,17 @@
 //! RoutedCachedAttention on a CPU: RoutedAttention's kernels, on the part of the cache that each sequence sees.
 
-use crate::isa::Isa;
+use crate::isa::{Isa, MatrixUnit};
 use crate::kernel::{Call, CpuOperator, Work};
 use crate::routed_attention::{Span, Tensors, attend};
 use moh_operators::routed_cached_attention::Inputs;
 use moh_operators::{Element, Error, RoutedCachedAttention, routed_attention};
 
 impl CpuOperator for RoutedCachedAttention {
-    const USES_MATRIX_UNITS: bool = true;
     type Output<T: Element> = T;
+
+    fn uses(_unit: MatrixUnit) -> bool {
+        true
+    }
 
     fn run<I: Isa, T: Element>(call: Call<'_, Self, I, T>) -> Result<Work, Error> {
         let Call { isa, unit, problem: p, inputs, output, host } = call;

@@ -1,9 +1,9 @@
 //! RoutedCombineNBits on a CPU.
 
 use crate::head_linear_nbits::{self, Heads};
-use crate::isa::Isa;
+use crate::isa::{Isa, MatrixUnit};
 use crate::kernel::{self, CpuOperator, Work};
-use crate::nbits::{Level, NBits};
+use crate::nbits::{Engine, Level, NBits};
 use crate::workers::Shared;
 use moh_operators::routed_combine_nbits::{Inputs, Problem};
 use moh_operators::{Definition, Element, Error, RoutedCombineNBits};
@@ -11,13 +11,18 @@ use moh_operators::{Definition, Element, Error, RoutedCombineNBits};
 impl CpuOperator for RoutedCombineNBits {
     type Output<T: Element> = T;
 
+    fn uses(unit: MatrixUnit) -> bool {
+        unit.multiplies_bytes()
+    }
+
     fn run<I: Isa, T: Element>(call: kernel::Call<'_, Self, I, T>) -> Result<Work, Error> {
-        let kernel::Call { isa, problem: &Problem { linear, format, int8_activations }, inputs, output, host, .. } =
-            call;
+        let kernel::Call { isa, unit, problem, inputs, output, host } = call;
+        let &Problem { linear, format, int8_activations } = problem;
         let Inputs { x, weight, scales, head_gates: gates, bias, zero_points } = inputs;
         let shape = [linear.width, linear.num_heads * linear.block];
         let call = head_linear_nbits::Call {
             isa,
+            engine: Engine::of::<I>(unit),
             heads: Heads::Input,
             problem: &linear,
             level: Level::of_int8(int8_activations),

@@ -2,7 +2,7 @@
 
 use crate::gemm::{AddScaled, Store};
 use crate::host::{Host, Scratch};
-use crate::isa::Isa;
+use crate::isa::{Isa, MatrixUnit};
 use crate::kernel::{self, CpuOperator, Work};
 use crate::memory::{Memory, Sections, pitch};
 use crate::nbits::{Activations, Engine, FEW, Level, NBits, Row, Worker};
@@ -16,6 +16,7 @@ use std::ops::Range;
 /// The tensors of a call. Slice lengths have been validated against `problem`.
 struct Call<'a, I, T> {
     isa: I,
+    engine: Engine,
     problem: &'a Problem,
     level: Level,
     x: &'a [T],
@@ -30,8 +31,12 @@ struct Call<'a, I, T> {
 impl CpuOperator for RoutedMlpNBits {
     type Output<T: Element> = T;
 
+    fn uses(unit: MatrixUnit) -> bool {
+        unit.multiplies_bytes()
+    }
+
     fn run<I: Isa, T: Element>(call: kernel::Call<'_, Self, I, T>) -> Result<Work, Error> {
-        let kernel::Call { isa, problem, inputs, output, host, .. } = call;
+        let kernel::Call { isa, unit, problem, inputs, output, host } = call;
         let (p, format) = (&problem.mlp, problem.format);
         let weight = |shape, weight, scales, zero_points| {
             NBits::new(Self::NAME, format.bits, format.block, shape, weight, scales, zero_points)
@@ -39,6 +44,7 @@ impl CpuOperator for RoutedMlpNBits {
         let (e, columns) = (p.num_experts, p.hidden * p.activation.columns());
         let call = Call {
             isa,
+            engine: Engine::of::<I>(unit),
             problem: p,
             level: Level::of_int8(problem.int8_activations),
             x: inputs.x,
@@ -128,9 +134,8 @@ impl<I: Isa, T: Element> Stage<'_, I, T> {
     fn first(&self) -> Result<u64, Error> {
         let (call, p, rows) = (self.call, self.call.problem, self.tokens.len());
         let input = |token: usize| call.x[(self.tokens.start + token) * p.width..].as_ptr();
-        let engine = Engine::of::<I>();
         // SAFETY: x has `width` elements for every token.
-        let x = unsafe { Activations::new(engine, self.host, call.fc1.format, call.level, rows, &input, None) }?;
+        let x = unsafe { Activations::new(call.engine, self.host, call.fc1.format, call.level, rows, &input, None) }?;
         let blocks = self.blocks();
         let span = self.span(p.hidden, rows, blocks.len());
         let spans = p.hidden.div_ceil(span);
@@ -188,9 +193,9 @@ impl<I: Isa, T: Element> Stage<'_, I, T> {
     fn second(&self) -> Result<u64, Error> {
         let (call, p) = (self.call, self.call.problem);
         let input = |pair: usize| self.hidden_row(pair).cast_const();
-        let engine = Engine::of::<I>();
         // SAFETY: stage 1 wrote `hidden` floats for every pair.
-        let x = unsafe { Activations::new(engine, self.host, call.fc2.format, call.level, self.pairs, &input, None) }?;
+        let x =
+            unsafe { Activations::new(call.engine, self.host, call.fc2.format, call.level, self.pairs, &input, None) }?;
         let span = self.span(p.out_width, self.pairs, 1);
         let make = || self.workspace(&x, [pitch(span), pitch(span)]);
         share(self.host, p.out_width.div_ceil(span), make, |workspace, item| {

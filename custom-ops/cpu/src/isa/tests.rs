@@ -227,6 +227,89 @@ fn bf16_split_is_exact() {
     everywhere(Halves);
 }
 
+/// Random products of both matrices and of one, of every number of terms, alone and added.
+#[cfg(target_arch = "x86_64")]
+fn tile_products<U: super::Unit>() {
+    use super::unit::{Multiply, TILE, TILE_BYTES, TileProduct};
+    const TERMS: usize = 3;
+    const STEPS: usize = 3;
+    const WIDTH: usize = 2 * TILE;
+    const FLOATS: usize = TILE_BYTES / size_of::<f32>();
+    if U::Vectors::detect().is_none() {
+        return;
+    }
+    let Some(unit) = U::detect() else { return };
+    let mut random = moh_conformance::Random(1);
+    let mut number = |term: usize| bf16::from_f32(random.signed() / 256f32.powi(term as i32));
+    let mut pairs = |per_term: usize| -> Vec<[bf16; 2]> {
+        (0..TERMS * per_term).map(|i| [number(i / per_term), number(i / per_term)]).collect()
+    };
+    // Terms of the matrices of `a`, one after the other; rows of `b` are those of two tiles.
+    let a = [pairs(STEPS * FLOATS), pairs(STEPS * FLOATS)];
+    let b = pairs(STEPS * TILE * WIDTH);
+    let start: Vec<f32> = (0..2 * TILE * WIDTH).map(|i| i as f32 / 64.0 - 5.0).collect();
+    let kept = |terms: usize, i: usize, j: usize| i < terms && j < terms && (terms < 3 || i + j < 3);
+    let element = |terms: usize, matrix: usize, row: usize, column: usize| -> f64 {
+        let mut sum = 0.0;
+        for (i, j) in (0..9).map(|pair| (pair / 3, pair % 3)).filter(|&(i, j)| kept(terms, i, j)) {
+            for p in 0..STEPS * TILE {
+                let (step, pair) = (p / TILE, p % TILE);
+                let x = a[matrix][(i * STEPS + step) * FLOATS + row * TILE + pair];
+                let y = b[(j * STEPS * TILE + p) * WIDTH + column];
+                sum += (0..2).map(|half| x[half].to_f64() * y[half].to_f64()).sum::<f64>();
+            }
+        }
+        sum
+    };
+    let multiplier = unit.start();
+    for (terms, add, both) in (1..=U::MOST_TERMS).flat_map(|t| [(t, false, true), (t, true, true), (t, true, false)]) {
+        let mut c = start.clone();
+        let (first, stride) = (c.as_mut_ptr(), WIDTH * size_of::<f32>());
+        let product = TileProduct {
+            a: [a[0].as_ptr().cast(), a[1].as_ptr().cast()],
+            b: b.as_ptr().cast(),
+            b_stride: stride,
+            b_step: TILE * stride,
+            terms,
+            term_strides: [STEPS * TILE_BYTES, STEPS * TILE * stride],
+            steps: STEPS,
+            c: [first, first.wrapping_add(TILE * WIDTH)],
+            c_stride: stride,
+            add,
+        };
+        // SAFETY: the factors have as many terms and steps, and `c` two matrices.
+        unsafe {
+            match both {
+                true => multiplier.multiply::<true>(&product),
+                false => multiplier.multiply::<false>(&product),
+            }
+        }
+        for (i, (&found, &start)) in c.iter().zip(&start).enumerate() {
+            let (matrix, row, column) = (i / (TILE * WIDTH), i / WIDTH % TILE, i % WIDTH);
+            let expected = match (matrix == 0 || both, add) {
+                (false, _) => f64::from(start),
+                (true, true) => f64::from(start) + element(terms, matrix, row, column),
+                (true, false) => element(terms, matrix, row, column),
+            };
+            let error = (f64::from(found) - expected).abs();
+            assert!(error < 2e-5, "{} {terms} terms, {i}: {found} is not {expected}", U::NAME);
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn matrix_units_multiply_tiles() {
+    #[cfg(target_os = "linux")]
+    let _emulated = super::amx::emulator::emulate();
+    macro_rules! each {
+        ($(#[$cfg:meta] $module:ident::$token:ident,)*) => {
+            $(#[$cfg] tile_products::<super::$module::$token>();)*
+        };
+    }
+    super::each_unit!(each);
+}
+
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn matrix_units_name_their_vector_instruction_set() {

@@ -2,7 +2,8 @@
 //!
 //! A [`ByteDot`] value is a token that exists only if the processor has the features, so its methods may use them.
 
-use crate::isa::{Isa, MAX_LANES};
+use crate::isa::unit::{ByteProduct, ByteUnit, MultiplyBytes};
+use crate::isa::{Isa, MAX_LANES, MatrixUnit};
 
 /// All instruction sets, best first: module and token type.
 macro_rules! each_byte_dot {
@@ -33,6 +34,10 @@ pub(crate) trait ByteDot: Copy + Send + Sync + 'static {
     type Vectors: Isa;
     /// A vector of words.
     type W: Copy;
+    /// What [`ByteDot::parts`] returns: [`Never`] without sums of 16 bits.
+    type Parts: PartSums<Self::W>;
+    /// What [`ByteDot::tiles`] returns: [`Never`] beside no matrix unit.
+    type Tiles: ByteUnit;
     /// The name, for tests.
     #[cfg_attr(not(test), allow(dead_code))]
     const NAME: &'static str;
@@ -41,6 +46,15 @@ pub(crate) trait ByteDot: Copy + Send + Sync + 'static {
 
     /// The token, if the processor has the features.
     fn detect() -> Option<Self>;
+    /// The token with the products of tiles of bytes that `unit` has, if it works beside these vectors.
+    fn beside(self, _unit: MatrixUnit) -> Self {
+        self
+    }
+    /// Products of tiles of bytes, for vectors of [`MAX_LANES`] words.
+    #[inline(always)]
+    fn tiles(self) -> Option<Self::Tiles> {
+        None
+    }
     /// The floating-point vectors' token.
     fn vectors(self) -> Self::Vectors;
     /// Runs `job`, compiled with the features of the instruction set.
@@ -85,17 +99,10 @@ pub(crate) trait ByteDot: Copy + Send + Sync + 'static {
     fn dot4(self, sum: Self::W, w: Self::W, x: Self::W) -> Self::W;
     /// The same for weights from 0 to 255, less `SUBTRACTED[1]`.
     fn dot8(self, sum: Self::W, w: Self::W, x: Self::W) -> Self::W;
-    /// Whether [`ByteDot::part4`] and [`ByteDot::add_part`] take fewer instructions than [`ByteDot::dot4`].
-    const PARTS: bool = false;
-    /// [`ByteDot::dot4`] for sums of at most eight calls, which begin with 0 and end in [`ByteDot::add_part`].
+    /// Sums of 16 bits, if they take fewer instructions than [`ByteDot::dot4`].
     #[inline(always)]
-    fn part4(self, part: Self::W, w: Self::W, x: Self::W) -> Self::W {
-        self.dot4(part, w, x)
-    }
-    /// Adds a sum of [`ByteDot::part4`]. Only for instruction sets with `PARTS`.
-    #[inline(always)]
-    fn add_part(self, sum: Self::W, _part: Self::W) -> Self::W {
-        sum
+    fn parts(self) -> Option<Self::Parts> {
+        None
     }
     /// The sum of eight products in each word: [`ByteDot::dot4`] of the low halves of `w` with `even`, and of its high ones with `odd`.
     #[inline(always)]
@@ -128,6 +135,40 @@ pub(crate) trait ByteDot: Copy + Send + Sync + 'static {
     }
 }
 
+/// Sums of products of 4-bit weights in words of 16 bits.
+pub(crate) trait PartSums<W>: Copy {
+    /// As [`ByteDot::dot4`], for a sum that begins with 0 and ends, after at most eight calls, in [`PartSums::add`].
+    fn dot4(self, part: W, w: W, x: W) -> W;
+    /// Adds the sums of 16 bits in `part` to those of 32 bits.
+    fn add(self, sum: W, part: W) -> W;
+}
+
+/// The token of what an instruction set lacks: there is none.
+#[derive(Clone, Copy)]
+pub(crate) enum Never {}
+
+impl<W> PartSums<W> for Never {
+    fn dot4(self, _: W, _: W, _: W) -> W {
+        match self {}
+    }
+    fn add(self, _: W, _: W) -> W {
+        match self {}
+    }
+}
+
+impl ByteUnit for Never {
+    type Multiplier = Never;
+    fn start(self, _: usize) -> Never {
+        self
+    }
+}
+
+impl MultiplyBytes for Never {
+    unsafe fn multiply<const BOTH: bool, const SIGNED: bool>(&self, _: &ByteProduct) {
+        match *self {}
+    }
+}
+
 /// Code that is compiled for every [`ByteDot`]. Only `#[inline(always)]` functions called from `run` get the features.
 pub(crate) trait DotJob {
     /// The result.
@@ -150,20 +191,26 @@ macro_rules! engine {
         }
 
         impl Engine {
-            /// Those that the processor has, best first.
+            /// Those that the processor has, with the matrix unit and without.
             #[cfg(test)]
-            pub(crate) fn all() -> Vec<Engine> {
+            pub(crate) fn all(unit: Option<MatrixUnit>) -> Vec<Engine> {
                 let mut all = Vec::new();
-                $(#[$cfg] all.extend($module::$token::detect().map(Engine::$token));)*
+                $(
+                    #[$cfg]
+                    if let Some(token) = $module::$token::detect() {
+                        let beside = unit.map(|unit| token.beside(unit)).filter(|token| token.tiles().is_some());
+                        all.extend([Some(token), beside].into_iter().flatten().map(Engine::$token));
+                    }
+                )*
                 all
             }
 
-            /// The best one that needs no more than `I` and the products of bytes that belong to it.
-            pub(crate) fn of<I: Isa>() -> Engine {
+            /// The best one that needs no more than `I`, the products of bytes that belong to it, and the matrix unit.
+            pub(crate) fn of<I: Isa>(unit: Option<MatrixUnit>) -> Engine {
                 $(
                     #[$cfg]
                     if fits::<I, $module::$token>() && let Some(token) = $module::$token::detect() {
-                        return Engine::$token(token);
+                        return Engine::$token(unit.map_or(token, |unit| token.beside(unit)));
                     }
                 )*
                 Engine::PortableDot(portable::PortableDot)
@@ -180,7 +227,19 @@ macro_rules! engine {
             #[cfg(test)]
             pub(crate) fn name(self) -> &'static str {
                 match self {
-                    $(#[$cfg] Engine::$token(_) => $module::$token::NAME,)*
+                    $(
+                        #[$cfg]
+                        Engine::$token(token) if token.tiles().is_some() => concat!(stringify!($module), " with tiles"),
+                        #[$cfg]
+                        Engine::$token(_) => $module::$token::NAME,
+                    )*
+                }
+            }
+
+            /// Whether products of many rows may use a matrix unit.
+            pub(crate) fn has_tiles(self) -> bool {
+                match self {
+                    $(#[$cfg] Engine::$token(token) => token.tiles().is_some(),)*
                 }
             }
 

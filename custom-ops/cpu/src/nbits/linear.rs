@@ -3,7 +3,7 @@
 use super::{Activations, Engine, Level, NBits, Row, Worker};
 use crate::gemm::Store;
 use crate::host::Host;
-use crate::isa::{Isa, Job, vectorize};
+use crate::isa::{Isa, Job, MatrixUnit, matrix_unit, vectorize};
 use crate::memory::{Memory, Sections, pitch};
 use crate::settings::forced_isa;
 use crate::workers::{Shared, share, span};
@@ -32,19 +32,21 @@ pub fn linear<X: Element, T: Element>(
     level: Level,
     host: &dyn Host,
 ) -> Result<(), Error> {
-    let engine = vectorize(forced_isa(), Best);
+    let engine = vectorize(forced_isa(), Best { unit: matrix_unit(forced_isa()) });
     layer(engine, operator, x, weight, bias, out, level, host).map(|_| ())
 }
 
-/// The engine that belongs to the vectors on which it runs.
-struct Best;
+/// The engine that belongs to the vectors on which it runs, and to a matrix unit.
+struct Best {
+    unit: Option<MatrixUnit>,
+}
 
 impl Job for Best {
     type Output = Engine;
 
     #[inline(always)]
     fn run<I: Isa>(self, _: I) -> Engine {
-        Engine::of::<I>()
+        Engine::of::<I>(self.unit)
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod bytes;
 mod floats;
+mod tiles;
 
 pub(super) use bytes::Bytes;
 pub(super) use floats::Floats;

@@ -5,6 +5,7 @@
 use super::linear::layer;
 use super::{Activations, Engine, FEW, Level, NBits, Parts, Row, Worker};
 use crate::host::Threads;
+use crate::isa::matrix_unit;
 use half::{bf16, f16};
 use moh_conformance::Random;
 use moh_operators::{Element, Error};
@@ -24,6 +25,13 @@ struct Shape {
     rows: usize,
     zero_points: bool,
     level: Level,
+}
+
+/// Every instruction set that this processor has, and AMX, which is emulated where it lacks it.
+fn engines() -> Vec<Engine> {
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    let _emulated = crate::isa::amx::emulator::emulate();
+    Engine::all(matrix_unit(None))
 }
 
 /// A product's operands.
@@ -107,7 +115,7 @@ impl<X: Element, T: Element> Problem<X, T> {
         let mirrored = |row: usize| rows - 1 - row;
         let x: Vec<_> = (0..rows).map(|row| self.row(mirrored(row), |i| used(mirrored(row), i / width))).collect();
         let expected = self.expected(&x);
-        for engine in Engine::all() {
+        for engine in engines() {
             let found = self.multiply(engine, width, used);
             for (i, (&found, &(expected, magnitude))) in found.iter().zip(&expected).enumerate() {
                 if self.skipped(i / self.shape.n) {
@@ -216,6 +224,35 @@ fn skipped_parts_are_zero_and_never_read() {
     });
 }
 
+/// Blocks and rows that fill tiles and do not, more columns than a panel has, and panels of which some rows use a part.
+#[test]
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+fn tiles_change_no_bit() {
+    let engines = engines();
+    let Some(vectors) = engines.iter().copied().find(|engine| engine.name() == "avx512vnni") else { return };
+    let tiles = engines.into_iter().find(|engine| engine.has_tiles()).unwrap();
+    let mut random = Random(9);
+    formats(|format| {
+        if format.level == Level::Float {
+            return;
+        }
+        for (rows, n, blocks, width) in
+            [(9, 7, 1, 0), (16, 33, 3, 0), (31, 97, 9, 0), (70, 140, 7, 64), (49, 64, 11, 48)]
+        {
+            let shape = Shape { n, k: blocks * format.block, rows, ..format };
+            let problem = Problem::<f32, f16>::new(shape, &mut random);
+            let width = if width == 0 { shape.k } else { width };
+            let parts = shape.k.div_ceil(width);
+            let used: Vec<bool> = (0..rows * parts).map(|_| !random.bits().is_multiple_of(4)).collect();
+            let used = |row: usize, part: usize| parts == 1 || used[row * parts + part];
+            let [found, expected] = [tiles, vectors].map(|engine| {
+                problem.multiply(engine, width, &used).into_iter().map(f32::to_bits).collect::<Vec<u32>>()
+            });
+            assert!(found == expected, "{shape:?}, parts of {width}");
+        }
+    });
+}
+
 #[test]
 fn extreme_integers_do_not_saturate() {
     let mut random = Random(4);
@@ -261,7 +298,7 @@ fn activations_that_are_not_finite_give_nan() {
             let shape = Shape { n: 5, k: 3 * format.block, rows, ..format };
             let mut problem = Problem::<f32, f32>::new(shape, &mut random);
             problem.x[format.block + 3] = bad;
-            for engine in Engine::all() {
+            for engine in engines() {
                 let mut out = vec![0.0; rows * 5];
                 let (weight, host) = (problem.weight(), Threads::new(1));
                 layer(engine, "test", &problem.x, &weight, None, &mut out, shape.level, &host).unwrap();
@@ -277,7 +314,7 @@ fn dense<X: Element>(shape: Shape, threads: usize, random: &mut Random) {
     let bias: Vec<X> = (0..shape.n).map(|_| X::from_f32(random.signed())).collect();
     let x: Vec<_> = (0..shape.rows).map(|row| problem.row(row, |_| true)).collect();
     let expected = problem.expected(&x);
-    for engine in Engine::all() {
+    for engine in engines() {
         for bias in [None, Some(bias.as_slice())] {
             let mut out = vec![X::from_f32(f32::NAN); shape.rows * shape.n];
             let (weight, host) = (problem.weight(), Threads::new(threads));
@@ -321,7 +358,7 @@ fn results_do_not_depend_on_threads() {
         for rows in [3, 20] {
             let shape = Shape { n: 150, k: 1024, rows, ..format };
             let problem = Problem::<f32, f32>::new(shape, &mut random);
-            for engine in Engine::all() {
+            for engine in engines() {
                 let run = |threads: usize| {
                     let mut out = vec![0.0; rows * shape.n];
                     let (weight, host) = (problem.weight(), Threads::new(threads));

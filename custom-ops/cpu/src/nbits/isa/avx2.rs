@@ -1,6 +1,6 @@
 //! x86-64 with AVX2: 8 words. [`words_of_256_bits`] is shared with its VNNI.
 
-use super::{ByteDot, DotJob};
+use super::{ByteDot, DotJob, Never, PartSums};
 use crate::isa::avx2::Avx2;
 use crate::isa::{Isa, MAX_LANES};
 use std::arch::x86_64::*;
@@ -33,6 +33,7 @@ macro_rules! words_of_256_bits {
         impl ByteDot for $token {
             type Vectors = Avx2;
             type W = __m256i;
+            type Tiles = Never;
             const NAME: &'static str = $name;
             const SUBTRACTED: [u8; 2] = $subtracted;
 
@@ -178,14 +179,21 @@ words_of_256_bits!(
         let high = _mm256_maddubs_epi16(dot.high(w), odd);
         _mm256_madd_epi16(_mm256_add_epi16(low, high), _mm256_set1_epi16(1))
     },
-    const PARTS: bool = true;
+    type Parts = Avx2Dot;
     #[inline(always)]
-    fn part4(self, part: __m256i, w: __m256i, x: __m256i) -> __m256i {
+    fn parts(self) -> Option<Avx2Dot> {
+        Some(self)
+    }
+);
+
+impl PartSums<__m256i> for Avx2Dot {
+    #[inline(always)]
+    fn dot4(self, part: __m256i, w: __m256i, x: __m256i) -> __m256i {
         // Words of 16 bits, at most 8 * 2 * 15 * 127 = 30480.
         simd!(_mm256_add_epi16(part, _mm256_maddubs_epi16(w, x)))
     }
     #[inline(always)]
-    fn add_part(self, sum: __m256i, part: __m256i) -> __m256i {
+    fn add(self, sum: __m256i, part: __m256i) -> __m256i {
         simd!(_mm256_add_epi32(sum, _mm256_madd_epi16(part, _mm256_set1_epi16(1))))
     }
-);
+}

@@ -1,13 +1,18 @@
 //! x86-64 with AVX-512 and its VNNI: 16 words.
 
-use super::{ByteDot, DotJob};
+use super::{ByteDot, DotJob, Never};
 use crate::isa::avx512::Avx512;
-use crate::isa::{Isa, MAX_LANES};
+use crate::isa::{Isa, MAX_LANES, MatrixUnit};
 use std::arch::x86_64::*;
 
 /// Exists only if the processor has the features of [`enabled`].
 #[derive(Clone, Copy)]
-pub(crate) struct Avx512Vnni(Avx512);
+pub(crate) struct Avx512Vnni(Avx512, Option<Tiles>);
+
+#[cfg(target_os = "linux")]
+type Tiles = crate::isa::amx::AmxBytes;
+#[cfg(not(target_os = "linux"))]
+type Tiles = Never;
 
 macro_rules! simd {
     ($e:expr) => {{
@@ -24,12 +29,25 @@ fn enabled<J: DotJob>(dot: Avx512Vnni, job: J) -> J::Output {
 impl ByteDot for Avx512Vnni {
     type Vectors = Avx512;
     type W = __m512i;
+    type Parts = Never;
+    type Tiles = Tiles;
     const NAME: &'static str = "avx512vnni";
     const SUBTRACTED: [u8; 2] = [0, 0];
 
     fn detect() -> Option<Avx512Vnni> {
         let vectors = Avx512::detect()?;
-        is_x86_feature_detected!("avx512vnni").then_some(Avx512Vnni(vectors))
+        is_x86_feature_detected!("avx512vnni").then_some(Avx512Vnni(vectors, None))
+    }
+    fn beside(self, unit: MatrixUnit) -> Avx512Vnni {
+        match unit {
+            #[cfg(target_os = "linux")]
+            MatrixUnit::Amx(amx) => Avx512Vnni(self.0, amx.bytes()),
+            MatrixUnit::Dot(_) => self,
+        }
+    }
+    #[inline(always)]
+    fn tiles(self) -> Option<Tiles> {
+        self.1
     }
     #[inline(always)]
     fn vectors(self) -> Avx512 {

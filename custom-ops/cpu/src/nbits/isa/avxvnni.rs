@@ -1,7 +1,7 @@
 //! x86-64 with AVX2 and AVX-VNNI: 8 words.
 
 use super::avx2::words_of_256_bits;
-use super::{ByteDot, DotJob};
+use super::{ByteDot, DotJob, Never};
 use crate::isa::avx2::Avx2;
 use crate::isa::{Isa, MAX_LANES};
 use std::arch::x86_64::*;
@@ -22,4 +22,5 @@ words_of_256_bits!(
         let low = _mm256_dpbusd_avx_epi32(_mm256_setzero_si256(), dot.low(w), even);
         _mm256_dpbusd_avx_epi32(low, dot.high(w), odd)
     },
+    type Parts = Never;
 );

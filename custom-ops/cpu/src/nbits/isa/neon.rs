@@ -1,6 +1,6 @@
 //! aarch64: 4 words. [`words_of_128_bits`] is shared with the dot products.
 
-use super::{ByteDot, DotJob};
+use super::{ByteDot, DotJob, Never};
 use crate::isa::neon::Neon;
 use crate::isa::{Isa, MAX_LANES};
 use std::arch::aarch64::*;
@@ -34,6 +34,8 @@ macro_rules! words_of_128_bits {
         impl ByteDot for $token {
             type Vectors = Neon;
             type W = uint32x4_t;
+            type Parts = Never;
+            type Tiles = Never;
             const NAME: &'static str = $name;
             const SUBTRACTED: [u8; 2] = [0, 128];
 

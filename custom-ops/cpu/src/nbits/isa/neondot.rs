@@ -1,7 +1,7 @@
 //! aarch64 with dot products of bytes: 4 words.
 
 use super::neon::words_of_128_bits;
-use super::{ByteDot, DotJob};
+use super::{ByteDot, DotJob, Never};
 use crate::isa::neon::Neon;
 use crate::isa::{Isa, MAX_LANES};
 use std::arch::aarch64::*;

@@ -1,6 +1,6 @@
 //! Arrays that the compiler vectorises for the target's baseline; runs on any processor.
 
-use super::{ByteDot, DotJob};
+use super::{ByteDot, DotJob, Never};
 use crate::isa::portable::{F32x4, Portable};
 use crate::isa::{Isa, MAX_LANES};
 
@@ -29,6 +29,8 @@ fn floats(x: [f32; LANES]) -> F32x4 {
 impl ByteDot for PortableDot {
     type Vectors = Portable;
     type W = Words;
+    type Parts = Never;
+    type Tiles = Never;
     const NAME: &'static str = "portable";
     const SUBTRACTED: [u8; 2] = [0, 0];
 

@@ -1,10 +1,11 @@
 //! Products of 8-bit activations with unpacked weights of 8 bits.
 
-use super::{DEPTH, products};
+use super::{DEPTH, products, tiles};
+use crate::isa::unit::ByteUnit;
 use crate::isa::{Isa, MAX_LANES};
 use crate::memory::{Memory, Sections};
 use crate::nbits::activations::{Converted, Segment};
-use crate::nbits::isa::{ByteDot, DotJob};
+use crate::nbits::isa::{ByteDot, DotJob, PartSums};
 use crate::nbits::{Activations, NBits, Row};
 use moh_operators::{Element, Error};
 use std::ops::Range;
@@ -18,11 +19,13 @@ pub(super) struct Layout {
     zeros: usize,
     /// Words, in order: for weights of 4 bits, first the low halves of a word's bytes, then the high ones.
     words: usize,
+    /// What a matrix unit needs beside the panel.
+    tiles: Option<tiles::Layout>,
 }
 
 /// Vectors of columns of a panel, at most.
 const VECTORS: usize = 2;
-const COLUMNS: usize = VECTORS * MAX_LANES;
+pub(super) const COLUMNS: usize = VECTORS * MAX_LANES;
 
 impl Layout {
     pub(super) fn new(x: &Activations<'_>, sections: &mut Sections) -> Result<Layout, Error> {
@@ -30,7 +33,8 @@ impl Layout {
         let scales = sections.add(blocks, COLUMNS)?;
         let zeros = sections.add(blocks, COLUMNS)?;
         let words = sections.add(DEPTH / 4, COLUMNS)?;
-        Ok(Layout { scales, zeros, words })
+        let tiles = x.engine.has_tiles().then(|| tiles::Layout::new(x.rows, sections)).transpose()?;
+        Ok(Layout { scales, zeros, words, tiles })
     }
 }
 
@@ -47,12 +51,12 @@ pub(in crate::nbits) struct Bytes<'a, T> {
 }
 
 /// A panel: some columns of some blocks.
-struct Panel {
-    columns: Range<usize>,
-    blocks: Range<usize>,
-    scales: *mut f32,
-    zeros: *mut f32,
-    words: *mut f32,
+pub(super) struct Panel {
+    pub(super) columns: Range<usize>,
+    pub(super) blocks: Range<usize>,
+    pub(super) scales: *mut f32,
+    pub(super) zeros: *mut f32,
+    pub(super) words: *mut f32,
 }
 
 impl<T: Element> DotJob for Bytes<'_, T> {
@@ -75,8 +79,12 @@ impl<T: Element> Bytes<'_, T> {
     fn all<D: ByteDot, const H: usize, const R: usize, const C: usize>(&self, dot: D) -> u64 {
         let format = self.weight.format;
         let layout = Layout::new(self.x, &mut Sections::default());
-        let Ok(Layout { scales, zeros, words }) = layout else { return 0 };
+        let Ok(Layout { scales, zeros, words, tiles }) = layout else { return 0 };
         let [scales, zeros, words] = [scales, zeros, words].map(|offset| self.panel.at(offset));
+        let unit = dot.tiles().zip(tiles).map(|(unit, layout)| {
+            let scratch = tiles::Scratch { products: self.panel.at(layout.products), sums: self.panel.at(layout.sums) };
+            (unit.start(format.block), self.panel.at(layout.rows).cast::<u8>(), scratch)
+        });
         let mut macs = 0;
         let width = C * D::Vectors::LANES;
         for first in (0..format.blocks()).step_by(DEPTH / format.block) {
@@ -85,12 +93,27 @@ impl<T: Element> Bytes<'_, T> {
             if products.is_empty() {
                 continue;
             }
+            let unit = unit.as_ref().filter(|_| tiles::are_filled(&products));
+            if let Some((_, packed, _)) = unit {
+                // SAFETY: the constructor's contract; the memory has room for the rows.
+                unsafe { self.pack::<D, H>(&products, *packed) };
+            }
             for column in self.columns.clone().step_by(width) {
                 let columns = column..(column + width).min(self.columns.end);
                 let panel = Panel { columns, blocks: blocks.clone(), scales, zeros, words };
                 // SAFETY: the constructor's contract; the panel's memory has room for it.
                 unsafe {
                     self.unpack::<D, H, C>(dot, &panel);
+                    if let Some((multiplier, packed, scratch)) = unit {
+                        if self.weight.zero_points.is_none() {
+                            self.subtract(&panel);
+                        }
+                        self.multiply_tiles(dot, multiplier, &panel, &products, *packed, *scratch);
+                        let rows =
+                            |(blocks, picked): &(Range<usize>, Vec<u32>)| blocks.len() * tiles::padded(picked.len());
+                        macs += products.iter().map(rows).sum::<usize>() * format.block * width;
+                        continue;
+                    }
                     for (blocks, picked) in &products {
                         self.multiply::<D, H, R, C>(dot, &panel, blocks, picked);
                         macs += picked.len() * blocks.len() * format.block * width;
@@ -217,11 +240,13 @@ impl<T: Element> Bytes<'_, T> {
                 let in_panel = block - panel.blocks.start;
                 let mut w = panel.words.cast_const().add(in_panel * words * H * C * lanes).cast::<u8>();
                 let (mut word, end) = (block * words, (block + 1) * words);
-                if D::PARTS && H == 2 {
+                if H == 2
+                    && let Some(sums) = dot.parts()
+                {
                     while end - word >= 4 {
                         let place = (word / lanes * H * lanes + word % lanes) * 4;
                         let input: [*const u8; R] = std::array::from_fn(|r| x[r].values.cast::<u8>().add(place));
-                        self.four_words(dot, w, input, &mut products);
+                        self.four_words(dot, sums, w, input, &mut products);
                         w = w.add(4 * H * C * 4 * lanes);
                         word += 4;
                     }
@@ -285,6 +310,7 @@ impl<T: Element> Bytes<'_, T> {
     unsafe fn four_words<D: ByteDot, const R: usize, const C: usize>(
         &self,
         dot: D,
+        sums: D::Parts,
         w: *const u8,
         input: [*const u8; R],
         products: &mut [[D::W; C]; R],
@@ -298,14 +324,14 @@ impl<T: Element> Bytes<'_, T> {
                 for r in 0..R {
                     let values = dot.broadcast(input[r].add(i % 2 * bytes + i / 2 * 4));
                     for c in 0..C {
-                        parts[r][c] = dot.part4(parts[r][c], weights[c], values);
+                        parts[r][c] = sums.dot4(parts[r][c], weights[c], values);
                     }
                 }
             }
         }
         for r in 0..R {
             for c in 0..C {
-                products[r][c] = dot.add_part(products[r][c], parts[r][c]);
+                products[r][c] = sums.add(products[r][c], parts[r][c]);
             }
         }
     }
