@@ -103,6 +103,11 @@ impl LanguageModel {
         }
     }
 
+    /// Bytes that the cache has for each token of a sequence.
+    pub fn cache_bytes(&self) -> usize {
+        self.interface.cache.iter().map(|entry| entry.heads * entry.width * entry.element_type.size()).sum()
+    }
+
     /// The model, to run it otherwise or to end its profile.
     pub fn model_mut(&mut self) -> &mut Model {
         &mut self.model

@@ -7,7 +7,7 @@ use axum::body::Bytes;
 use axum::extract::{FromRequest, Request};
 use axum::http::header;
 use futures_util::StreamExt;
-use serde::de::DeserializeOwned;
+use serde::Deserialize;
 use serde_json::error::Category;
 use std::sync::Arc;
 use std::time::Duration;
@@ -64,7 +64,7 @@ async fn too_large(mut stream: axum::body::BodyDataStream, limit: usize) -> Prob
 ///
 /// # Errors
 /// A [`Problem`] for what is no JSON, or JSON of another form.
-pub(crate) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
+pub(crate) fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Problem> {
     serde_json::from_slice(body).map_err(|e| match e.classify() {
         Category::Data => Problem::new(Kind::Form, format!("body: {e}")),
         _ => Problem::invalid(format!("body: expected JSON: {e}")),

@@ -43,6 +43,8 @@ struct Facts {
 struct TextFacts {
     tokenizer: Arc<Tokenizer>,
     vocabulary: Option<usize>,
+    /// Bytes of an instance's cache, when all of its sequences are as long as they can be.
+    cache: Option<usize>,
 }
 
 impl<'c> Loader<'c> {
@@ -95,7 +97,10 @@ impl<'c> Loader<'c> {
         let length = facts.config.max_length;
         let work = match facts.text {
             None => Work::Tensors(tensors),
-            Some(TextFacts { tokenizer, vocabulary }) => {
+            Some(TextFacts { tokenizer, vocabulary, cache }) => {
+                if let Some(bytes) = cache {
+                    tracing::info!(model = spec.name, mib = bytes >> 20, "an instance's cache takes at most");
+                }
                 let chat = ChatTemplate::from_folder(&facts.folder)?;
                 let config = facts.config;
                 Work::Text(Box::new(TextModel { queue: texts, tokenizer, config, vocabulary, chat }))
@@ -146,7 +151,9 @@ fn load(model: Model, limits: &Limits) -> moh_tasks::Result<(Loaded, Facts)> {
                       with `moh-export CHECKPOINT -o FOLDER/model.onnx --cache in-place` to share steps";
         facts.notes.push(reason.to_owned());
     }
-    facts.text = Some(TextFacts { tokenizer: tokenizer.clone(), vocabulary });
+    let token = model.cache_bytes();
     let batch = Batch::new(model, limits.slots, config.max_length);
+    let cache = config.max_length.map(|longest| token.saturating_mul(longest).saturating_mul(batch.slots()));
+    facts.text = Some(TextFacts { tokenizer: tokenizer.clone(), vocabulary, cache });
     Ok((Loaded::Text(Box::new(batch), tokenizer, config), facts))
 }

@@ -14,16 +14,34 @@ use super::{EXTENSIONS, SERVER, VERSION, datatype, model, name, rest, shape};
 use crate::deadline::Deadline;
 use crate::problem::Problem;
 use crate::server::App;
+use axum::body::Body;
+use axum::extract;
+use futures_util::stream::{self, StreamExt};
 use half::{bf16, f16};
 use moh_runtime::{ElementType, Tensor, TensorData, TensorInfo};
 use std::sync::Arc;
 use std::time::Duration;
 use tonic::{Response, Status};
+use tower::util::MapRequest;
 
-/// The service, for a router.
-pub(crate) fn service(app: Arc<App>) -> GrpcInferenceServiceServer<Grpc> {
-    let limit = app.limits.body;
-    GrpcInferenceServiceServer::new(Grpc(app)).max_decoding_message_size(limit)
+/// The service, for a router: a message that does not come is not waited for.
+pub(crate) fn service(
+    app: Arc<App>,
+) -> MapRequest<GrpcInferenceServiceServer<Grpc>, impl Fn(extract::Request) -> extract::Request + Clone> {
+    let (limit, stall) = (app.limits.body, app.limits.stall);
+    let service = GrpcInferenceServiceServer::new(Grpc(app)).max_decoding_message_size(limit);
+    MapRequest::new(service, move |request: extract::Request| request.map(|body| impatient(body, stall)))
+}
+
+/// A body that fails where nothing of it comes for so long.
+fn impatient(body: Body, stall: Duration) -> Body {
+    let parts = stream::try_unfold(body.into_data_stream(), move |mut parts| async move {
+        let slow = |_| Status::deadline_exceeded(format!("nothing of the message came for {} s", stall.as_secs_f64()));
+        let part = tokio::time::timeout(stall, parts.next()).await.map_err(slow)?;
+        let part = part.transpose().map_err(|_| Status::cancelled("the message broke off"))?;
+        Ok::<_, Status>(part.map(|part| (part, parts)))
+    });
+    Body::from_stream(parts)
 }
 
 pub(crate) struct Grpc(Arc<App>);

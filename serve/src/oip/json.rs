@@ -4,57 +4,160 @@ use super::datatype;
 use crate::problem::Problem;
 use half::{bf16, f16};
 use moh_runtime::{Data, ElementType, Tensor, TensorData};
+use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde::{Serialize, Serializer};
-use serde_json::Value;
+use serde_json::value::RawValue;
 
 /// The tensor `input` of this type and shape, from the numbers in `data`.
 ///
 /// # Errors
 /// A [`Problem`] for data that is not of the type, or does not fill the shape.
-pub(super) fn tensor(input: &str, ty: ElementType, shape: &[i64], data: &Value) -> Result<Tensor, Problem> {
+pub(super) fn tensor(input: &str, ty: ElementType, shape: &[i64], data: &RawValue) -> Result<Tensor, Problem> {
     let (shape, count) = datatype::elements(input, shape)?;
-    let mut flat = Vec::new();
-    flatten(data, &mut flat);
-    if flat.len() != count {
-        let message = format!("input {input}: expected {count} numbers for shape {shape:?}, found {}", flat.len());
-        return Err(Problem::invalid(message));
-    }
-    let bad = |value: &Value| {
-        let value = value.to_string().chars().take(40).collect::<String>();
-        Problem::invalid(format!("input {input}: {value} is no {}", datatype::name(ty)))
+    let int = |value: Scalar| if let Scalar::Int(x) = value { Some(x) } else { None };
+    let float = |value: Scalar| match value {
+        Scalar::Int(x) => Some(x as f64),
+        Scalar::Float(x) => Some(x),
+        Scalar::Bool(_) => None,
     };
-    macro_rules! each {
-        ($variant:ident, $read:expr) => {
-            TensorData::$variant(
-                flat.iter()
-                    .copied()
-                    .map(|value| $read(value).ok_or_else(|| bad(value)))
-                    .collect::<Result<Vec<_>, _>>()?,
-            )
+    let bool = |value: Scalar| match value {
+        Scalar::Bool(x) => Some(x),
+        Scalar::Int(x @ 0..=1) => Some(x == 1),
+        _ => None,
+    };
+    macro_rules! read {
+        ($variant:ident, $one:expr) => {
+            TensorData::$variant(read(input, ty, count, data, $one)?)
         };
     }
     let data = match ty {
-        ElementType::F32 => each!(F32, |v: &Value| v.as_f64().map(|x| x as f32)),
-        ElementType::F16 => each!(F16, |v: &Value| v.as_f64().map(f16::from_f64)),
-        ElementType::BF16 => each!(BF16, |v: &Value| v.as_f64().map(bf16::from_f64)),
-        ElementType::F64 => each!(F64, Value::as_f64),
-        ElementType::I64 => each!(I64, Value::as_i64),
-        ElementType::I32 => each!(I32, |v: &Value| v.as_i64().and_then(|x| i32::try_from(x).ok())),
-        ElementType::U8 => each!(U8, |v: &Value| v.as_u64().and_then(|x| u8::try_from(x).ok())),
-        ElementType::Bool => each!(Bool, |v: &Value| v.as_bool().or(match v.as_u64() {
-            Some(0) => Some(false),
-            Some(1) => Some(true),
-            _ => None,
-        })),
+        ElementType::F32 => read!(F32, |value| float(value).map(|x| x as f32)),
+        ElementType::F16 => read!(F16, |value| float(value).map(f16::from_f64)),
+        ElementType::BF16 => read!(BF16, |value| float(value).map(bf16::from_f64)),
+        ElementType::F64 => read!(F64, float),
+        ElementType::I64 => read!(I64, |value| int(value)?.try_into().ok()),
+        ElementType::I32 => read!(I32, |value| int(value)?.try_into().ok()),
+        ElementType::U8 => read!(U8, |value| int(value)?.try_into().ok()),
+        ElementType::Bool => read!(Bool, bool),
     };
     Tensor::from_data(shape, data).map_err(|e| Problem::invalid(format!("input {input}: {e}")))
 }
 
-/// Arrays within arrays are as deep as the parser permits.
-fn flatten<'v>(value: &'v Value, into: &mut Vec<&'v Value>) {
-    match value {
-        Value::Array(values) => values.iter().for_each(|value| flatten(value, into)),
-        value => into.push(value),
+/// Exactly `count` elements of `data`, as `one` takes each. They take no more memory than a few times their text.
+fn read<T>(
+    input: &str,
+    ty: ElementType,
+    count: usize,
+    data: &RawValue,
+    one: impl Fn(Scalar) -> Option<T>,
+) -> Result<Vec<T>, Problem> {
+    let name = datatype::name(ty);
+    // A number and a comma.
+    let most = count.min(data.get().len() / 2 + 1);
+    let mut flat = Flat { found: Vec::with_capacity(most), count, one, name, problem: None };
+    let read = flat.deserialize(&mut serde_json::Deserializer::from_str(data.get()));
+    let found = flat.found.len();
+    let problem = match (flat.problem, read) {
+        (Some(problem), _) => problem,
+        (None, Err(e)) => e.to_string(),
+        (None, Ok(())) if found != count => format!("expected {count} numbers for its shape, found {found}"),
+        (None, Ok(())) => return Ok(flat.found),
+    };
+    Err(Problem::invalid(format!("input {input}: {problem}")))
+}
+
+/// An element as JSON has it.
+#[derive(Debug, Clone, Copy)]
+enum Scalar {
+    Bool(bool),
+    Int(i128),
+    Float(f64),
+}
+
+/// Reads elements one after the other. Arrays within arrays are as deep as the parser permits.
+struct Flat<T, F> {
+    found: Vec<T>,
+    count: usize,
+    one: F,
+    name: &'static str,
+    /// What is wrong, where it is not the JSON.
+    problem: Option<String>,
+}
+
+impl<T, F: Fn(Scalar) -> Option<T>> Flat<T, F> {
+    fn add<E: serde::de::Error>(&mut self, value: Scalar) -> Result<(), E> {
+        if self.found.len() == self.count {
+            return self.fail(format!("expected {} numbers for its shape, found more", self.count));
+        }
+        match (self.one)(value) {
+            Some(element) => self.found.push(element),
+            None => return self.refuse(value),
+        }
+        Ok(())
+    }
+
+    fn refuse<E: serde::de::Error>(&mut self, value: Scalar) -> Result<(), E> {
+        let value = match value {
+            Scalar::Bool(x) => x.to_string(),
+            Scalar::Int(x) => x.to_string(),
+            Scalar::Float(x) => format!("{x:?}"),
+        };
+        self.fail(format!("{value} is no {}", self.name))
+    }
+
+    fn fail<E: serde::de::Error>(&mut self, problem: String) -> Result<(), E> {
+        self.problem = Some(problem);
+        Err(E::custom("not the tensor's elements"))
+    }
+}
+
+impl<'de, T, F: Fn(Scalar) -> Option<T>> DeserializeSeed<'de> for &mut Flat<T, F> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de, T, F: Fn(Scalar) -> Option<T>> Visitor<'de> for &mut Flat<T, F> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "numbers")
+    }
+
+    fn visit_bool<E: serde::de::Error>(self, value: bool) -> Result<(), E> {
+        self.add(Scalar::Bool(value))
+    }
+
+    fn visit_i64<E: serde::de::Error>(self, value: i64) -> Result<(), E> {
+        self.add(Scalar::Int(value.into()))
+    }
+
+    fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<(), E> {
+        self.add(Scalar::Int(value.into()))
+    }
+
+    fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<(), E> {
+        self.add(Scalar::Float(value))
+    }
+
+    fn visit_str<E: serde::de::Error>(self, value: &str) -> Result<(), E> {
+        let value: String = value.chars().take(40).collect();
+        self.fail(format!("{value:?} is no {}", self.name))
+    }
+
+    fn visit_unit<E: serde::de::Error>(self) -> Result<(), E> {
+        self.fail(format!("null is no {}", self.name))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<(), A::Error> {
+        while elements.next_element_seed(&mut *self)?.is_some() {}
+        Ok(())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, _: A) -> Result<(), A::Error> {
+        self.fail(format!("an object is no {}", self.name))
     }
 }
 
@@ -81,7 +184,11 @@ impl Serialize for Numbers {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use serde_json::json;
+    use serde_json::{json, value::to_raw_value};
+
+    fn tensor(input: &str, ty: ElementType, shape: &[i64], data: &serde_json::Value) -> Result<Tensor, Problem> {
+        super::tensor(input, ty, shape, &to_raw_value(data).unwrap())
+    }
 
     #[test]
     fn numbers_fill_the_shape_nested_or_not() {
@@ -89,8 +196,13 @@ mod tests {
             let found = tensor("x", ElementType::F32, &[2, 2], &data).unwrap();
             assert_eq!(found.as_slice::<f32>().unwrap(), [1.0, 2.5, 3.0, 4.0]);
         }
-        assert!(tensor("x", ElementType::F32, &[3], &json!([1, 2])).is_err());
-        assert!(tensor("x", ElementType::F32, &[1], &json!([[[]]])).is_err());
+        let problem = |shape: &[i64], data| tensor("x", ElementType::F32, shape, &data).unwrap_err().message;
+        assert_eq!(problem(&[3], json!([1, 2])), "input x: expected 3 numbers for its shape, found 2");
+        assert_eq!(problem(&[1], json!([1, 2])), "input x: expected 1 numbers for its shape, found more");
+        assert_eq!(problem(&[1], json!([[[]]])), "input x: expected 1 numbers for its shape, found 0");
+        assert_eq!(problem(&[1 << 40], json!([])), format!("input x: expected {} numbers for its shape, found 0", 1u64 << 40));
+        let deep = RawValue::from_string("[".repeat(1000) + &"]".repeat(1000)).unwrap();
+        assert!(super::tensor("x", ElementType::F32, &[1], &deep).unwrap_err().message.contains("recursion limit"));
     }
 
     #[test]
@@ -101,7 +213,9 @@ mod tests {
         assert_eq!(problem(ElementType::U8, json!([-1])), "input x: -1 is no UINT8");
         assert_eq!(problem(ElementType::Bool, json!([2])), "input x: 2 is no BOOL");
         assert_eq!(problem(ElementType::F32, json!(["1"])), "input x: \"1\" is no FP32");
-        assert_eq!(problem(ElementType::F32, json!({})), "input x: {} is no FP32");
+        assert_eq!(problem(ElementType::F32, json!([null])), "input x: null is no FP32");
+        assert_eq!(problem(ElementType::F32, json!([true])), "input x: true is no FP32");
+        assert_eq!(problem(ElementType::F32, json!({})), "input x: an object is no FP32");
     }
 
     #[test]

@@ -14,6 +14,7 @@ use axum::routing::{get, post};
 use moh_runtime::{Tensor, TensorInfo};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use serde_json::value::RawValue;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use utoipa::{OpenApi, ToSchema};
@@ -68,20 +69,21 @@ struct Metadata {
     outputs: Vec<Port>,
 }
 
-#[derive(Debug, Default, Deserialize, ToSchema)]
-struct InferRequest {
+#[derive(Debug, Deserialize, ToSchema)]
+struct InferRequest<'a> {
     #[serde(default)]
     id: String,
     #[serde(default)]
     parameters: Parameters,
-    inputs: Vec<Input>,
+    #[serde(borrow)]
+    inputs: Vec<Input<'a>>,
     /// All outputs where none is named.
     #[serde(default)]
     outputs: Vec<Wanted>,
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
-struct Input {
+struct Input<'a> {
     name: String,
     shape: Vec<i64>,
     /// BOOL, UINT8, INT32, INT64, FP16, BF16, FP32 or FP64.
@@ -89,8 +91,9 @@ struct Input {
     #[serde(default)]
     parameters: Parameters,
     /// Numbers in row-major order, nested or not; none where `parameters.binary_data_size` bytes follow.
-    #[serde(default)]
-    data: Value,
+    #[serde(borrow, default)]
+    #[schema(value_type = Option<Vec<f64>>)]
+    data: Option<&'a RawValue>,
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -189,15 +192,9 @@ async fn run(
         let (length, found) = (length.unwrap_or_default(), body.len());
         return Err(Problem::invalid(format!("{HEADER_LENGTH}: {length} bytes of JSON, in a body of {found}")));
     }
-    let (text, mut bytes) = body.split_at(length.unwrap_or(body.len()));
-    let request: InferRequest = door::parse(text)?;
-    let mut inputs = Vec::with_capacity(request.inputs.len());
-    for input in &request.inputs {
-        inputs.push((input.name.clone(), tensor(input, &mut bytes)?));
-    }
-    if !bytes.is_empty() {
-        return Err(Problem::invalid(format!("{} bytes are left after the inputs'", bytes.len())));
-    }
+    let (text, bytes) = body.split_at(length.unwrap_or(body.len()));
+    // Megabytes of JSON take a while: other requests' tasks go to another thread.
+    let (request, inputs) = tokio::task::block_in_place(|| decode(text, bytes))?;
     let outputs = request.outputs.iter().map(|wanted| wanted.name.clone()).collect();
     let asked = Request { model: &named.model, version: &named.version, inputs, outputs, deadline };
     let found = infer(&app, asked).await?;
@@ -218,6 +215,19 @@ async fn run(
     Ok(([(header::CONTENT_TYPE, binary), (HEADER_LENGTH, length)], text).into_response())
 }
 
+/// A request, and the tensors in its JSON or after it.
+fn decode<'a>(text: &'a [u8], mut bytes: &[u8]) -> Result<(InferRequest<'a>, Vec<(String, Tensor)>), Problem> {
+    let request: InferRequest<'a> = door::parse(text)?;
+    let mut inputs = Vec::with_capacity(request.inputs.len());
+    for input in &request.inputs {
+        inputs.push((input.name.clone(), tensor(input, &mut bytes)?));
+    }
+    if !bytes.is_empty() {
+        return Err(Problem::invalid(format!("{} bytes are left after the inputs'", bytes.len())));
+    }
+    Ok((request, inputs))
+}
+
 fn header_length(headers: &HeaderMap) -> Result<Option<usize>, Problem> {
     let Some(value) = headers.get(HEADER_LENGTH) else { return Ok(None) };
     let length = value.to_str().ok().and_then(|value| value.parse().ok());
@@ -225,14 +235,14 @@ fn header_length(headers: &HeaderMap) -> Result<Option<usize>, Problem> {
 }
 
 /// An input, whose bytes are the next of `bytes` if they are not in the JSON.
-fn tensor(input: &Input, bytes: &mut &[u8]) -> Result<Tensor, Problem> {
+fn tensor(input: &Input<'_>, bytes: &mut &[u8]) -> Result<Tensor, Problem> {
     let name = &input.name;
     let ty = datatype::parse(name, &input.datatype)?;
     let Some(size) = input.parameters.binary_data_size else {
-        if input.data.is_null() {
-            return Err(Problem::new(Kind::Form, format!("input {name}: expected data, or binary_data_size")));
-        }
-        return json::tensor(name, ty, &input.shape, &input.data);
+        let data = input.data.ok_or_else(|| {
+            Problem::new(Kind::Form, format!("input {name}: expected data, or parameters.binary_data_size"))
+        })?;
+        return json::tensor(name, ty, &input.shape, data);
     };
     let (shape, count) = datatype::elements(name, &input.shape)?;
     let Some((own, rest)) = bytes.split_at_checked(size) else {
