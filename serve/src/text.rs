@@ -3,7 +3,7 @@
 mod engine;
 mod sequence;
 
-pub(crate) use engine::{Engine, Sequences};
+pub(crate) use engine::Engine;
 
 use crate::deadline::Deadline;
 use crate::problem::Problem;

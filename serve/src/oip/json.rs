@@ -200,7 +200,10 @@ mod tests {
         assert_eq!(problem(&[3], json!([1, 2])), "input x: expected 3 numbers for its shape, found 2");
         assert_eq!(problem(&[1], json!([1, 2])), "input x: expected 1 numbers for its shape, found more");
         assert_eq!(problem(&[1], json!([[[]]])), "input x: expected 1 numbers for its shape, found 0");
-        assert_eq!(problem(&[1 << 40], json!([])), format!("input x: expected {} numbers for its shape, found 0", 1u64 << 40));
+        assert_eq!(
+            problem(&[1 << 40], json!([])),
+            format!("input x: expected {} numbers for its shape, found 0", 1u64 << 40)
+        );
         let deep = RawValue::from_string("[".repeat(1000) + &"]".repeat(1000)).unwrap();
         assert!(super::tensor("x", ElementType::F32, &[1], &deep).unwrap_err().message.contains("recursion limit"));
     }

@@ -35,7 +35,7 @@ struct Message {
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "messages: expected content of text, or parts of it")]
 enum Content {
     Text(String),
     Parts(Vec<Part>),

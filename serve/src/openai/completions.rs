@@ -31,7 +31,7 @@ pub(super) struct Request {
 
 /// A prompt.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "prompt: expected a text, or numbers of tokens")]
 #[schema(as = Prompt)]
 enum Text {
     Text(String),

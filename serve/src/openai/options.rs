@@ -72,7 +72,7 @@ pub(super) struct StreamOptions {
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "stop: expected a text, or several")]
 enum Stop {
     One(String),
     Several(Vec<String>),

@@ -10,6 +10,7 @@ use moh_serve::proto::{
     ServerMetadataRequest, ServerReadyRequest,
 };
 use std::net::SocketAddr;
+use std::time::Duration;
 use tonic::body::Body;
 use tonic::{Code, Request};
 
@@ -33,13 +34,17 @@ impl tower::Service<axum::http::Request<Body>> for Connection {
     }
 }
 
-async fn client(address: SocketAddr) -> GrpcInferenceServiceClient<Connection> {
+async fn connection(address: SocketAddr) -> Connection {
     let stream = tokio::net::TcpStream::connect(address).await.unwrap();
     let handshake = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream));
     let (sender, connection) = handshake.await.unwrap();
     tokio::spawn(connection);
+    Connection(sender)
+}
+
+async fn client(address: SocketAddr) -> GrpcInferenceServiceClient<Connection> {
     let origin = format!("http://{address}").parse().unwrap();
-    GrpcInferenceServiceClient::with_origin(Connection(sender), origin)
+    GrpcInferenceServiceClient::with_origin(connection(address).await, origin)
 }
 
 fn run<T>(work: impl Future<Output = T>) -> T {
@@ -123,6 +128,21 @@ fn bad_requests_have_the_codes_of_grpc() {
         let mut hurried = Request::new(request(1, true));
         hurried.metadata_mut().insert("grpc-timeout", "1n".parse().unwrap());
         assert_eq!(client.model_infer(hurried).await.unwrap_err().code(), Code::Unavailable);
+    });
+    server.stop();
+}
+
+#[test]
+fn a_message_that_does_not_come_is_not_waited_for() {
+    let server = limited(&["digits"], |limits| limits.stall = Duration::from_millis(200));
+    run(async {
+        let nothing = futures_util::stream::pending::<Result<axum::body::Bytes, std::io::Error>>();
+        let uri = format!("http://{}/inference.GRPCInferenceService/ModelInfer", server.address());
+        let request =
+            axum::http::Request::post(uri).header("content-type", "application/grpc").header("te", "trailers");
+        let request = request.body(Body::new(axum::body::Body::from_stream(nothing))).unwrap();
+        let answer = connection(server.address()).await.0.send_request(request).await.unwrap();
+        assert_eq!(answer.headers()["grpc-status"], (Code::DeadlineExceeded as i32).to_string().as_str());
     });
     server.stop();
 }

@@ -11,8 +11,8 @@ use std::sync::OnceLock;
 use tempfile::TempDir;
 
 /// A template as chat models have it.
-pub(crate) const TEMPLATE: &str =
-    "{% for message in messages %}{{ message['role'].upper() }}:\n{{ message['content'] }}\n\n{% endfor %}ROMEO:\n";
+pub(crate) const TEMPLATE: &str = "{% for message in messages %}{{ message['role'].upper() }}:\n{{ message['content'] }}\n\n{% endfor %}\
+     {% if add_generation_prompt %}ROMEO:\n{% endif %}";
 
 fn checkpoint(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/checkpoints").join(name)

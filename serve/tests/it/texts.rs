@@ -221,7 +221,8 @@ fn bad_requests_are_told_what_is_wrong() {
         (json!({ "model": "llama", "prompt": "x", "max_tokens": 0 }), 400, "max_tokens"),
         (json!({ "model": "llama", "prompt": "x", "temperature": 3 }), 400, "temperature: expected 0 to 2"),
         (json!({ "model": "llama", "prompt": "x", "max_tokens": -1 }), 422, "body"),
-        (json!({ "model": "llama", "prompt": { "a": 1 } }), 422, "body"),
+        (json!({ "model": "llama", "prompt": { "a": 1 } }), 422, "prompt: expected a text"),
+        (json!({ "model": "llama", "prompt": "x", "stop": 5 }), 422, "stop: expected a text"),
         (json!({ "prompt": "x" }), 422, "missing field `model`"),
         (json!([1]), 422, "body"),
     ] {
