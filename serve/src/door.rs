@@ -55,14 +55,22 @@ pub(crate) async fn pass(State(app): State<Arc<App>>, mut request: Request, next
     if let Ok(id) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(REQUEST_ID, id);
     }
-    let (status, time) = (response.status().as_u16(), began.elapsed());
-    measure::request(&route, status, time);
+    let (status, time) = (status(&response), began.elapsed());
+    measure::request(&route, &status, time);
     // Probes would fill the log.
-    if method != Method::GET || status >= 400 {
+    if method != Method::GET || status != "200" {
         let ms = time.as_millis() as u64;
         span.in_scope(|| tracing::info!(%method, route, status, ms, "answered"));
     }
     response
+}
+
+/// The status for the log and measurements: HTTP's, but gRPC's for its errors, which HTTP has as 200.
+fn status(response: &Response) -> String {
+    match response.headers().get("grpc-status").and_then(|code| code.to_str().ok()) {
+        Some(code) if code != "0" => format!("grpc {code}"),
+        _ => response.status().as_u16().to_string(),
+    }
 }
 
 /// For a path that is none.

@@ -51,8 +51,8 @@ fn describe() {
 }
 
 /// A request and its response's head. `path` is the route, not what the client wrote.
-pub(crate) fn request(path: &str, status: u16, time: Duration) {
-    counter!(REQUESTS, "path" => path.to_owned(), "status" => status.to_string()).increment(1);
+pub(crate) fn request(path: &str, status: &str, time: Duration) {
+    counter!(REQUESTS, "path" => path.to_owned(), "status" => status.to_owned()).increment(1);
     histogram!(SECONDS, "path" => path.to_owned()).record(time.as_secs_f64());
 }
 

@@ -1,5 +1,6 @@
 //! The Open Inference Protocol over gRPC.
 
+use crate::client::measured;
 use crate::models::{limited, locked, start};
 use crate::tensors::{encoded, logits, picture};
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -106,6 +107,7 @@ fn every_method_answers_as_rest_does() {
 #[test]
 fn bad_requests_have_the_codes_of_grpc() {
     let server = limited(&["digits"], |limits| limits.body = 100_000);
+    let address = server.address();
     run(async {
         let mut client = client(server.address()).await;
         let mut refused = async |change: &dyn Fn(&mut ModelInferRequest)| {
@@ -115,6 +117,8 @@ fn bad_requests_have_the_codes_of_grpc() {
             (status.code(), status.message().to_owned())
         };
         assert_eq!(refused(&|r| r.model_name = "nobody".to_owned()).await.0, Code::NotFound);
+        let measured = measured(address, &["moh_requests_total", "GRPCInferenceService", "grpc 5"]);
+        assert!(measured.is_some_and(|requests| requests >= 1.0), "{measured:?}");
         assert_eq!(refused(&|r| r.model_version = "2".to_owned()).await.0, Code::NotFound);
         let (code, message) = refused(&|r| r.raw_input_contents[0].truncate(7)).await;
         assert!(code == Code::InvalidArgument && message.contains("found 7"), "{code} {message}");
