@@ -94,7 +94,7 @@ fn a_model_in_half_precision_takes_pictures() {
 #[test]
 fn a_jpeg_is_cut_to_its_middle() {
     let (_folder, model) = colours(DataType::Float);
-    let jpeg = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/red-over-blue.jpg");
+    let jpeg = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tasks/tests/data/red-over-blue.jpg");
     let (success, printed, errors) = run(&["classify", text(&model), text(&jpeg), "--runtime", "tract", "--json"]);
     assert!(success, "{errors}");
     let all: Value = serde_json::from_str(&printed).unwrap();
@@ -106,7 +106,7 @@ fn a_jpeg_is_cut_to_its_middle() {
 }
 
 fn data(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tasks/tests/data").join(name)
 }
 
 /// A truncated JPEG, as an interrupted copy leaves it.
