@@ -276,10 +276,15 @@ class Load:
             if rng.random() < 0.5:
                 length = rng.choice([len(body), len(body) + 100, 10**12, 0])
                 body = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n".encode() + body
-            raw.sendall(body)
-            raw.shutdown(socket.SHUT_WR)
-            while raw.recv(65536):
-                pass
+            try:
+                raw.sendall(body)
+                raw.shutdown(socket.SHUT_WR)
+                while raw.recv(65536):
+                    pass
+            except TimeoutError:
+                raise
+            except OSError:
+                pass  # The server has closed it already.
         self.count("garbage")
 
     def run(self, clients):
@@ -351,9 +356,9 @@ def check(arguments, server):
     load = Load(server, texts, expected, arguments.seconds)
     load.datatype = json.loads(server.get("/v2/models/digits")[1])["inputs"][0]["datatype"]
     resident = load.run(arguments.clients)
-    report(f"serve {arguments.clients} connections for {arguments.seconds:.0f} s", not load.wrong, str(load.done))
     for wrong in load.wrong[:5]:
         print("   ", wrong)
+    report(f"serve {arguments.clients} connections for {arguments.seconds:.0f} s", not load.wrong, str(load.done))
     # What the first third needs is needed: afterwards memory is flat.
     third = max(1, len(resident) // 3)
     early, late = max(resident[:third]), max(resident[-third:])
