@@ -65,7 +65,7 @@ pub(crate) fn serve(
             None => vec![first],
         };
         measure::queue(name, queue.len());
-        measure::batch(name, batching.map_or(1, |_| jobs.iter().map(|job| gather::rows(job)).sum()));
+        measure::batch(name, batching.map_or(1, |_| jobs.iter().map(gather::rows).sum()));
         answer(model, jobs, batching);
     }
 }

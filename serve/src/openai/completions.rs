@@ -24,7 +24,7 @@ const USUAL_TOKENS: usize = 16;
 pub(super) struct Request {
     model: String,
     #[serde(default)]
-    prompt: Text,
+    prompt: Prompt,
     #[serde(flatten)]
     options: Options,
 }
@@ -32,8 +32,7 @@ pub(super) struct Request {
 /// A prompt.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(untagged, expecting = "prompt: expected a text, or numbers of tokens")]
-#[schema(as = Prompt)]
-enum Text {
+enum Prompt {
     Text(String),
     /// Numbers of tokens.
     Tokens(Vec<i64>),
@@ -43,21 +42,21 @@ enum Text {
     TokenLists(Vec<Vec<i64>>),
 }
 
-impl Default for Text {
-    fn default() -> Text {
-        Text::Text(String::new())
+impl Default for Prompt {
+    fn default() -> Prompt {
+        Prompt::Text(String::new())
     }
 }
 
-impl Text {
+impl Prompt {
     fn source(self) -> Result<Source, Problem> {
         let text = |text| Source::Text { text, special: true };
         match self {
-            Text::Text(one) => Ok(text(one)),
-            Text::Tokens(ids) => Ok(Source::Tokens(ids)),
-            Text::Texts(mut several) if several.len() == 1 => Ok(text(several.remove(0))),
-            Text::TokenLists(mut several) if several.len() == 1 => Ok(Source::Tokens(several.remove(0))),
-            Text::Texts(_) | Text::TokenLists(_) => {
+            Prompt::Text(one) => Ok(text(one)),
+            Prompt::Tokens(ids) => Ok(Source::Tokens(ids)),
+            Prompt::Texts(mut several) if several.len() == 1 => Ok(text(several.remove(0))),
+            Prompt::TokenLists(mut several) if several.len() == 1 => Ok(Source::Tokens(several.remove(0))),
+            Prompt::Texts(_) | Prompt::TokenLists(_) => {
                 Err(unsupported("prompt", "one prompt a request: several requests share the model's steps"))
             }
         }

@@ -61,7 +61,7 @@ fn keys_open_everything_but_probes() {
         receive(send(address, "GET", "/v1/models", &headers, b"")).status
     };
     assert_eq!((with("Bearer sk-right"), with("bearer sk-right")), (200, 200));
-    for wrong in ["", "Bearer", "Bearer ", "Bearer sk-righ", "Bearer sk-rightt", "Basic sk-right", "sk-right"] {
+    for wrong in ["", "Bearer", "Bearer ", "Bearer sk-rig", "Bearer sk-right1", "Basic sk-right", "sk-right"] {
         assert_eq!(with(wrong), 401, "{wrong}");
     }
     let refused = get(address, "/v1/models");
