@@ -102,7 +102,6 @@ impl Server {
             }
         });
         let connections = runtime.spawn(listen::serve(listener, router(&app), app.limits.clone(), stopped));
-        tracing::info!(%address, "ready");
         Ok(Server { address, app, runtime, stop, connections })
     }
 
@@ -118,6 +117,8 @@ impl Server {
     pub fn run(self) -> Result<()> {
         let signals = self.runtime.block_on(async {
             let mut signals = Signals::new()?;
+            // Not before: a signal would kill the program.
+            tracing::info!(address = %self.address, "ready");
             let name = signals.next().await;
             tracing::info!("{name}: finishing what runs; the same again ends at once");
             Ok(signals)

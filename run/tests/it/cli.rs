@@ -182,7 +182,7 @@ fn generate_stops_at_the_end_token_and_at_the_longest_sequence() {
 fn generate_begins_with_the_begin_token_or_refuses_an_empty_prompt() {
     let folder = letters();
     let args = ["generate", text(folder.path()), "--prompt", "", "--max-tokens", "3", "--runtime", "tract"];
-    assert!(refusal(&args).contains("the prompt is empty"));
+    assert!(refusal(&args).contains("prompt: it is empty"));
     std::fs::write(folder.path().join("config.json"), r#"{"bos_token_id": 4}"#).unwrap();
     assert_eq!(run(&args).1, continuation(&[4], 3) + "\n");
 }

@@ -122,7 +122,7 @@ fn token_numbers_need_no_tokenizer() {
     assert!(refused("bad").contains("\"bad\" is not the number of a token, which --ids asks for"));
     assert!(refused("11").contains("token 11: the model knows 11 tokens, 0 to 10"));
     assert!(refused("-1").contains("token -1: the model knows 11 tokens, 0 to 10"));
-    assert!(refused("").contains("the prompt is empty"));
+    assert!(refused("").contains("prompt: it is empty"));
 }
 
 #[test]

@@ -113,7 +113,7 @@ fn wrong_use_is_explained() {
     let routes = |input: &str| refusal(&["routes", text(&model), input, "--runtime", "tract"]);
     assert!(routes("a").contains("tokenizer.json: the model's tokenizer must be beside it"));
     write_tokenizer(folder.path());
-    assert!(routes("").contains("the prompt is empty"));
+    assert!(routes("").contains("prompt: it is empty"));
     std::fs::write(folder.path().join("config.json"), r#"{"max_position_embeddings": 3}"#).unwrap();
     assert!(routes("abcd").contains("the text has 4 tokens, the model's longest sequence is 3"));
     let (folder, model) = patches();
