@@ -27,13 +27,21 @@ RULE = {
     "moh-runtime": ["moh-operators", "moh-tract"],
     "moh-export": ["moh-models", "moh-operators", "moh-runtime"],
     "moh-tasks": ["moh-runtime", "moh-operators", "moh-tract"],
+    "moh-serve": ["moh-runtime", "moh-tasks"],
+    "moh-run": ["moh-runtime", "moh-serve", "moh-tasks"],
 }
 # Tests and examples of the whole.
 FREE = {"moh"}
 
-# Crate: libraries that only tasks (moh-tasks) need, which must not be linked here.
+# Crate: libraries that only tasks (moh-tasks) and the server (moh-serve) need, which must not be linked here.
 TASK_LIBRARIES = {"tokenizers", "png", "zune-jpeg", "image-webp"}
-LIGHT = {"moh-export": TASK_LIBRARIES, "moh-ops": TASK_LIBRARIES}
+SERVER_LIBRARIES = {"axum", "hyper", "tokio", "tonic", "tower", "utoipa", "metrics-exporter-prometheus"}
+LIGHT = {
+    "moh-export": TASK_LIBRARIES | SERVER_LIBRARIES,
+    "moh-ops": TASK_LIBRARIES | SERVER_LIBRARIES,
+    "moh-tasks": SERVER_LIBRARIES,
+    "moh-runtime": SERVER_LIBRARIES,
+}
 # What another project's crate brings along whether we want it or not.
 NOT_OURS = {("candle-core", "tokenizers")}
 

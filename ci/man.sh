@@ -12,7 +12,7 @@ mkdir -p "$1"
 out=$(cd "$1" && pwd)
 cd "$(dirname "$0")/.."
 
-cargo build --quiet --release --locked -p moh-export -p moh-tasks
+cargo build --quiet --release --locked -p moh-export -p moh-run
 for program in moh-export moh-run; do
     "${CARGO_TARGET_DIR:-target}/release/$program" man "$out"
 done

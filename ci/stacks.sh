@@ -3,14 +3,15 @@
 # there is npm, transformers.js. tools runs optimisers and converters on them, and compares with docs/hosts.md; java compiles the example,
 # where there are npm and javac. Takes 7 GB of Python and npm packages; ci/test.sh does not run it.
 #
-# usage: ci/stacks.sh [genai] [triton] [optimum] [transformers.js] [tools] [java]     (default: all)
+# usage: ci/stacks.sh [serve] [genai] [triton] [optimum] [transformers.js] [tools] [java]     (default: all)
 #
 # Prints a line a check; exits with 1 if one failed.
 #
-# MOH_BIN           the folder of moh-export         (target/release)
+# MOH_BIN           the folder of moh-export, moh-run  (target/release)
 # MOH_OPS_LIBRARY   the library                      ($MOH_BIN/libmoh_ops.so)
 # MOH_STACKS        the folder of the environments   (target/stacks)
 # PYTHON            Python 3.11 or newer             (python3)
+# MOH_LOAD_SECONDS  of the load test of the server   (60)
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -20,11 +21,11 @@ envs=${MOH_STACKS:-$root/target/stacks}
 python=${PYTHON:-python3}
 export PIP_DISABLE_PIP_VERSION_CHECK=1 HF_HUB_OFFLINE=1
 
-for file in "$bin/moh-export" "$ops"; do
+for file in "$bin/moh-export" "$bin/moh-run" "$ops"; do
     [ -e "$file" ] || { echo "stacks: no $file: run 'cargo build --release', or set MOH_BIN and MOH_OPS_LIBRARY" >&2; exit 2; }
 done
 bin=$(realpath "$bin") ops=$(realpath "$ops")
-[ $# -gt 0 ] || set -- genai triton optimum transformers.js tools java
+[ $# -gt 0 ] || set -- serve genai triton optimum transformers.js tools java
 
 # environment NAME PACKAGE...: makes a Python environment, once.
 environment() {
@@ -117,6 +118,10 @@ done
 for stack in "$@"; do
     case $stack in
     genai | triton) env=genai ;;
+    serve)
+        env=serve
+        environment serve openai==3.54.0 'tritonclient[http,grpc]==2.73.0' numpy pillow safetensors
+        ;;
     optimum)
         env=optimum
         environment optimum torch optimum==2.1.0 optimum-onnx==0.1.0 transformers==4.57.6 onnxruntime==1.31.1 pillow \
@@ -134,6 +139,11 @@ for stack in "$@"; do
         run run_card.py "$work/vit" Python
         run run_card.py "$work/dit" Python
         run run_card.py "$work/moa-parts" Python
+        ;;
+    serve)
+        cp -r "$work/llama-in-place" "$work/chat"
+        cp "$root/ci/stacks/chat_tokenizer_config.json" "$work/chat/tokenizer_config.json"
+        run serve.py "$bin/moh-run" "$work/llama-in-place" "$work/chat" "$work/vit" --seconds "${MOH_LOAD_SECONDS:-60}"
         ;;
     triton) run check_triton.py "$work/repository" ;;
     optimum)

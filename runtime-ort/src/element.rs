@@ -11,6 +11,8 @@ pub trait Element: Copy + Send + Sync + 'static {
     fn wrap(data: Vec<Self>) -> TensorData;
     /// The elements, if they are of this type.
     fn slice<'a>(data: &Data<'a>) -> Option<&'a [Self]>;
+    /// The elements to be changed, if they are of this type.
+    fn slice_mut(data: &mut TensorData) -> Option<&mut [Self]>;
 }
 
 macro_rules! element_types {
@@ -94,6 +96,13 @@ macro_rules! element_types {
             fn slice<'a>(data: &Data<'a>) -> Option<&'a [$rust]> {
                 match data {
                     Data::$variant(x) => Some(x),
+                    _ => None,
+                }
+            }
+
+            fn slice_mut(data: &mut TensorData) -> Option<&mut [$rust]> {
+                match data {
+                    TensorData::$variant(x) => Some(x),
                     _ => None,
                 }
             }

@@ -17,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 mod backend;
+mod bytes;
 mod convert;
 mod element;
 mod error;

@@ -65,6 +65,11 @@ impl Tensor {
         T::slice(&self.data())
     }
 
+    /// The elements to be changed, as a slice of `T`; `None` if they are of another type.
+    pub(crate) fn as_slice_mut<T: Element>(&mut self) -> Option<&mut [T]> {
+        T::slice_mut(&mut self.data)
+    }
+
     /// The shape and the elements.
     pub fn into_parts(self) -> (Vec<usize>, TensorData) {
         (self.shape, self.data)

@@ -1,5 +1,7 @@
 //! Values: tensors wherever a runtime keeps them.
 
+mod write;
+
 use crate::element::{Data, Element, ElementType};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;

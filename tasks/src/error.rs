@@ -100,6 +100,22 @@ pub enum Error {
         /// What was requested, and what the model has.
         reason: String,
     },
+    /// A tokenizer that is missing, broken, or another model's.
+    #[error("{}: {problem}", path.display())]
+    Tokenizer {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A token that the model does not know.
+    #[error("token {id}: {}", known(*vocabulary))]
+    Token {
+        /// Its number.
+        id: i64,
+        /// How many tokens the model knows.
+        vocabulary: Option<usize>,
+    },
     /// A prompt, or a text to translate, that the model cannot take.
     #[error("prompt: {0}")]
     Prompt(String),
@@ -119,6 +135,14 @@ impl Error {
         reason: impl Into<Box<dyn std::error::Error + Send + Sync>>,
     ) -> Error {
         Error::Malformed { path: path.to_owned(), expected, reason: reason.into() }
+    }
+}
+
+/// Which tokens there are.
+fn known(vocabulary: Option<usize>) -> String {
+    match vocabulary {
+        Some(count) => format!("the model knows {count} tokens, 0 to {}", count.saturating_sub(1)),
+        None => "expected a number from 0 on".to_owned(),
     }
 }
 

@@ -1,7 +1,6 @@
 //! Files: named tensors in safetensors, settings in JSON.
 
 use crate::error::{Error, Result};
-use half::{bf16, f16};
 use moh_runtime::{Data, ElementType, Tensor, TensorData};
 use safetensors::{Dtype, SafeTensors, View};
 use serde::de::DeserializeOwned;
@@ -84,20 +83,18 @@ fn unknown_type(tensor: &str, found: String) -> moh_runtime::Error {
 }
 
 fn decode(dtype: Dtype, bytes: &[u8]) -> Option<TensorData> {
-    fn each<T, const N: usize>(bytes: &[u8], read: fn([u8; N]) -> T) -> Vec<T> {
-        bytes.as_chunks::<N>().0.iter().map(|&chunk| read(chunk)).collect()
-    }
-    Some(match dtype {
-        Dtype::F32 => TensorData::F32(each(bytes, f32::from_le_bytes)),
-        Dtype::F16 => TensorData::F16(each(bytes, f16::from_le_bytes)),
-        Dtype::BF16 => TensorData::BF16(each(bytes, bf16::from_le_bytes)),
-        Dtype::F64 => TensorData::F64(each(bytes, f64::from_le_bytes)),
-        Dtype::I64 => TensorData::I64(each(bytes, i64::from_le_bytes)),
-        Dtype::I32 => TensorData::I32(each(bytes, i32::from_le_bytes)),
-        Dtype::U8 => TensorData::U8(bytes.to_vec()),
-        Dtype::BOOL => TensorData::Bool(bytes.iter().map(|&byte| byte != 0).collect()),
+    let ty = match dtype {
+        Dtype::F32 => ElementType::F32,
+        Dtype::F16 => ElementType::F16,
+        Dtype::BF16 => ElementType::BF16,
+        Dtype::F64 => ElementType::F64,
+        Dtype::I64 => ElementType::I64,
+        Dtype::I32 => ElementType::I32,
+        Dtype::U8 => ElementType::U8,
+        Dtype::BOOL => ElementType::Bool,
         _ => return None,
-    })
+    };
+    ty.read(bytes)
 }
 
 struct Borrowed<'a>(&'a Tensor);
@@ -121,18 +118,9 @@ impl View for Borrowed<'_> {
     }
 
     fn data(&self) -> Cow<'_, [u8]> {
-        fn each<T: Copy, const N: usize>(data: &[T], write: fn(T) -> [u8; N]) -> Cow<'static, [u8]> {
-            data.iter().flat_map(|&x| write(x)).collect::<Vec<u8>>().into()
-        }
         match self.0.data() {
-            Data::F32(x) => each(x, f32::to_le_bytes),
-            Data::F16(x) => each(x, f16::to_le_bytes),
-            Data::BF16(x) => each(x, bf16::to_le_bytes),
-            Data::F64(x) => each(x, f64::to_le_bytes),
-            Data::I64(x) => each(x, i64::to_le_bytes),
-            Data::I32(x) => each(x, i32::to_le_bytes),
             Data::U8(x) => Cow::Borrowed(x),
-            Data::Bool(x) => each(x, |x| [u8::from(x)]),
+            data => Cow::Owned(data.to_bytes()),
         }
     }
 
@@ -145,6 +133,7 @@ impl View for Borrowed<'_> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use half::{bf16, f16};
 
     fn every_type() -> Vec<(String, Tensor)> {
         let tensors = vec![

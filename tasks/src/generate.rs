@@ -1,25 +1,27 @@
 //! Language models with a key-value cache: prompts in, tokens out.
 
+mod batch;
 mod cache;
 mod config;
 mod interface;
 mod prompts;
 mod sampling;
+mod stop;
 mod text;
 
+pub use batch::{Batch, Reading, SequenceId};
 pub use config::GenerationConfig;
 pub use prompts::Prompts;
-pub use sampling::Sampling;
+pub use sampling::{Chooser, Sampling};
+pub use stop::StopTexts;
 pub use text::TextStream;
 
 use crate::error::{Error, Result};
-use crate::random::Random;
 use crate::task;
 use cache::Cache;
 use interface::{ATTENTION_MASK, CACHE, IN_PLACE, INPUT_IDS, Interface, POSITION_IDS};
 use moh_runtime::{Dim, Model, Tensor, Value};
 use prompts::Sequences;
-use sampling::most_probable;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
@@ -69,12 +71,29 @@ impl LanguageModel {
     /// Checks that `model` is a language model.
     ///
     /// # Errors
-    /// [`Error::Task`] naming the first input or output that is missing or unexpected.
+    /// As [`LanguageModel::check`].
     pub fn new(model: Model) -> Result<LanguageModel> {
-        let other = |reason| task::other_task(&model, "a language model", reason);
-        let in_place = model.metadata().get(CACHE).is_some_and(|cache| cache == IN_PLACE);
-        let interface = Interface::of(model.inputs(), model.outputs(), in_place).map_err(other)?;
+        let interface = LanguageModel::interface(&model)?;
         Ok(LanguageModel { model, interface })
+    }
+
+    /// Whether `model` is a language model.
+    ///
+    /// # Errors
+    /// [`Error::Task`] naming the first input or output that is missing or unexpected.
+    pub fn check(model: &Model) -> Result<()> {
+        LanguageModel::interface(model).map(drop)
+    }
+
+    fn interface(model: &Model) -> Result<Interface> {
+        let in_place = model.metadata().get(CACHE).is_some_and(|cache| cache == IN_PLACE);
+        let interface = Interface::of(model.inputs(), model.outputs(), in_place);
+        interface.map_err(|reason| task::other_task(model, "a language model", reason))
+    }
+
+    /// Whether the cache is updated in place, with a length for each sequence.
+    pub fn is_in_place(&self) -> bool {
+        self.interface.in_place
     }
 
     /// The model.
@@ -88,6 +107,11 @@ impl LanguageModel {
             Some(Dim::Fixed(vocabulary)) => Some(*vocabulary),
             _ => None,
         }
+    }
+
+    /// Bytes that the cache has for each token of a sequence.
+    pub fn cache_bytes(&self) -> usize {
+        self.interface.cache.iter().map(|entry| entry.heads * entry.width * entry.element_type.size()).sum()
     }
 
     /// The model, to run it otherwise or to end its profile.
@@ -109,15 +133,9 @@ impl LanguageModel {
         options: &GenerateOptions<'_>,
         mut on_step: impl FnMut(&[Option<i64>]) -> ControlFlow<()>,
     ) -> Result<Generated> {
-        if let Some(problem) = options.sampling.as_ref().and_then(Sampling::problem) {
-            return Err(Error::Setting(problem));
-        }
-        let seed = options.sampling.as_ref().map_or(0, |sampling| sampling.seed);
-        let mut random: Vec<Random> = (0..).take(prompts.batch()).map(|stream| Random::new(seed, stream)).collect();
-        let mut choose = |(row, logits): (usize, &Vec<f32>)| match &options.sampling {
-            Some(sampling) => sampling.draw(logits, &mut random[row]),
-            None => most_probable(logits),
-        };
+        let choosers = (0..).take(prompts.batch()).map(|row| Chooser::new(options.sampling.clone(), row));
+        let mut choosers = choosers.collect::<Result<Vec<Chooser>>>()?;
+        let mut choose = |(row, logits): (usize, &Vec<f32>)| choosers[row].choose(logits);
         let mut tokens: Vec<Vec<i64>> = vec![Vec::new(); prompts.batch()];
         let ended = |sequence: &Vec<i64>| sequence.last().is_some_and(|token| options.stop.contains(token));
         let mut kept = Vec::new();
@@ -129,10 +147,10 @@ impl LanguageModel {
             let began = Instant::now();
             let mut outputs = self.step(&sequences, &mut cache)?;
             while sequences.read_on(part) {
-                cache.take(&self.interface, &mut outputs);
+                cache.take(&self.interface, outputs);
                 outputs = self.step(&sequences, &mut cache)?;
             }
-            let logits = self.last_logits(&outputs[self.interface.logits], &sequences)?;
+            let logits = self.last_logits(&outputs[self.interface.logits], sequences.batch(), sequences.length())?;
             let next = logits.iter().enumerate().map(&mut choose).collect::<Option<Vec<i64>>>();
             let next = next.ok_or_else(|| self.bad_logits("none is a number".to_owned()))?;
             times.push(began.elapsed());
@@ -147,7 +165,7 @@ impl LanguageModel {
             if on_step(&step).is_break() || tokens.iter().all(ended) {
                 break;
             }
-            cache.take(&self.interface, &mut outputs);
+            cache.take(&self.interface, outputs);
             sequences.advance(next);
         }
         let logits = options.keep_logits.then(|| by_sequence(&kept, prompts.batch())).transpose()?;
@@ -182,9 +200,9 @@ impl LanguageModel {
         Ok(self.model.run_in_place(inputs, &shared.collect::<Vec<_>>())?)
     }
 
-    /// The logits of every sequence's last token.
-    fn last_logits(&self, logits: &Value, sequences: &Sequences<'_>) -> Result<Vec<Vec<f32>>> {
-        let expected = [sequences.batch(), sequences.length()];
+    /// The logits of every sequence's last token, where `expected` sequences have so many new tokens each.
+    fn last_logits(&self, logits: &Value, sequences: usize, tokens: usize) -> Result<Vec<Vec<f32>>> {
+        let expected = [sequences, tokens];
         let &[batch, length, vocabulary] = logits.shape() else {
             return Err(self.bad_logits(format!("expected 3 dimensions, found {:?}", logits.shape())));
         };

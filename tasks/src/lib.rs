@@ -3,7 +3,7 @@
 //! [`generate::LanguageModel`] continues prompts with a key-value cache; [`translate::TranslationModel`] translates;
 //! [`classify::Classifier`] names what is in a picture, [`diffusion::DiffusionModel`] draws one; [`routes`] shows which heads
 //! tokens use, [`measure`] where time goes, [`doctor`] whether
-//! our kernels work on this machine. All of them take a [`moh_runtime::Model`]. The command line program is `moh-run`.
+//! our kernels work on this machine. All of them take a [`moh_runtime::Model`]. `moh-run` has a command for each.
 #![forbid(unsafe_code)]
 
 pub mod classify;
@@ -17,6 +17,7 @@ pub mod measure;
 mod random;
 pub mod routes;
 mod task;
+pub mod text;
 pub mod translate;
 
 pub use error::{Error, Result};

@@ -48,8 +48,13 @@ impl Cache {
     }
 
     /// Takes the tensors out of a run's outputs, where nobody else then holds them.
-    pub(super) fn take(&mut self, interface: &Interface, outputs: &mut Vec<Value>) {
-        let mut outputs: Vec<Option<Value>> = outputs.drain(..).map(Some).collect();
-        self.values = interface.cache.iter().filter_map(|entry| outputs.get_mut(entry.output)?.take()).collect();
+    pub(super) fn take(&mut self, interface: &Interface, outputs: Vec<Value>) {
+        self.values = successors(interface, outputs);
     }
+}
+
+/// The cache after a run, out of its outputs.
+pub(super) fn successors(interface: &Interface, outputs: Vec<Value>) -> Vec<Value> {
+    let mut outputs: Vec<Option<Value>> = outputs.into_iter().map(Some).collect();
+    interface.cache.iter().filter_map(|entry| outputs.get_mut(entry.output)?.take()).collect()
 }

@@ -30,9 +30,9 @@ pub(super) struct CacheEntry {
     pub(super) input: String,
     /// Position of its successor among the outputs.
     pub(super) output: usize,
-    element_type: ElementType,
-    heads: usize,
-    width: usize,
+    pub(super) element_type: ElementType,
+    pub(super) heads: usize,
+    pub(super) width: usize,
 }
 
 impl Interface {

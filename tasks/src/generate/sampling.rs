@@ -1,5 +1,6 @@
 //! Which token comes next: the most probable, or one drawn at random.
 
+use crate::error::{Error, Result};
 use crate::random::Random;
 
 /// How tokens are drawn. The filters apply in this order: `top_k`, then `top_p` of what is left.
@@ -17,7 +18,7 @@ pub struct Sampling {
 
 impl Sampling {
     /// The first option out of its range.
-    pub(super) fn problem(&self) -> Option<String> {
+    fn problem(&self) -> Option<String> {
         if !(self.temperature > 0.0 && self.temperature.is_finite()) {
             return Some(format!("temperature: expected a positive number, found {}", self.temperature));
         }
@@ -28,7 +29,7 @@ impl Sampling {
     }
 
     /// A token; `None` where no logit is a number. At least the most probable one can be drawn, whatever the filters.
-    pub(super) fn draw(&self, logits: &[f32], random: &mut Random) -> Option<i64> {
+    fn draw(&self, logits: &[f32], random: &mut Random) -> Option<i64> {
         let mut tokens: Vec<(i64, f64)> = (0..)
             .zip(logits)
             .filter(|(_, logit)| !logit.is_nan())
@@ -65,8 +66,37 @@ impl Sampling {
     }
 }
 
+/// Chooses the tokens of one sequence.
+#[derive(Debug, Clone)]
+pub struct Chooser {
+    sampling: Option<Sampling>,
+    random: Random,
+}
+
+impl Chooser {
+    /// Draws tokens, or takes the most probable one each time, the lowest id among equals. Sequences with different numbers of a `stream`
+    /// draw independently of each other.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for sampling options out of range.
+    pub fn new(sampling: Option<Sampling>, stream: u64) -> Result<Chooser> {
+        match sampling.as_ref().and_then(Sampling::problem) {
+            Some(problem) => Err(Error::Setting(problem)),
+            None => Ok(Chooser { random: Random::new(sampling.as_ref().map_or(0, |s| s.seed), stream), sampling }),
+        }
+    }
+
+    /// The next token; `None` where no logit is a number.
+    pub fn choose(&mut self, logits: &[f32]) -> Option<i64> {
+        match &self.sampling {
+            Some(sampling) => sampling.draw(logits, &mut self.random),
+            None => most_probable(logits),
+        }
+    }
+}
+
 /// The greatest logit's token, the lowest among equals; `None` where no logit is a number.
-pub(super) fn most_probable(logits: &[f32]) -> Option<i64> {
+fn most_probable(logits: &[f32]) -> Option<i64> {
     let mut best: Option<(i64, f32)> = None;
     for (token, &logit) in (0..).zip(logits) {
         if !logit.is_nan() && best.is_none_or(|(_, most)| logit > most) {

@@ -1,5 +1,6 @@
 //! Tokens to text, piece by piece.
 
+use std::borrow::Borrow;
 use tokenizers::Tokenizer;
 
 /// What an incomplete character decodes to.
@@ -7,22 +8,22 @@ const REPLACEMENT: char = char::REPLACEMENT_CHARACTER;
 
 /// Turns a stream of tokens into text as soon as it is certain: a character whose bytes are spread over several tokens
 /// comes out whole.
-pub struct TextStream<'t> {
-    tokenizer: &'t Tokenizer,
+pub struct TextStream<T> {
+    tokenizer: T,
     /// Tokens from the last one that was certain.
     pending: Vec<u32>,
     /// How many bytes of the pending tokens' text are out.
     emitted: usize,
 }
 
-impl<'t> TextStream<'t> {
+impl<T: Borrow<Tokenizer>> TextStream<T> {
     /// A stream whose text continues `context`, the prompt's tokens: decoders look at the token before to place spaces.
     ///
     /// # Errors
     /// The tokenizer's.
-    pub fn new(tokenizer: &'t Tokenizer, context: &[u32]) -> tokenizers::Result<TextStream<'t>> {
+    pub fn new(tokenizer: T, context: &[u32]) -> tokenizers::Result<TextStream<T>> {
         let pending: Vec<u32> = context.last().copied().into_iter().collect();
-        let emitted = tokenizer.decode(&pending, true)?.len();
+        let emitted = tokenizer.borrow().decode(&pending, true)?.len();
         Ok(TextStream { tokenizer, pending, emitted })
     }
 
@@ -32,24 +33,34 @@ impl<'t> TextStream<'t> {
     /// The tokenizer's.
     pub fn push(&mut self, token: u32) -> tokenizers::Result<String> {
         self.pending.push(token);
-        let text = self.tokenizer.decode(&self.pending, true)?;
+        let text = self.tokenizer.borrow().decode(&self.pending, true)?;
         let certain = text.trim_end_matches(REPLACEMENT).len();
         let piece = text.get(self.emitted..certain).unwrap_or_default().to_owned();
         self.emitted = self.emitted.max(certain);
         if certain == text.len() {
             self.pending.drain(..self.pending.len() - 1);
-            self.emitted = self.tokenizer.decode(&self.pending, true)?.len();
+            self.emitted = self.tokenizer.borrow().decode(&self.pending, true)?.len();
         }
         Ok(piece)
     }
 
-    /// What is left at the end: an incomplete character, as replacement characters.
+    /// What is left at the end: an incomplete character, as replacement characters. There is nothing left afterwards.
     ///
     /// # Errors
     /// The tokenizer's.
-    pub fn finish(self) -> tokenizers::Result<String> {
-        let text = self.tokenizer.decode(&self.pending, true)?;
-        Ok(text.get(self.emitted..).unwrap_or_default().to_owned())
+    pub fn rest(&mut self) -> tokenizers::Result<String> {
+        let text = self.tokenizer.borrow().decode(&self.pending, true)?;
+        let rest = text.get(self.emitted..).unwrap_or_default().to_owned();
+        self.emitted = text.len();
+        Ok(rest)
+    }
+
+    /// As [`TextStream::rest`], at the end of the stream.
+    ///
+    /// # Errors
+    /// The tokenizer's.
+    pub fn finish(mut self) -> tokenizers::Result<String> {
+        self.rest()
     }
 }
 

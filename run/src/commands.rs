@@ -1,0 +1,41 @@
+//! The subcommands.
+
+pub(crate) mod bench;
+pub(crate) mod classify;
+pub(crate) mod doctor;
+pub(crate) mod generate;
+pub(crate) mod help;
+pub(crate) mod infer;
+pub(crate) mod profile;
+pub(crate) mod routes;
+pub(crate) mod sample;
+pub(crate) mod serve;
+mod text;
+pub(crate) mod translate;
+
+use crate::args::RuntimeArgs;
+use moh_runtime::Model;
+use serde_json::Value;
+use std::io::Write;
+use std::path::Path;
+
+/// Loads a model and tells what is to be told about it.
+fn load(path: &Path, args: &RuntimeArgs) -> moh_runtime::Result<Model> {
+    let model = Model::load(path, &args.options())?;
+    tell(&model, args.quiet());
+    Ok(model)
+}
+
+/// Prints what `--json` asks for: the only thing that is then on standard output.
+fn print_json(value: &Value) -> std::io::Result<()> {
+    let mut output = std::io::stdout().lock();
+    writeln!(output, "{value:#}")?;
+    output.flush()
+}
+
+/// Tells what is to be told about a model.
+fn tell(model: &Model, quiet: bool) {
+    for notice in model.notices().iter().filter(|_| !quiet) {
+        eprintln!("note: {notice}");
+    }
+}

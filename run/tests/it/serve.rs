@@ -1,0 +1,51 @@
+//! `moh-run serve`: its start and its end. What it answers is tested in moh-serve.
+
+use crate::models::counter;
+use crate::program::{moh_run, refusal, text};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Stdio};
+
+/// Kills the server if a test fails.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_server_says_where_it_is_and_ends_at_a_signal() {
+    let (_folder, path) = counter();
+    let model = format!("counter={}", text(&path));
+    let args = ["serve", &model, "--listen", "127.0.0.1:0", "--runtime", "tract", "--json"];
+    let mut server = Server(moh_run(&args).stderr(Stdio::piped()).spawn().unwrap());
+    let mut lines = BufReader::new(server.0.stderr.take().unwrap()).lines();
+    let ready = lines.find_map(|line| {
+        let event: serde_json::Value = serde_json::from_str(&line.unwrap()).unwrap();
+        (event["message"] == "ready").then(|| event["address"].as_str().unwrap().to_owned())
+    });
+    let mut stream = TcpStream::connect(ready.unwrap()).unwrap();
+    stream.write_all(b"GET /v2/models/counter HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("\"input_ids\""), "{answer}");
+    let killed = std::process::Command::new("kill").args(["-TERM", &server.0.id().to_string()]).status().unwrap();
+    assert!(killed.success());
+    assert!(server.0.wait().unwrap().success());
+    assert!(lines.any(|line| line.unwrap().contains("\"ended\"")));
+}
+
+#[test]
+fn a_server_that_cannot_start_says_why() {
+    let (_folder, path) = counter();
+    let path = text(&path);
+    assert!(refusal(&["serve", "nowhere"]).contains("cannot serve nowhere"));
+    assert!(refusal(&["serve", &format!("a b={path}")]).contains("NAME=PATH"));
+    assert!(refusal(&["serve", &format!("a={path}"), &format!("a={path}")]).contains("both are called a"));
+    let keys = refusal(&["serve", &format!("a={path}"), "--api-key-file", "nowhere/keys"]);
+    assert!(keys.contains("nowhere/keys: cannot be read"), "{keys}");
+    assert!(refusal(&["serve", path, "--slots", "0"]).contains("expected a whole number from 1 to 1024"));
+}

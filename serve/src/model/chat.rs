@@ -1,0 +1,148 @@
+//! Chat templates: messages to the text that a model continues.
+
+use crate::error::{Error, Result};
+use crate::problem::Problem;
+use minijinja::{Environment, context};
+use serde::Serialize;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+/// The name of a chat template in its environment.
+const NAME: &str = "chat";
+
+/// A message as templates see it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Message {
+    pub(crate) role: String,
+    pub(crate) content: String,
+}
+
+/// A chat template, as `tokenizer_config.json` or `chat_template.jinja` has it.
+pub(crate) struct ChatTemplate {
+    environment: Environment<'static>,
+    begin: Option<String>,
+    end: Option<String>,
+}
+
+impl ChatTemplate {
+    /// The template in a model's folder, if it has one.
+    ///
+    /// # Errors
+    /// [`Error::Template`] for one that cannot be read or is no template.
+    pub(crate) fn from_folder(folder: &Path) -> Result<Option<ChatTemplate>> {
+        let path = folder.join("tokenizer_config.json");
+        let config = match read(&path)? {
+            Some(text) => serde_json::from_str(&text).map_err(|e| bad(&path, e.to_string()))?,
+            None => Value::Null,
+        };
+        let (path, template) = match in_config(&config["chat_template"]) {
+            Some(template) => (path, template.to_owned()),
+            None => {
+                let path = folder.join("chat_template.jinja");
+                let Some(template) = read(&path)? else { return Ok(None) };
+                (path, template)
+            }
+        };
+        // A special token is a text, or an object with its text.
+        let token = |key: &str| {
+            let token = &config[key];
+            token.as_str().or(token["content"].as_str()).map(str::to_owned)
+        };
+        ChatTemplate::new(template, token("bos_token"), token("eos_token")).map_err(|e| bad(&path, e)).map(Some)
+    }
+
+    fn new(template: String, begin: Option<String>, end: Option<String>) -> std::result::Result<ChatTemplate, String> {
+        let mut environment = Environment::new();
+        // As transformers does.
+        environment.set_trim_blocks(true);
+        environment.set_lstrip_blocks(true);
+        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_function(
+            "raise_exception",
+            |message: String| -> std::result::Result<String, minijinja::Error> {
+                Err(minijinja::Error::new(minijinja::ErrorKind::InvalidOperation, message))
+            },
+        );
+        environment.add_template_owned(NAME, template).map_err(|e| format!("its chat template is none: {e}"))?;
+        Ok(ChatTemplate { environment, begin, end })
+    }
+
+    /// The text that the assistant continues.
+    ///
+    /// # Errors
+    /// A [`Problem`] with what the template says of messages that it does not take.
+    pub(crate) fn render(&self, messages: &[Message]) -> std::result::Result<String, Problem> {
+        let refused = |e: minijinja::Error| {
+            let reason = e.detail().map_or_else(|| e.kind().to_string(), str::to_owned);
+            Problem::invalid(format!("messages: the model's chat template refuses them: {reason}"))
+        };
+        let template = self.environment.get_template(NAME).map_err(refused)?;
+        let (bos_token, eos_token) = (self.begin.as_deref().unwrap_or(""), self.end.as_deref().unwrap_or(""));
+        template.render(context! { messages, add_generation_prompt => true, bos_token, eos_token }).map_err(refused)
+    }
+}
+
+/// One template, or the one called `default` of several.
+fn in_config(value: &Value) -> Option<&str> {
+    let named = |entry: &&Value| entry["name"] == "default";
+    value.as_str().or_else(|| value.as_array()?.iter().find(named)?["template"].as_str())
+}
+
+fn read(path: &Path) -> Result<Option<String>> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(bad(path, format!("cannot be read: {e}"))),
+    }
+}
+
+fn bad(path: &Path, problem: String) -> Error {
+    Error::Template { path: PathBuf::from(path), problem }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    const TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}\n{% if message['role'] not in ['user', 'assistant', 'system'] %}\n\
+        {{ raise_exception('no role ' + message['role']) }}\n{% endif %}\n<{{ message.role }}>{{ message['content'].strip() }}\
+        {{ eos_token }}{% endfor %}\n{% if add_generation_prompt %}<assistant>{% endif %}";
+
+    fn message(role: &str, content: &str) -> Message {
+        Message { role: role.to_owned(), content: content.to_owned() }
+    }
+
+    #[test]
+    fn messages_are_rendered_as_transformers_does() {
+        let template = ChatTemplate::new(TEMPLATE.to_owned(), Some("<s>".to_owned()), None).unwrap();
+        let rendered = template.render(&[message("system", " be brief "), message("user", "hello")]);
+        assert_eq!(rendered.unwrap(), "<s><system>be brief<user>hello<assistant>");
+        let refused = template.render(&[message("robot", "x")]).unwrap_err();
+        assert!(refused.message.ends_with("refuses them: no role robot"), "{}", refused.message);
+    }
+
+    #[test]
+    fn templates_are_found_where_models_have_them() {
+        let found = |files: &[(&str, &str)]| {
+            let folder = tempfile::tempdir().unwrap();
+            for (name, text) in files {
+                std::fs::write(folder.path().join(name), text).unwrap();
+            }
+            let template = ChatTemplate::from_folder(folder.path()).map_err(|e| e.to_string())?;
+            Ok::<_, String>(template.map(|template| template.render(&[message("user", "x")]).unwrap()))
+        };
+        let config = "tokenizer_config.json";
+        assert_eq!(found(&[]), Ok(None));
+        assert_eq!(found(&[(config, "{}")]), Ok(None));
+        assert_eq!(
+            found(&[(config, r#"{"chat_template": "{{ bos_token }}a", "bos_token": {"content": "<s>"}}"#)]),
+            Ok(Some("<s>a".to_owned()))
+        );
+        let several = r#"{"chat_template": [{"name": "tool", "template": "t"}, {"name": "default", "template": "d"}]}"#;
+        assert_eq!(found(&[(config, several)]), Ok(Some("d".to_owned())));
+        assert_eq!(found(&[(config, "{}"), ("chat_template.jinja", "j")]), Ok(Some("j".to_owned())));
+        assert!(found(&[(config, r#"{"chat_template": "{% if %}"}"#)]).unwrap_err().contains("chat template"));
+        assert!(found(&[(config, "nothing")]).unwrap_err().contains(config));
+    }
+}

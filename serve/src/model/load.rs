@@ -1,0 +1,159 @@
+//! Loading a model, as often as it has instances.
+
+use super::{ChatTemplate, Served, TextModel, Work};
+use crate::config::{Config, Limits, ModelSpec};
+use crate::error::{Error, Result};
+use crate::queue::Queue;
+use crate::tensors::{Batching, Bounds};
+use crate::text::Engine;
+use crate::worker::{self, Health};
+use crate::{tensors, text};
+use moh_runtime::{Model, Options, TensorInfo};
+use moh_tasks::generate::{Batch, GenerationConfig, LanguageModel};
+use moh_tasks::text::load_tokenizer;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use tokenizers::Tokenizer;
+
+/// Loads models.
+pub(crate) struct Loader<'c> {
+    config: &'c Config,
+    options: Options,
+}
+
+/// A model in its thread.
+enum Loaded {
+    Tensors(Box<Model>, Option<Batching>),
+    Text(Box<Batch>, Arc<Tokenizer>, GenerationConfig),
+}
+
+/// What a thread found out about its model.
+struct Facts {
+    inputs: Vec<TensorInfo>,
+    outputs: Vec<TensorInfo>,
+    runtime: &'static str,
+    folder: PathBuf,
+    config: GenerationConfig,
+    /// What the user may want to know.
+    notes: Vec<String>,
+    text: Option<TextFacts>,
+}
+
+struct TextFacts {
+    tokenizer: Arc<Tokenizer>,
+    vocabulary: Option<usize>,
+    /// Bytes of an instance's cache, when all of its sequences are as long as they can be.
+    cache: Option<usize>,
+}
+
+impl<'c> Loader<'c> {
+    /// For the models of `config`: its instances share the processors where no number of threads is given.
+    pub(crate) fn new(config: &'c Config) -> Loader<'c> {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = config.runtime.threads.unwrap_or((processors / config.instances.max(1)).max(1));
+        Loader { config, options: Options { threads: Some(threads), ..config.runtime.clone() } }
+    }
+
+    /// Loads a model and starts its threads.
+    ///
+    /// # Errors
+    /// [`Error::Model`] for what cannot be loaded, [`Error::Template`] for its chat template, [`Error::Start`] without threads.
+    pub(crate) fn load(&self, spec: &ModelSpec) -> Result<Served> {
+        let (began, health, limits) = (Instant::now(), Arc::new(Health::default()), &self.config.limits);
+        let tensors = Arc::new(Queue::<tensors::Job>::new(limits.queue));
+        let texts = Arc::new(Queue::<text::Job>::new(limits.queue));
+        let (mut first, mut threads) = (None, Vec::new());
+        for instance in 0..self.config.instances.max(1) {
+            let load = {
+                let (path, options, limits) = (spec.path.clone(), self.options.clone(), limits.clone());
+                move || load(Model::load(&path, &options)?, &limits)
+            };
+            let serve = {
+                let (name, limits, health) = (spec.name.clone(), limits.clone(), health.clone());
+                let (tensors, texts) = (tensors.clone(), texts.clone());
+                move |loaded: &mut Loaded| match loaded {
+                    Loaded::Tensors(model, batching) => {
+                        tensors::serve(&mut **model, &name, &tensors, batching.as_ref(), limits.window, &health);
+                    }
+                    Loaded::Text(batch, tokenizer, config) => {
+                        let (name, queue, end) = (&*name, &*texts, &*config.end);
+                        let (prefill, health) = (limits.prefill, &*health);
+                        Engine { name, instance, queue, tokenizer, end, prefill, health }.serve(&mut **batch);
+                    }
+                }
+            };
+            let started = worker::spawn(spec.name.clone(), health.clone(), load, serve).map_err(Error::Start)?;
+            let (facts, thread) = started.map_err(|source| Error::Model { name: spec.name.clone(), source })?;
+            first.get_or_insert(facts);
+            threads.push(thread);
+        }
+        let facts = first.ok_or_else(|| Error::Start(std::io::Error::other("no instance was started")))?;
+        for note in &facts.notes {
+            tracing::warn!(model = spec.name, "{note}");
+        }
+        let seconds = began.elapsed().as_secs_f64();
+        tracing::info!(model = spec.name, runtime = facts.runtime, instances = threads.len(), seconds, "loaded");
+        let length = facts.config.max_length;
+        let work = match facts.text {
+            None => Work::Tensors(tensors),
+            Some(TextFacts { tokenizer, vocabulary, cache }) => {
+                if let Some(bytes) = cache {
+                    tracing::info!(model = spec.name, mib = bytes >> 20, "an instance's cache takes at most");
+                }
+                let chat = ChatTemplate::from_folder(&facts.folder)?;
+                let config = facts.config;
+                Work::Text(Box::new(TextModel { queue: texts, tokenizer, config, vocabulary, chat }))
+            }
+        };
+        Ok(Served {
+            name: spec.name.clone(),
+            inputs: facts.inputs,
+            outputs: facts.outputs,
+            platform: if facts.runtime == "tract" { "tract_onnx" } else { "onnxruntime_onnxv1" },
+            loaded: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
+            bounds: Bounds { rows: limits.batch, length },
+            health,
+            work,
+            threads: Mutex::new(threads),
+        })
+    }
+}
+
+/// What a model is for: texts, where it is a language model with a tokenizer, else tensors.
+fn load(model: Model, limits: &Limits) -> moh_tasks::Result<(Loaded, Facts)> {
+    let folder = model.files_folder().to_owned();
+    let config = GenerationConfig::from_folder(&folder)?;
+    let mut facts = Facts {
+        inputs: model.inputs().to_vec(),
+        outputs: model.outputs().to_vec(),
+        runtime: model.runtime_name(),
+        notes: model.notices().iter().map(ToString::to_string).collect(),
+        folder: folder.clone(),
+        config: config.clone(),
+        text: None,
+    };
+    let is_language = LanguageModel::check(&model).is_ok();
+    if !is_language || !folder.join("tokenizer.json").is_file() {
+        let batching = Batching::of(&model, limits.batch);
+        if is_language {
+            facts.notes.push(format!("{}: no tokenizer.json: served on tensors only, without texts", folder.display()));
+        } else if batching.is_none() {
+            facts.notes.push("requests run one by one: not all tensors begin with a batch of any size".to_owned());
+        }
+        return Ok((Loaded::Tensors(Box::new(model), batching), facts));
+    }
+    let model = LanguageModel::new(model)?;
+    let vocabulary = model.vocabulary();
+    let tokenizer = Arc::new(load_tokenizer(&folder, vocabulary)?);
+    if !model.is_in_place() {
+        let reason = "an instance generates one text at a time, because the model's cache is concatenated: export it \
+                      with `moh-export CHECKPOINT -o FOLDER/model.onnx --cache in-place` to share steps";
+        facts.notes.push(reason.to_owned());
+    }
+    let token = model.cache_bytes();
+    let batch = Batch::new(model, limits.slots, config.max_length);
+    let cache = config.max_length.map(|longest| token.saturating_mul(longest).saturating_mul(batch.slots()));
+    facts.text = Some(TextFacts { tokenizer: tokenizer.clone(), vocabulary, cache });
+    Ok((Loaded::Text(Box::new(batch), tokenizer, config), facts))
+}

@@ -1,0 +1,172 @@
+//! The protocol over gRPC.
+
+use super::infer::{Request, infer};
+use super::proto::grpc_inference_service_server::{GrpcInferenceService, GrpcInferenceServiceServer};
+use super::proto::model_infer_request::InferInputTensor;
+use super::proto::model_infer_response::InferOutputTensor;
+use super::proto::model_metadata_response::TensorMetadata;
+use super::proto::{
+    InferTensorContents, ModelInferRequest, ModelInferResponse, ModelMetadataRequest, ModelMetadataResponse,
+    ModelReadyRequest, ModelReadyResponse, ServerLiveRequest, ServerLiveResponse, ServerMetadataRequest,
+    ServerMetadataResponse, ServerReadyRequest, ServerReadyResponse,
+};
+use super::{EXTENSIONS, SERVER, VERSION, datatype, model, name, rest, shape};
+use crate::deadline::Deadline;
+use crate::problem::Problem;
+use crate::server::App;
+use axum::body::Body;
+use axum::extract;
+use futures_util::stream::{self, StreamExt};
+use half::{bf16, f16};
+use moh_runtime::{ElementType, Tensor, TensorData, TensorInfo};
+use std::sync::Arc;
+use std::time::Duration;
+use tonic::{Response, Status};
+use tower::util::MapRequest;
+
+/// The service, for a router: a message that does not come is not waited for.
+pub(crate) fn service(
+    app: Arc<App>,
+) -> MapRequest<GrpcInferenceServiceServer<Grpc>, impl Fn(extract::Request) -> extract::Request + Clone> {
+    let (limit, stall) = (app.limits.body, app.limits.stall);
+    let service = GrpcInferenceServiceServer::new(Grpc(app)).max_decoding_message_size(limit);
+    MapRequest::new(service, move |request: extract::Request| request.map(|body| impatient(body, stall)))
+}
+
+/// A body that fails where nothing of it comes for so long.
+fn impatient(body: Body, stall: Duration) -> Body {
+    let parts = stream::try_unfold(body.into_data_stream(), move |mut parts| async move {
+        let slow = |_| Status::deadline_exceeded(format!("nothing of the message came for {} s", stall.as_secs_f64()));
+        let part = tokio::time::timeout(stall, parts.next()).await.map_err(slow)?;
+        let part = part.transpose().map_err(|_| Status::cancelled("the message broke off"))?;
+        Ok::<_, Status>(part.map(|part| (part, parts)))
+    });
+    Body::from_stream(parts)
+}
+
+pub(crate) struct Grpc(Arc<App>);
+
+type Answer<T> = Result<Response<T>, Status>;
+
+#[tonic::async_trait]
+impl GrpcInferenceService for Grpc {
+    async fn server_live(&self, _: tonic::Request<ServerLiveRequest>) -> Answer<ServerLiveResponse> {
+        Ok(Response::new(ServerLiveResponse { live: true }))
+    }
+
+    async fn server_ready(&self, _: tonic::Request<ServerReadyRequest>) -> Answer<ServerReadyResponse> {
+        Ok(Response::new(ServerReadyResponse { ready: self.0.is_ready() }))
+    }
+
+    async fn model_ready(&self, request: tonic::Request<ModelReadyRequest>) -> Answer<ModelReadyResponse> {
+        let ModelReadyRequest { name, version } = request.get_ref();
+        let ready = model(&self.0, name, version)?.health.is_ready();
+        Ok(Response::new(ModelReadyResponse { ready }))
+    }
+
+    async fn server_metadata(&self, _: tonic::Request<ServerMetadataRequest>) -> Answer<ServerMetadataResponse> {
+        let extensions = EXTENSIONS.map(str::to_owned).to_vec();
+        let version = moh_runtime::short_version().to_owned();
+        Ok(Response::new(ServerMetadataResponse { name: SERVER.to_owned(), version, extensions }))
+    }
+
+    async fn model_metadata(&self, request: tonic::Request<ModelMetadataRequest>) -> Answer<ModelMetadataResponse> {
+        let served = model(&self.0, &request.get_ref().name, &request.get_ref().version)?;
+        let port = |info: &TensorInfo| TensorMetadata {
+            name: info.name.clone(),
+            datatype: name(info.element_type).to_owned(),
+            shape: shape(info),
+        };
+        Ok(Response::new(ModelMetadataResponse {
+            name: served.name.clone(),
+            versions: vec![VERSION.to_owned()],
+            platform: served.platform.to_owned(),
+            inputs: served.inputs.iter().map(port).collect(),
+            outputs: served.outputs.iter().map(port).collect(),
+        }))
+    }
+
+    async fn model_infer(&self, request: tonic::Request<ModelInferRequest>) -> Answer<ModelInferResponse> {
+        let patience = timeout(request.metadata()).unwrap_or(self.0.limits.timeout);
+        let deadline = Deadline::after(patience.min(self.0.limits.timeout));
+        let request = request.into_inner();
+        let raw = &request.raw_input_contents;
+        if !raw.is_empty() && raw.len() != request.inputs.len() {
+            let (found, expected) = (raw.len(), request.inputs.len());
+            let message = format!("raw_input_contents: expected an entry for each of {expected} inputs, found {found}");
+            return Err(Problem::invalid(message).into());
+        }
+        let mut inputs = Vec::with_capacity(request.inputs.len());
+        for (i, input) in request.inputs.iter().enumerate() {
+            inputs.push((input.name.clone(), tensor(input, raw.get(i))?));
+        }
+        let outputs = request.outputs.iter().map(|wanted| wanted.name.clone()).collect();
+        let (model, version) = (&*request.model_name, &*request.model_version);
+        let found = infer(&self.0, Request { model, version, inputs, outputs, deadline }).await?;
+        let output = |(name, tensor): &(String, Tensor)| InferOutputTensor {
+            name: name.clone(),
+            datatype: super::name(tensor.element_type()).to_owned(),
+            shape: tensor.shape().iter().map(|&size| i64::try_from(size).unwrap_or(i64::MAX)).collect(),
+            ..InferOutputTensor::default()
+        };
+        Ok(Response::new(ModelInferResponse {
+            outputs: found.iter().map(output).collect(),
+            raw_output_contents: found.iter().map(|(_, tensor)| tensor.data().to_bytes()).collect(),
+            model_name: request.model_name,
+            model_version: VERSION.to_owned(),
+            id: request.id,
+            ..ModelInferResponse::default()
+        }))
+    }
+}
+
+/// What the client waits: `grpc-timeout`, at most 8 digits and a unit.
+fn timeout(metadata: &tonic::metadata::MetadataMap) -> Option<Duration> {
+    let text = metadata.get("grpc-timeout")?.to_str().ok()?;
+    let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    let number = number.parse::<u64>().ok().filter(|_| number.len() <= 8)?;
+    Some(match unit {
+        "H" => Duration::from_secs(number * 3600),
+        "M" => Duration::from_secs(number * 60),
+        "S" => Duration::from_secs(number),
+        "m" => Duration::from_millis(number),
+        "u" => Duration::from_micros(number),
+        "n" => Duration::from_nanos(number),
+        _ => return None,
+    })
+}
+
+fn tensor(input: &InferInputTensor, raw: Option<&Vec<u8>>) -> Result<Tensor, Problem> {
+    let name = &input.name;
+    let ty = datatype::parse(name, &input.datatype)?;
+    let (shape, count) = datatype::elements(name, &input.shape)?;
+    match (raw, &input.contents) {
+        (Some(_), Some(_)) => {
+            Err(Problem::invalid(format!("input {name}: found contents and raw_input_contents, expected one of them")))
+        }
+        (Some(raw), None) => rest::binary(name, ty, shape, count, raw),
+        (None, contents) => {
+            let data = contents.as_ref().map_or_else(|| Ok(TensorData::zeros(ty, 0)), |own| of_contents(name, ty, own));
+            Tensor::from_data(shape, data?).map_err(|e| Problem::invalid(format!("input {name}: {e}")))
+        }
+    }
+}
+
+/// The elements in the field of their type.
+fn of_contents(name: &str, ty: ElementType, contents: &InferTensorContents) -> Result<TensorData, Problem> {
+    let floats = &contents.fp32_contents;
+    Ok(match ty {
+        ElementType::F32 => TensorData::F32(floats.clone()),
+        ElementType::F16 => TensorData::F16(floats.iter().map(|&x| f16::from_f32(x)).collect()),
+        ElementType::BF16 => TensorData::BF16(floats.iter().map(|&x| bf16::from_f32(x)).collect()),
+        ElementType::F64 => TensorData::F64(contents.fp64_contents.clone()),
+        ElementType::I64 => TensorData::I64(contents.int64_contents.clone()),
+        ElementType::I32 => TensorData::I32(contents.int_contents.clone()),
+        ElementType::Bool => TensorData::Bool(contents.bool_contents.clone()),
+        ElementType::U8 => {
+            let byte =
+                |&x: &u32| u8::try_from(x).map_err(|_| Problem::invalid(format!("input {name}: {x} is no UINT8")));
+            TensorData::U8(contents.uint_contents.iter().map(byte).collect::<Result<_, _>>()?)
+        }
+    })
+}

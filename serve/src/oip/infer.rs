@@ -1,0 +1,52 @@
+//! A run of a model for either form of the protocol.
+
+use super::model;
+use crate::deadline::Deadline;
+use crate::problem::Problem;
+use crate::server::App;
+use crate::tensors::{Job, check};
+use moh_runtime::Tensor;
+use tokio::sync::oneshot;
+
+/// What is asked for.
+pub(super) struct Request<'a> {
+    pub(super) model: &'a str,
+    pub(super) version: &'a str,
+    pub(super) inputs: Vec<(String, Tensor)>,
+    /// Names of outputs; all where there is none.
+    pub(super) outputs: Vec<String>,
+    pub(super) deadline: Deadline,
+}
+
+/// The outputs that are asked for, by name.
+///
+/// # Errors
+/// A [`Problem`] for what the model does not take, a queue that is full, a deadline that passes, or a model that fails.
+pub(super) async fn infer(app: &App, request: Request<'_>) -> Result<Vec<(String, Tensor)>, Problem> {
+    let served = model(app, request.model, request.version)?;
+    app.check_open()?;
+    let position = |name: &String| {
+        let known = served.outputs.iter().position(|output| output.name == *name);
+        known.ok_or_else(|| {
+            let names: Vec<&str> = served.outputs.iter().map(|output| output.name.as_str()).collect();
+            Problem::invalid(format!("output {name}: the model gives {}", names.join(", ")))
+        })
+    };
+    let outputs = match request.outputs.is_empty() {
+        true => (0..served.outputs.len()).collect(),
+        false => request.outputs.iter().map(position).collect::<Result<Vec<usize>, _>>()?,
+    };
+    let inputs = check(&served.inputs, request.inputs, served.bounds)?;
+    let (reply, answer) = oneshot::channel();
+    let deadline = request.deadline;
+    served.run(Job { inputs, outputs: outputs.clone(), deadline, reply })?;
+    let found = match tokio::time::timeout_at(deadline.end.into(), answer).await {
+        Ok(Ok(found)) => found?,
+        Ok(Err(_)) if app.is_closing() => return Err(Problem::closing()),
+        // A thread drops what has waited for too long.
+        Ok(Err(_)) if deadline.has_passed() => return Err(deadline.waited()),
+        Ok(Err(_)) => return Err(Problem::lost()),
+        Err(_) => return Err(deadline.waited()),
+    };
+    Ok(outputs.iter().map(|&output| served.outputs[output].name.clone()).zip(found).collect())
+}

@@ -1,0 +1,172 @@
+//! `/v1/chat/completions`: answers a conversation.
+
+use super::generation::{Generation, Source};
+use super::options::Options;
+use super::stream::{self, Form};
+use super::{Usage, now, text_model, unsupported};
+use crate::door::{Payload, RequestId, parse};
+use crate::model;
+use crate::problem::Problem;
+use crate::server::App;
+use crate::text::Finish;
+use axum::Extension;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use utoipa::ToSchema;
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = ChatRequest)]
+pub(super) struct Request {
+    model: String,
+    messages: Vec<Message>,
+    #[serde(flatten)]
+    options: Options,
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+struct Message {
+    /// As the model's chat template has them: system, user and assistant, mostly.
+    role: String,
+    #[serde(default)]
+    content: Option<Content>,
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(untagged, expecting = "messages: expected content of text, or parts of it")]
+enum Content {
+    Text(String),
+    Parts(Vec<Part>),
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+struct Part {
+    /// Only text.
+    r#type: String,
+    #[serde(default)]
+    text: String,
+}
+
+impl Message {
+    fn plain(self) -> Result<model::Message, Problem> {
+        let content = match self.content {
+            None => String::new(),
+            Some(Content::Text(text)) => text,
+            Some(Content::Parts(parts)) => {
+                if let Some(part) = parts.iter().find(|part| part.r#type != "text") {
+                    return Err(unsupported(&format!("messages: a part of type {:?}", part.r#type), "text"));
+                }
+                parts.into_iter().map(|part| part.text).collect()
+            }
+        };
+        Ok(model::Message { role: self.role, content })
+    }
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = ChatCompletion)]
+struct Answer {
+    id: String,
+    object: &'static str,
+    created: u64,
+    model: String,
+    choices: [Choice; 1],
+    usage: Usage,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = ChatChoice)]
+struct Choice {
+    index: usize,
+    message: Said,
+    #[schema(value_type = Option<Object>)]
+    logprobs: Value,
+    finish_reason: &'static str,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+struct Said {
+    role: &'static str,
+    content: String,
+}
+
+/// Answers a conversation, by the model's chat template.
+#[utoipa::path(post, path = "/v1/chat/completions", request_body = Request,
+    responses((status = 200, body = Answer), (status = 400), (status = 404), (status = 413), (status = 422),
+        (status = 429), (status = 503), (status = 504)))]
+pub(super) async fn complete(
+    State(app): State<Arc<App>>,
+    Extension(RequestId(id)): Extension<RequestId>,
+    Payload { body, deadline }: Payload,
+) -> Result<Response, Problem> {
+    let Request { model, messages, options } = parse(&body)?;
+    let found = text_model(&app, &model)?;
+    let Some(template) = &found.1.chat else {
+        return Err(Problem::invalid(format!(
+            "model {model}: it has no chat template, in tokenizer_config.json or chat_template.jinja; /v1/completions \
+             continues texts"
+        )));
+    };
+    if messages.is_empty() {
+        return Err(Problem::invalid("messages: expected at least one"));
+    }
+    let messages = messages.into_iter().map(Message::plain).collect::<Result<Vec<_>, _>>()?;
+    // The template writes the tokens that are around texts.
+    let source = Source::Text { text: template.render(&messages)?, special: false };
+    let (is_stream, include_usage) = (options.stream, options.include_usage());
+    let generation = Generation::begin(&app, found, source, options, None, deadline).await?;
+    let (id, created) = (format!("chatcmpl-{id}"), now());
+    if is_stream {
+        return Ok(stream::answer(generation, Chunks { id, created, model, include_usage }));
+    }
+    let prompt_tokens = generation.prompt_tokens;
+    let (content, finish, tokens) = generation.whole().await?;
+    let message = Said { role: "assistant", content };
+    let choice = Choice { index: 0, message, logprobs: Value::Null, finish_reason: finish.name() };
+    let usage = Usage::new(prompt_tokens, tokens);
+    let answer = Answer { id, object: "chat.completion", created, model, choices: [choice], usage };
+    Ok(axum::Json(answer).into_response())
+}
+
+struct Chunks {
+    id: String,
+    created: u64,
+    model: String,
+    include_usage: bool,
+}
+
+impl Chunks {
+    fn chunk(&self, choices: Value, usage: Value) -> Value {
+        let mut chunk = json!({ "id": self.id, "object": "chat.completion.chunk", "created": self.created,
+            "model": self.model, "choices": choices });
+        if self.include_usage {
+            chunk["usage"] = usage;
+        }
+        chunk
+    }
+
+    fn delta(&self, delta: Value, finish: Option<Finish>) -> Value {
+        let finish = finish.map(Finish::name);
+        let choice = json!({ "index": 0, "delta": delta, "logprobs": null, "finish_reason": finish });
+        self.chunk(json!([choice]), Value::Null)
+    }
+}
+
+impl Form for Chunks {
+    fn begin(&self) -> Option<Value> {
+        Some(self.delta(json!({ "role": "assistant", "content": "" }), None))
+    }
+
+    fn piece(&self, text: &str, finish: Option<Finish>) -> Value {
+        match finish {
+            Some(finish) => self.delta(json!({}), Some(finish)),
+            None => self.delta(json!({ "content": text }), None),
+        }
+    }
+
+    fn usage(&self, prompt: usize, generated: usize) -> Option<Value> {
+        self.include_usage.then(|| self.chunk(json!([]), json!(Usage::new(prompt, generated))))
+    }
+}

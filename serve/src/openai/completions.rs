@@ -1,0 +1,145 @@
+//! `/v1/completions`: continues a prompt.
+
+use super::generation::{Generation, Source};
+use super::options::Options;
+use super::stream::{self, Form};
+use super::{Usage, now, text_model, unsupported};
+use crate::door::{Payload, RequestId, parse};
+use crate::problem::Problem;
+use crate::server::App;
+use crate::text::Finish;
+use axum::Extension;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use utoipa::ToSchema;
+
+/// OpenAI's default.
+const USUAL_TOKENS: usize = 16;
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = CompletionRequest)]
+pub(super) struct Request {
+    model: String,
+    #[serde(default)]
+    prompt: Prompt,
+    #[serde(flatten)]
+    options: Options,
+}
+
+/// A prompt.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(untagged, expecting = "prompt: expected a text, or numbers of tokens")]
+enum Prompt {
+    Text(String),
+    /// Numbers of tokens.
+    Tokens(Vec<i64>),
+    /// One text.
+    Texts(Vec<String>),
+    /// One list of numbers of tokens.
+    TokenLists(Vec<Vec<i64>>),
+}
+
+impl Default for Prompt {
+    fn default() -> Prompt {
+        Prompt::Text(String::new())
+    }
+}
+
+impl Prompt {
+    fn source(self) -> Result<Source, Problem> {
+        let text = |text| Source::Text { text, special: true };
+        match self {
+            Prompt::Text(one) => Ok(text(one)),
+            Prompt::Tokens(ids) => Ok(Source::Tokens(ids)),
+            Prompt::Texts(mut several) if several.len() == 1 => Ok(text(several.remove(0))),
+            Prompt::TokenLists(mut several) if several.len() == 1 => Ok(Source::Tokens(several.remove(0))),
+            Prompt::Texts(_) | Prompt::TokenLists(_) => {
+                Err(unsupported("prompt", "one prompt a request: several requests share the model's steps"))
+            }
+        }
+    }
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Completion)]
+struct Answer {
+    id: String,
+    object: &'static str,
+    created: u64,
+    model: String,
+    choices: [Choice; 1],
+    usage: Usage,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = CompletionChoice)]
+struct Choice {
+    index: usize,
+    text: String,
+    #[schema(value_type = Option<Object>)]
+    logprobs: Value,
+    finish_reason: &'static str,
+}
+
+/// Continues a prompt.
+#[utoipa::path(post, path = "/v1/completions", request_body = Request,
+    responses((status = 200, body = Answer), (status = 400), (status = 404), (status = 413), (status = 422),
+        (status = 429), (status = 503), (status = 504)))]
+pub(super) async fn complete(
+    State(app): State<Arc<App>>,
+    Extension(RequestId(id)): Extension<RequestId>,
+    Payload { body, deadline }: Payload,
+) -> Result<Response, Problem> {
+    let Request { model, prompt, options } = parse(&body)?;
+    let found = text_model(&app, &model)?;
+    let (is_stream, include_usage) = (options.stream, options.include_usage());
+    let source = prompt.source()?;
+    let generation = Generation::begin(&app, found, source, options, Some(USUAL_TOKENS), deadline).await?;
+    let (id, created) = (format!("cmpl-{id}"), now());
+    if is_stream {
+        return Ok(stream::answer(generation, Chunks { id, created, model, include_usage }));
+    }
+    let prompt_tokens = generation.prompt_tokens;
+    let (text, finish, tokens) = generation.whole().await?;
+    let choice = Choice { index: 0, text, logprobs: Value::Null, finish_reason: finish.name() };
+    let usage = Usage::new(prompt_tokens, tokens);
+    let answer = Answer { id, object: "text_completion", created, model, choices: [choice], usage };
+    Ok(axum::Json(answer).into_response())
+}
+
+struct Chunks {
+    id: String,
+    created: u64,
+    model: String,
+    include_usage: bool,
+}
+
+impl Chunks {
+    fn chunk(&self, choices: Value, usage: Value) -> Value {
+        let mut chunk = json!({ "id": self.id, "object": "text_completion", "created": self.created,
+            "model": self.model, "choices": choices });
+        if self.include_usage {
+            chunk["usage"] = usage;
+        }
+        chunk
+    }
+}
+
+impl Form for Chunks {
+    fn begin(&self) -> Option<Value> {
+        None
+    }
+
+    fn piece(&self, text: &str, finish: Option<Finish>) -> Value {
+        let finish = finish.map(Finish::name);
+        let choice = json!({ "index": 0, "text": text, "logprobs": null, "finish_reason": finish });
+        self.chunk(json!([choice]), Value::Null)
+    }
+
+    fn usage(&self, prompt: usize, generated: usize) -> Option<Value> {
+        self.include_usage.then(|| self.chunk(json!([]), json!(Usage::new(prompt, generated))))
+    }
+}

@@ -1,0 +1,169 @@
+//! A text on its way from a model's thread to a client.
+
+use super::options::Options;
+use crate::deadline::Deadline;
+use crate::model::{Served, TextModel};
+use crate::problem::{Kind, Problem};
+use crate::server::App;
+use crate::text::{Event, Finish, Prompt};
+use moh_tasks::text::{check_ids, encode, or_begin};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+/// Bytes of a prompt for each token of the model's longest sequence: no tokenizer of texts needs as many.
+const BYTES_A_TOKEN: usize = 64;
+
+/// What is to be continued.
+pub(super) enum Source {
+    Tokens(Vec<i64>),
+    /// With the tokens that the tokenizer puts around texts, or without.
+    Text {
+        text: String,
+        special: bool,
+    },
+}
+
+/// A text that is being generated. When it is dropped, the model's thread stops.
+pub(super) struct Generation {
+    pub(super) prompt_tokens: usize,
+    /// The first event, which is there before anything is answered.
+    first: Option<Event>,
+    events: UnboundedReceiver<Event>,
+    deadline: Deadline,
+    begun: bool,
+    ended: bool,
+}
+
+impl Generation {
+    /// Gives a text to the model and waits for its first piece. `usual`: the most tokens where the request says nothing.
+    ///
+    /// # Errors
+    /// A [`Problem`] for what the model cannot take, a full queue, or a deadline that passes.
+    pub(super) async fn begin(
+        app: &App,
+        (served, model): (&Served, &TextModel),
+        source: Source,
+        mut options: Options,
+        usual: Option<usize>,
+        deadline: Deadline,
+    ) -> Result<Generation, Problem> {
+        app.check_open()?;
+        options.check()?;
+        let (chooser, stop, most) = (options.chooser()?, options.stops()?, options.most()?);
+        let tokens = tokens(model, source).await?;
+        let max_tokens = room(tokens.len(), most, usual, model.config.max_length)?;
+        let prompt_tokens = tokens.len();
+        let (events, received) = unbounded_channel();
+        let ignore_end = options.ignore_eos;
+        served.generate(model, Prompt { tokens, max_tokens, chooser, stop, ignore_end, deadline, events })?;
+        let mut generation =
+            Generation { prompt_tokens, first: None, events: received, deadline, begun: false, ended: false };
+        let first = generation.next().await;
+        if let Event::Failed(problem) = first {
+            let closing = app.is_closing() && problem == Problem::lost();
+            return Err(if closing { Problem::closing() } else { problem });
+        }
+        // It is not the end: that is in the event.
+        (generation.first, generation.begun, generation.ended) = (Some(first), true, false);
+        Ok(generation)
+    }
+
+    /// The next event; the last one ends or fails.
+    pub(super) async fn next(&mut self) -> Event {
+        if let Some(first) = self.first.take() {
+            self.ended = !matches!(first, Event::Text(_));
+            return first;
+        }
+        let event = match tokio::time::timeout_at(self.deadline.end.into(), self.events.recv()).await {
+            Ok(Some(event)) => event,
+            // The thread dropped it: for having waited too long, or because it failed.
+            Ok(None) if self.deadline.has_passed() => Event::Failed(self.deadline.waited()),
+            Ok(None) => Event::Failed(Problem::lost()),
+            Err(_) if self.begun => Event::Failed(self.deadline.ran()),
+            Err(_) => Event::Failed(self.deadline.waited()),
+        };
+        self.ended = !matches!(event, Event::Text(_));
+        event
+    }
+
+    /// Whether the last event was given.
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended
+    }
+
+    /// The whole text.
+    ///
+    /// # Errors
+    /// The [`Problem`] that it ends with.
+    pub(super) async fn whole(mut self) -> Result<(String, Finish, usize), Problem> {
+        let mut text = String::new();
+        loop {
+            match self.next().await {
+                Event::Text(piece) => text += &piece,
+                Event::End { finish, tokens } => return Ok((text, finish, tokens)),
+                Event::Failed(problem) => return Err(problem),
+            }
+        }
+    }
+}
+
+/// The tokens of a prompt.
+async fn tokens(model: &TextModel, source: Source) -> Result<Vec<i64>, Problem> {
+    let bad = |e: moh_tasks::Error| Problem::invalid(e.to_string());
+    match source {
+        Source::Tokens(ids) => {
+            check_ids(&ids, model.vocabulary).map_err(bad)?;
+            or_begin(ids, &model.config).map_err(bad)
+        }
+        Source::Text { text, special } => {
+            let most = model.config.max_length.map(|longest| longest.saturating_mul(BYTES_A_TOKEN));
+            if let Some(most) = most.filter(|&most| text.len() > most) {
+                let message = format!("prompt: {} bytes, expected at most {most}", text.len());
+                return Err(Problem::new(Kind::Context, message));
+            }
+            let (tokenizer, config) = (model.tokenizer.clone(), model.config.clone());
+            let encode = move || encode(&tokenizer, &text, special, &config);
+            let ids = tokio::task::spawn_blocking(encode).await.map_err(|e| Problem::failed(e.to_string()))?;
+            Ok(ids.map_err(bad)?.into_iter().map(i64::from).collect())
+        }
+    }
+}
+
+/// How many tokens may be generated.
+fn room(prompt: usize, most: Option<usize>, usual: Option<usize>, longest: Option<usize>) -> Result<usize, Problem> {
+    /// Where neither the request nor the model says anything.
+    const USUAL: usize = 1024;
+    let Some(longest) = longest else { return Ok(most.or(usual).unwrap_or(USUAL)) };
+    let room = longest.saturating_sub(prompt);
+    if room == 0 {
+        let message = format!("the prompt has {prompt} tokens, the model's longest sequence is {longest}");
+        return Err(Problem::new(Kind::Context, message));
+    }
+    match most {
+        Some(most) if most > room => {
+            let message = format!(
+                "the prompt has {prompt} tokens and max_tokens is {most}, the model's longest sequence is {longest}"
+            );
+            Err(Problem::new(Kind::Context, message))
+        }
+        Some(most) => Ok(most),
+        None => Ok(usual.unwrap_or(room).min(room)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_text_ends_where_the_longest_sequence_does() {
+        assert_eq!(room(10, Some(90), Some(16), Some(100)), Ok(90));
+        assert_eq!(room(10, None, Some(16), Some(100)), Ok(16));
+        assert_eq!(room(90, None, Some(16), Some(100)), Ok(10));
+        assert_eq!(room(10, None, None, Some(100)), Ok(90));
+        assert_eq!(room(10, None, None, None), Ok(1024));
+        for (prompt, most) in [(10, Some(91)), (100, None), (101, Some(1)), (10, Some(usize::MAX))] {
+            assert_eq!(room(prompt, most, Some(16), Some(100)).unwrap_err().kind, Kind::Context, "{prompt} {most:?}");
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! What completions and chat completions have in common.
+
+use super::unsupported;
+use crate::problem::Problem;
+use moh_tasks::generate::{Chooser, Sampling, StopTexts};
+use serde::Deserialize;
+use serde_json::Value;
+use utoipa::ToSchema;
+
+/// As many as are of use; each is looked for in every text.
+const MOST_STOPS: usize = 16;
+const LONGEST_STOP: usize = 1024;
+
+/// How a text is generated.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+pub(super) struct Options {
+    /// The most tokens; default: 16 for completions, the model's longest sequence for chats.
+    pub(super) max_tokens: Option<usize>,
+    /// Another name of `max_tokens`.
+    pub(super) max_completion_tokens: Option<usize>,
+    /// 0 to 2; 0 takes the most probable token each time. Default: 1.
+    temperature: Option<f64>,
+    /// 0 to 1: samples from the most probable tokens whose probabilities add up to this. Default: 1.
+    top_p: Option<f64>,
+    /// Samples from this many of the most probable tokens. Not part of OpenAI's API.
+    top_k: Option<usize>,
+    /// The same seed gives the same tokens. Default: another one each time.
+    seed: Option<i64>,
+    /// Texts to stop before, at most 16.
+    stop: Option<Stop>,
+    /// Whether to go on after a token that ends texts. Not part of OpenAI's API.
+    #[serde(default)]
+    pub(super) ignore_eos: bool,
+    /// Whether to send the text in pieces, as server-sent events.
+    #[serde(default)]
+    pub(super) stream: bool,
+    pub(super) stream_options: Option<StreamOptions>,
+    /// Only 1.
+    n: Option<u64>,
+    /// Only 1.
+    best_of: Option<u64>,
+    /// Only false or null.
+    #[schema(value_type = Option<bool>)]
+    logprobs: Option<Value>,
+    /// Only false.
+    echo: Option<bool>,
+    /// Only null or empty.
+    suffix: Option<String>,
+    /// Only 0.
+    presence_penalty: Option<f64>,
+    /// Only 0.
+    frequency_penalty: Option<f64>,
+    /// Only null or empty.
+    #[schema(value_type = Option<Object>)]
+    logit_bias: Option<Value>,
+    /// Only text.
+    #[schema(value_type = Option<Object>)]
+    response_format: Option<Value>,
+    /// Only null or empty.
+    #[schema(value_type = Option<Vec<Object>>)]
+    tools: Option<Value>,
+    /// Only null or empty.
+    #[schema(value_type = Option<Vec<Object>>)]
+    functions: Option<Value>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize, ToSchema)]
+pub(super) struct StreamOptions {
+    /// Whether the last event before [DONE] tells the numbers of tokens.
+    #[serde(default)]
+    pub(super) include_usage: bool,
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(untagged, expecting = "stop: expected a text, or several")]
+enum Stop {
+    One(String),
+    Several(Vec<String>),
+}
+
+impl Options {
+    /// Refuses what is not supported, so that nobody takes another text for the one that was asked for.
+    ///
+    /// # Errors
+    /// A [`Problem`] naming the field.
+    pub(super) fn check(&self) -> Result<(), Problem> {
+        let empty = |value: &Option<Value>| match value {
+            None | Some(Value::Null | Value::Bool(false)) => true,
+            Some(Value::Array(list)) => list.is_empty(),
+            Some(Value::Object(map)) => map.is_empty(),
+            Some(_) => false,
+        };
+        let plain = self.response_format.as_ref().is_none_or(|format| format.is_null() || format["type"] == "text");
+        for (what, supported, expected) in [
+            ("n", self.n.is_none_or(|n| n == 1), "1"),
+            ("best_of", self.best_of.is_none_or(|n| n == 1), "1"),
+            ("logprobs", empty(&self.logprobs), "false"),
+            ("echo", self.echo != Some(true), "false"),
+            ("suffix", self.suffix.as_deref().is_none_or(str::is_empty), "none"),
+            ("presence_penalty", self.presence_penalty.is_none_or(|penalty| penalty == 0.0), "0"),
+            ("frequency_penalty", self.frequency_penalty.is_none_or(|penalty| penalty == 0.0), "0"),
+            ("logit_bias", empty(&self.logit_bias), "none"),
+            ("response_format", plain, "text"),
+            ("tools", empty(&self.tools), "none"),
+            ("functions", empty(&self.functions), "none"),
+        ] {
+            if !supported {
+                return Err(unsupported(what, expected));
+            }
+        }
+        Ok(())
+    }
+
+    /// The most tokens, if it is said.
+    ///
+    /// # Errors
+    /// A [`Problem`] where it is 0, or said twice and not the same.
+    pub(super) fn most(&self) -> Result<Option<usize>, Problem> {
+        match (self.max_tokens, self.max_completion_tokens) {
+            (Some(0), _) | (_, Some(0)) => Err(Problem::invalid("max_tokens: expected at least 1, found 0")),
+            (Some(a), Some(b)) if a != b => {
+                Err(Problem::invalid(format!("max_tokens is {a}, and max_completion_tokens {b}: expected one of them")))
+            }
+            (a, b) => Ok(a.or(b)),
+        }
+    }
+
+    /// How tokens are drawn.
+    ///
+    /// # Errors
+    /// A [`Problem`] for a number out of its range.
+    pub(super) fn chooser(&self) -> Result<Chooser, Problem> {
+        let temperature = self.temperature.unwrap_or(1.0);
+        if !(0.0..=2.0).contains(&temperature) {
+            return Err(Problem::invalid(format!("temperature: expected 0 to 2, found {temperature}")));
+        }
+        let seed = self.seed.map_or_else(|| uuid::Uuid::new_v4().as_u64_pair().0, |seed| seed as u64);
+        let (top_k, top_p) = (self.top_k, self.top_p.unwrap_or(1.0));
+        // Checked with a temperature that can be, although it may not be used.
+        let sampling = Sampling { temperature: temperature.max(f64::MIN_POSITIVE), top_k, top_p, seed };
+        let chooser = Chooser::new(Some(sampling), 0).map_err(|e| Problem::invalid(e.to_string()))?;
+        if temperature > 0.0 {
+            return Ok(chooser);
+        }
+        Chooser::new(None, 0).map_err(|e| Problem::invalid(e.to_string()))
+    }
+
+    /// Texts to stop before.
+    ///
+    /// # Errors
+    /// A [`Problem`] for too many, an empty or a very long one.
+    pub(super) fn stops(&mut self) -> Result<StopTexts, Problem> {
+        let texts = match self.stop.take() {
+            None => Vec::new(),
+            Some(Stop::One(text)) => vec![text],
+            Some(Stop::Several(texts)) => texts,
+        };
+        if texts.len() > MOST_STOPS {
+            return Err(Problem::invalid(format!("stop: expected at most {MOST_STOPS} texts, found {}", texts.len())));
+        }
+        if texts.iter().any(|text| text.is_empty() || text.len() > LONGEST_STOP) {
+            return Err(Problem::invalid(format!("stop: expected texts of 1 to {LONGEST_STOP} bytes")));
+        }
+        Ok(StopTexts::new(texts))
+    }
+
+    /// Whether the numbers of tokens end a stream.
+    pub(super) fn include_usage(&self) -> bool {
+        self.stream_options.as_ref().is_some_and(|options| options.include_usage)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use serde_json::json;
+
+    fn options(value: Value) -> Options {
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn what_is_not_supported_is_refused_by_name() {
+        for field in [
+            json!({"n": 2}),
+            json!({"best_of": 3}),
+            json!({"logprobs": 5}),
+            json!({"logprobs": true}),
+            json!({"echo": true}),
+            json!({"suffix": "x"}),
+            json!({"presence_penalty": 0.5}),
+            json!({"frequency_penalty": -1}),
+            json!({"logit_bias": {"5": 1}}),
+            json!({"response_format": {"type": "json_object"}}),
+            json!({"tools": [{}]}),
+            json!({"functions": [{}]}),
+        ] {
+            let name = field.as_object().unwrap().keys().next().unwrap().clone();
+            let problem = options(field).check().unwrap_err().message;
+            assert!(problem.starts_with(&format!("{name}: not supported")), "{problem}");
+        }
+        let harmless = json!({"n": 1, "logprobs": null, "tools": [], "logit_bias": {}, "presence_penalty": 0,
+            "response_format": {"type": "text"}, "user": "somebody", "echo": false});
+        assert_eq!(options(harmless).check(), Ok(()));
+    }
+
+    #[test]
+    fn numbers_out_of_range_are_refused() {
+        for bad in
+            [json!({"temperature": -0.1}), json!({"temperature": 2.5}), json!({"top_p": 1.5}), json!({"top_k": 0})]
+        {
+            assert!(options(bad.clone()).chooser().is_err(), "{bad}");
+            // Also where they would not be used.
+            let mut greedy = bad.clone();
+            greedy.as_object_mut().unwrap().entry("temperature").or_insert(json!(0));
+            assert!(options(greedy).chooser().is_err(), "{bad}");
+        }
+        assert!(options(json!({"temperature": 0, "seed": -5})).chooser().is_ok());
+        assert!(options(json!({"max_tokens": 0})).most().is_err());
+        assert!(options(json!({"max_tokens": 1, "max_completion_tokens": 2})).most().is_err());
+        assert_eq!(options(json!({"max_completion_tokens": 2})).most(), Ok(Some(2)));
+    }
+
+    #[test]
+    fn stop_texts_are_bounded() {
+        assert!(options(json!({"stop": ["a", "b"]})).stops().is_ok());
+        assert!(options(json!({"stop": "a"})).stops().is_ok());
+        assert!(options(json!({"stop": ""})).stops().is_err());
+        assert!(options(json!({"stop": vec!["a"; 17]})).stops().is_err());
+        assert!(options(json!({"stop": "a".repeat(1025)})).stops().is_err());
+    }
+}

@@ -1,0 +1,221 @@
+//! The server: models, pages, connections, and its end.
+
+mod listen;
+
+use crate::config::{Config, Limits, ModelSpec};
+use crate::door;
+use crate::error::{Error, Result};
+use crate::keys::ApiKeys;
+use crate::measure;
+use crate::model::{Loader, Served};
+use crate::problem::{Kind, Problem};
+use crate::{oip, openai};
+use axum::Router;
+use axum::routing::get;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+use tower_http::catch_panic::CatchPanicLayer;
+use utoipa::OpenApi;
+
+/// Between two looks whether threads have ended.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// What handlers share.
+pub(crate) struct App {
+    models: BTreeMap<String, Served>,
+    pub(crate) limits: Limits,
+    pub(crate) keys: Option<ApiKeys>,
+    closing: AtomicBool,
+}
+
+impl App {
+    /// The model of that name.
+    pub(crate) fn model(&self, name: &str) -> std::result::Result<&Served, Problem> {
+        self.models.get(name).ok_or_else(|| {
+            let names: Vec<&str> = self.models.keys().map(String::as_str).collect();
+            let asked: String = name.chars().take(100).collect();
+            Problem::new(Kind::NotFound, format!("there is no model {asked:?}; there are: {}", names.join(", ")))
+        })
+    }
+
+    pub(crate) fn models(&self) -> impl Iterator<Item = &Served> {
+        self.models.values()
+    }
+
+    /// Whether every model takes requests.
+    pub(crate) fn is_ready(&self) -> bool {
+        !self.is_closing() && self.models().all(|model| model.health.is_ready())
+    }
+
+    pub(crate) fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Acquire)
+    }
+
+    /// An error where nothing new is begun any more.
+    pub(crate) fn check_open(&self) -> std::result::Result<(), Problem> {
+        if self.is_closing() { Err(Problem::closing()) } else { Ok(()) }
+    }
+}
+
+/// A server that answers until it is stopped.
+pub struct Server {
+    address: SocketAddr,
+    app: Arc<App>,
+    runtime: tokio::runtime::Runtime,
+    stop: watch::Sender<bool>,
+    connections: tokio::task::JoinHandle<()>,
+}
+
+impl Server {
+    /// Loads the models, and answers from then on.
+    ///
+    /// # Errors
+    /// [`Error`] for models, an address or files that cannot be used.
+    pub fn start(config: &Config) -> Result<Server> {
+        let metrics = measure::handle();
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("moh-serve").build();
+        let runtime = runtime.map_err(Error::Start)?;
+        // Before the models, which take their time to load: another server may be there.
+        let listening = runtime.block_on(tokio::net::TcpListener::bind(config.listen));
+        let listener = listening.map_err(|source| Error::Listen { address: config.listen, source })?;
+        let address = listener.local_addr().map_err(|source| Error::Listen { address: config.listen, source })?;
+        for (i, spec) in config.models.iter().enumerate() {
+            if let Some(other) = config.models[..i].iter().find(|other| other.name == spec.name) {
+                let (first, second) = (other.path.clone(), spec.path.clone());
+                return Err(Error::Twice { name: spec.name.clone(), first, second });
+            }
+        }
+        let loader = Loader::new(config);
+        let load = |spec: &ModelSpec| Ok((spec.name.clone(), loader.load(spec)?));
+        let models = config.models.iter().map(load).collect::<Result<BTreeMap<String, Served>>>()?;
+        let (limits, keys) = (config.limits.clone(), config.keys.clone());
+        let app = Arc::new(App { models, limits, keys, closing: AtomicBool::new(false) });
+        let (stop, stopped) = watch::channel(false);
+        runtime.spawn(async move {
+            loop {
+                tokio::time::sleep(Duration::from_secs(5)).await;
+                metrics.run_upkeep();
+            }
+        });
+        let connections = runtime.spawn(listen::serve(listener, router(&app), app.limits.clone(), stopped));
+        Ok(Server { address, app, runtime, stop, connections })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Answers until INT or TERM, and then stops as [`Server::stop`] does. A second signal ends the program at once.
+    ///
+    /// # Errors
+    /// [`Error::Start`] where signals cannot be waited for.
+    pub fn run(self) -> Result<()> {
+        let signals = self.runtime.block_on(async {
+            let mut signals = Signals::new()?;
+            // Not before: a signal would kill the program.
+            tracing::info!(address = %self.address, "ready");
+            let name = signals.next().await;
+            tracing::info!("{name}: finishing what runs; the same again ends at once");
+            Ok(signals)
+        });
+        let mut signals = signals.map_err(Error::Start)?;
+        self.runtime.spawn(async move {
+            signals.next().await;
+            std::process::exit(1);
+        });
+        self.stop();
+        Ok(())
+    }
+
+    /// Takes no more connections and requests, waits for those that run as long as the limits permit, and gives up what is left then.
+    pub fn stop(self) {
+        let Server { app, runtime, stop, connections, .. } = self;
+        let end = Instant::now() + app.limits.shutdown;
+        app.closing.store(true, Ordering::Release);
+        app.models().for_each(Served::close);
+        let _ = stop.send(true);
+        while Instant::now() < end && !(app.models().all(Served::has_ended) && connections.is_finished()) {
+            std::thread::sleep(LOOK);
+        }
+        if !app.models().all(Served::has_ended) {
+            tracing::warn!("giving up what still runs");
+            app.models().for_each(Served::abort);
+            // Enough to tell the clients, but no run of a model is broken off.
+            let grace = Instant::now() + Duration::from_secs(2);
+            while Instant::now() < grace && !(app.models().all(Served::has_ended) && connections.is_finished()) {
+                std::thread::sleep(LOOK);
+            }
+        }
+        connections.abort();
+        runtime.shutdown_timeout(Duration::from_secs(1));
+        tracing::info!("ended");
+    }
+}
+
+/// Signals that ask the program to end.
+struct Signals {
+    #[cfg(unix)]
+    term: tokio::signal::unix::Signal,
+    #[cfg(unix)]
+    interrupt: tokio::signal::unix::Signal,
+}
+
+impl Signals {
+    #[cfg(unix)]
+    fn new() -> std::io::Result<Signals> {
+        use tokio::signal::unix::{SignalKind, signal};
+        Ok(Signals { term: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+    }
+
+    #[cfg(unix)]
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.term.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
+    }
+
+    #[cfg(not(unix))]
+    fn new() -> std::io::Result<Signals> {
+        Ok(Signals {})
+    }
+
+    #[cfg(not(unix))]
+    async fn next(&mut self) -> &'static str {
+        let _ = tokio::signal::ctrl_c().await;
+        "Ctrl-C"
+    }
+}
+
+/// All pages.
+fn router(app: &Arc<App>) -> Router {
+    Router::new()
+        .merge(openai::routes())
+        .merge(oip::routes())
+        .route("/metrics", get(metrics))
+        .route("/openapi.json", get(openapi))
+        .route_service("/inference.GRPCInferenceService/{method}", oip::service(app.clone()))
+        .fallback(door::nowhere)
+        .method_not_allowed_fallback(door::no_method)
+        .layer(CatchPanicLayer::custom(door::panicked))
+        .layer(axum::middleware::from_fn_with_state(app.clone(), door::pass))
+        .with_state(app.clone())
+}
+
+async fn metrics() -> String {
+    measure::handle().render()
+}
+
+async fn openapi() -> axum::Json<utoipa::openapi::OpenApi> {
+    let mut api = utoipa::openapi::OpenApiBuilder::new().build();
+    api.info.title = "moh-run serve".to_owned();
+    api.info.version = moh_runtime::short_version().to_owned();
+    api.merge(openai::Api::openapi());
+    api.merge(oip::Api::openapi());
+    axum::Json(api)
+}

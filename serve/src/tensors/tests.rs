@@ -1,0 +1,74 @@
+#![allow(clippy::unwrap_used)]
+use super::*;
+use std::sync::Arc;
+
+/// Doubles rows of numbers; fails where one is negative, and remembers how many rows each run had.
+struct Doubler(Vec<usize>);
+
+impl Run for Doubler {
+    fn run(&mut self, inputs: Vec<Tensor>, _: &[usize]) -> Result<Vec<Tensor>, Problem> {
+        let x = inputs[0].as_slice::<f32>().unwrap();
+        self.0.push(inputs[0].shape()[0]);
+        if x.iter().any(|x| *x < 0.0) {
+            return Err(Problem::failed("negative"));
+        }
+        Ok(vec![Tensor::new(inputs[0].shape(), x.iter().map(|x| 2.0 * x).collect()).unwrap()])
+    }
+}
+
+type Reply = oneshot::Receiver<Result<Vec<Tensor>, Problem>>;
+
+fn job(rows: usize, value: f32) -> (Job, Reply) {
+    let (reply, answer) = oneshot::channel();
+    let inputs = vec![Tensor::new([rows, 2], vec![value; rows * 2]).unwrap()];
+    (Job { inputs, outputs: vec![0], deadline: Deadline::after(Duration::from_secs(60)), reply }, answer)
+}
+
+/// Answers of these requests, of so many rows and with that number in them, and the rows of each run.
+fn served(requests: &[(usize, f32)], rows: usize) -> (Vec<Result<Vec<f32>, Problem>>, Vec<usize>) {
+    let queue = Queue::new(99);
+    let mut answers = Vec::new();
+    for &(rows, value) in requests {
+        let (job, answer) = job(rows, value);
+        queue.push(job).unwrap();
+        answers.push(answer);
+    }
+    queue.close();
+    let mut model = Doubler(Vec::new());
+    serve(&mut model, "m", &queue, Some(&Batching { rows }), Duration::ZERO, &Arc::new(Health::default()));
+    let numbers = |tensors: Vec<Tensor>| tensors[0].as_slice::<f32>().unwrap().to_vec();
+    let answers = answers.into_iter().map(|mut answer| answer.try_recv().unwrap().map(numbers)).collect();
+    (answers, model.0)
+}
+
+#[test]
+fn requests_share_a_run_up_to_its_rows() {
+    let (answers, runs) = served(&[(1, 1.0), (2, 2.0), (3, 3.0), (1, 4.0)], 4);
+    let expected: Vec<Result<Vec<f32>, Problem>> =
+        vec![Ok(vec![2.0; 2]), Ok(vec![4.0; 4]), Ok(vec![6.0; 6]), Ok(vec![8.0; 2])];
+    assert_eq!(answers, expected);
+    // The last one fits beside the first two, the third does not.
+    assert_eq!(runs, [4, 3]);
+}
+
+#[test]
+fn a_request_that_fails_harms_no_other() {
+    let (answers, runs) = served(&[(1, 1.0), (1, -1.0), (1, 3.0)], 8);
+    let failed = Err(Problem::failed("negative"));
+    assert_eq!(answers, [Ok(vec![2.0; 2]), failed, Ok(vec![6.0; 2])]);
+    assert_eq!(runs, [3, 1, 1, 1]);
+}
+
+#[test]
+fn abandoned_requests_are_not_run() {
+    let queue = Queue::new(9);
+    let (mut late, answer) = job(1, 1.0);
+    late.deadline = Deadline::after(Duration::ZERO);
+    queue.push(late).unwrap();
+    queue.push(job(1, 2.0).0).unwrap();
+    queue.close();
+    let mut model = Doubler(Vec::new());
+    serve(&mut model, "m", &queue, None, Duration::ZERO, &Arc::new(Health::default()));
+    assert!(model.0.is_empty());
+    drop(answer);
+}

@@ -1,0 +1,73 @@
+//! Texts: prompts in, tokens out as they come, many sequences at a time.
+
+mod engine;
+mod sequence;
+
+pub(crate) use engine::Engine;
+
+use crate::deadline::Deadline;
+use crate::problem::Problem;
+use crate::queue::Abandoned;
+use crate::tensors;
+use moh_tasks::generate::{Chooser, StopTexts};
+use tokio::sync::mpsc::UnboundedSender;
+
+/// A request for a text.
+#[derive(Debug)]
+pub(crate) struct Prompt {
+    pub(crate) tokens: Vec<i64>,
+    pub(crate) max_tokens: usize,
+    pub(crate) chooser: Chooser,
+    pub(crate) stop: StopTexts,
+    /// Whether to go on after a token that ends texts.
+    pub(crate) ignore_end: bool,
+    pub(crate) deadline: Deadline,
+    /// Where the text goes. What it holds is bounded by `max_tokens`: an engine waits for no reader.
+    pub(crate) events: UnboundedSender<Event>,
+}
+
+/// What becomes of a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Event {
+    /// A piece of the text, never empty.
+    Text(String),
+    /// The end, with the number of generated tokens.
+    End { finish: Finish, tokens: usize },
+    /// The end of one that failed.
+    Failed(Problem),
+}
+
+/// Why a text ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Finish {
+    /// At a token or a text that ends it.
+    Stop,
+    /// At the most tokens.
+    Length,
+}
+
+impl Finish {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Finish::Stop => "stop",
+            Finish::Length => "length",
+        }
+    }
+}
+
+/// What an engine is asked for.
+#[derive(Debug)]
+pub(crate) enum Job {
+    Text(Box<Prompt>),
+    Tensors(tensors::Job),
+}
+
+impl Abandoned for Job {
+    fn is_abandoned(&self) -> bool {
+        match self {
+            // One that is overdue is told so by its handler.
+            Job::Text(prompt) => prompt.events.is_closed() || prompt.deadline.has_passed(),
+            Job::Tensors(job) => job.is_abandoned(),
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! The thread that generates: it takes prompts in, reads them part by part, and steps all sequences at once.
+
+use super::sequence::Sequence;
+use super::{Event, Job, Prompt};
+use crate::measure;
+use crate::problem::Problem;
+use crate::queue::Queue;
+use crate::tensors::{self, Run};
+use crate::worker::Health;
+use moh_runtime::Tensor;
+use moh_tasks::generate::{Batch, Reading, SequenceId};
+use tokenizers::Tokenizer;
+
+/// What a model of texts does, as [`Batch`] says.
+pub(crate) trait Sequences: Run {
+    type Id: Copy + Eq;
+    type Reading;
+    fn slots(&self) -> usize;
+    fn read(&self, prompt: Vec<i64>) -> moh_tasks::Result<Self::Reading>;
+    fn advance(&mut self, reading: &mut Self::Reading, tokens: usize) -> moh_tasks::Result<Option<Vec<f32>>>;
+    fn join(&mut self, reading: Self::Reading) -> moh_tasks::Result<Self::Id>;
+    fn step(&mut self, next: &dyn Fn(Self::Id) -> i64) -> moh_tasks::Result<Vec<(Self::Id, Vec<f32>)>>;
+    fn leave(&mut self, id: Self::Id);
+    fn sequences(&self) -> usize;
+}
+
+impl Run for Batch {
+    fn run(&mut self, inputs: Vec<Tensor>, outputs: &[usize]) -> Result<Vec<Tensor>, Problem> {
+        Run::run(self.model_mut().model_mut(), inputs, outputs)
+    }
+}
+
+impl Sequences for Batch {
+    type Id = SequenceId;
+    type Reading = Reading;
+
+    fn slots(&self) -> usize {
+        Batch::slots(self)
+    }
+
+    fn read(&self, prompt: Vec<i64>) -> moh_tasks::Result<Reading> {
+        Batch::read(self, prompt)
+    }
+
+    fn advance(&mut self, reading: &mut Reading, tokens: usize) -> moh_tasks::Result<Option<Vec<f32>>> {
+        Batch::advance(self, reading, tokens)
+    }
+
+    fn join(&mut self, reading: Reading) -> moh_tasks::Result<SequenceId> {
+        Batch::join(self, reading)
+    }
+
+    fn step(&mut self, next: &dyn Fn(SequenceId) -> i64) -> moh_tasks::Result<Vec<(SequenceId, Vec<f32>)>> {
+        Batch::step(self, next)
+    }
+
+    fn leave(&mut self, id: SequenceId) {
+        Batch::leave(self, id);
+    }
+
+    fn sequences(&self) -> usize {
+        Batch::sequences(self)
+    }
+}
+
+/// What an engine needs to know.
+pub(crate) struct Engine<'a> {
+    /// The model's name, for measurements.
+    pub(crate) name: &'a str,
+    pub(crate) instance: usize,
+    pub(crate) queue: &'a Queue<Job>,
+    pub(crate) tokenizer: &'a Tokenizer,
+    /// Tokens that end a text.
+    pub(crate) end: &'a [i64],
+    /// Tokens of a prompt that are read between two steps.
+    pub(crate) prefill: usize,
+    pub(crate) health: &'a Health,
+}
+
+/// What an engine has in hand.
+struct Hand<'t, M: Sequences> {
+    joining: Option<(Box<Prompt>, M::Reading)>,
+    running: Vec<(M::Id, Sequence<&'t Tokenizer>)>,
+}
+
+impl<'a> Engine<'a> {
+    /// Serves requests until the queue is closed and empty.
+    ///
+    /// Where this panics, clients notice that their events end without an end.
+    pub(crate) fn serve<M: Sequences>(&self, model: &mut M) {
+        let mut hand: Hand<'a, M> = Hand { joining: None, running: Vec::new() };
+        loop {
+            if hand.joining.is_none() && hand.running.len() < model.slots() {
+                let is_idle = hand.running.is_empty();
+                let job = if is_idle { self.queue.pop() } else { self.queue.try_pop() };
+                match job {
+                    Some(job) => self.begin(model, &mut hand, job),
+                    None if is_idle => return,
+                    None => {}
+                }
+            }
+            self.read_on(model, &mut hand);
+            self.give_up(model, &mut hand);
+            self.step(model, &mut hand);
+            measure::queue(self.name, self.queue.len());
+            measure::slots(self.name, self.instance, hand.running.len());
+        }
+    }
+
+    fn begin<M: Sequences>(&self, model: &mut M, hand: &mut Hand<'a, M>, job: Job) {
+        match job {
+            Job::Tensors(job) => {
+                let tensors::Job { inputs, outputs, reply, .. } = job;
+                let _ = reply.send(model.run(inputs, &outputs));
+            }
+            Job::Text(mut prompt) => {
+                measure::prompt_tokens(self.name, prompt.tokens.len());
+                match model.read(prompt.tokens.clone()) {
+                    Ok(reading) => hand.joining = Some((prompt, reading)),
+                    Err(error) => {
+                        prompt.tokens.clear();
+                        let _ = prompt.events.send(Event::Failed(problem(&error)));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Reads a part of the prompt that joins next.
+    fn read_on<M: Sequences>(&self, model: &mut M, hand: &mut Hand<'a, M>) {
+        let Some((prompt, mut reading)) = hand.joining.take() else { return };
+        if prompt.events.is_closed() {
+            return;
+        }
+        if prompt.deadline.has_passed() || self.health.is_aborted() {
+            let aborted = self.health.is_aborted();
+            let problem = if aborted { Problem::closing() } else { prompt.deadline.ran() };
+            let _ = prompt.events.send(Event::Failed(problem));
+            return;
+        }
+        // With nobody to wait for it, there is no reason to read it in parts but memory, which that bounds, too.
+        let logits = match model.advance(&mut reading, self.prefill) {
+            Ok(None) => return hand.joining = Some((prompt, reading)),
+            Ok(Some(logits)) => logits,
+            Err(error) => return drop(prompt.events.send(Event::Failed(problem(&error)))),
+        };
+        let (events, began) = (prompt.events.clone(), prompt.deadline.began);
+        let Some(mut sequence) = Sequence::new(*prompt, self.tokenizer) else {
+            return drop(events.send(Event::Failed(Problem::failed("the tokenizer cannot decode the prompt"))));
+        };
+        measure::first_token(self.name, began.elapsed());
+        measure::generated_tokens(self.name, 1);
+        if !sequence.take(&logits, self.end) {
+            return;
+        }
+        match model.join(reading) {
+            Ok(id) => hand.running.push((id, sequence)),
+            Err(error) => {
+                sequence.fail(problem(&error));
+                self.lost(model, hand, &error);
+            }
+        }
+    }
+
+    /// Takes sequences out that nobody waits for.
+    fn give_up<M: Sequences>(&self, model: &mut M, hand: &mut Hand<'a, M>) {
+        let aborted = self.health.is_aborted();
+        hand.running.retain(|(id, sequence)| {
+            let given_up = sequence.is_given_up(aborted);
+            if given_up {
+                model.leave(*id);
+            }
+            !given_up
+        });
+    }
+
+    /// A token for every sequence.
+    fn step<M: Sequences>(&self, model: &mut M, hand: &mut Hand<'a, M>) {
+        if hand.running.is_empty() {
+            return;
+        }
+        let running = &hand.running;
+        let last =
+            |id: M::Id| running.iter().find(|(other, _)| *other == id).map_or(0, |(_, sequence)| sequence.last());
+        let logits = match model.step(&last) {
+            Ok(logits) => logits,
+            Err(error) => return self.lost(model, hand, &error),
+        };
+        measure::batch(self.name, logits.len());
+        measure::generated_tokens(self.name, logits.len());
+        for (id, logits) in logits {
+            let Some(at) = hand.running.iter().position(|(other, _)| *other == id) else { continue };
+            if !hand.running[at].1.take(&logits, self.end) {
+                hand.running.swap_remove(at);
+                model.leave(id);
+            }
+        }
+    }
+
+    /// After an error of the model it has no sequences any more.
+    fn lost<M: Sequences>(&self, model: &mut M, hand: &mut Hand<'a, M>, error: &moh_tasks::Error) {
+        if model.sequences() == 0 {
+            hand.running.drain(..).for_each(|(_, sequence)| sequence.fail(problem(error)));
+        }
+    }
+}
+
+fn problem(error: &moh_tasks::Error) -> Problem {
+    match error {
+        moh_tasks::Error::Prompt(reason) => Problem::invalid(format!("prompt: {reason}")),
+        error => Problem::of_runtime(error),
+    }
+}
+
+#[cfg(test)]
+mod tests;

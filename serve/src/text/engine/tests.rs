@@ -1,0 +1,257 @@
+#![allow(clippy::unwrap_used, clippy::panic)]
+use super::super::Finish;
+use super::*;
+use crate::deadline::Deadline;
+use moh_tasks::generate::{Chooser, StopTexts};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+const VOCABULARY: i64 = 26;
+
+/// The next token is the sum of all before: a sequence that got a token of another one shows it.
+#[derive(Default)]
+struct Adder {
+    sums: BTreeMap<u32, i64>,
+    named: u32,
+    steps: Vec<usize>,
+    parts: Vec<usize>,
+    slots: usize,
+    /// Whether a step with token 24 fails.
+    breaks: bool,
+}
+
+struct Part {
+    prompt: Vec<i64>,
+    read: usize,
+}
+
+fn logits(sum: i64) -> Vec<f32> {
+    (0..VOCABULARY).map(|token| if token == sum.rem_euclid(VOCABULARY) { 1.0 } else { 0.0 }).collect()
+}
+
+fn error() -> moh_tasks::Error {
+    moh_tasks::Error::Setting("broken".to_owned())
+}
+
+impl Run for Adder {
+    fn run(&mut self, inputs: Vec<Tensor>, _: &[usize]) -> Result<Vec<Tensor>, Problem> {
+        Ok(inputs)
+    }
+}
+
+impl Sequences for Adder {
+    type Id = u32;
+    type Reading = Part;
+
+    fn slots(&self) -> usize {
+        self.slots
+    }
+
+    fn read(&self, prompt: Vec<i64>) -> moh_tasks::Result<Part> {
+        Ok(Part { prompt, read: 0 })
+    }
+
+    fn advance(&mut self, part: &mut Part, tokens: usize) -> moh_tasks::Result<Option<Vec<f32>>> {
+        assert!(part.prompt != [99], "the model panics");
+        let until = part.prompt.len().min(part.read + tokens);
+        self.parts.push(until - part.read);
+        part.read = until;
+        if part.prompt.contains(&77) {
+            return Err(error());
+        }
+        Ok((until == part.prompt.len()).then(|| logits(part.prompt.iter().sum())))
+    }
+
+    fn join(&mut self, part: Part) -> moh_tasks::Result<u32> {
+        self.named += 1;
+        self.sums.insert(self.named, part.prompt.iter().sum());
+        Ok(self.named)
+    }
+
+    fn step(&mut self, next: &dyn Fn(u32) -> i64) -> moh_tasks::Result<Vec<(u32, Vec<f32>)>> {
+        self.steps.push(self.sums.len());
+        if self.breaks && self.sums.keys().any(|&id| next(id) == 24) {
+            self.sums.clear();
+            return Err(error());
+        }
+        Ok(self
+            .sums
+            .iter_mut()
+            .map(|(&id, sum)| {
+                *sum += next(id);
+                (id, logits(*sum))
+            })
+            .collect())
+    }
+
+    fn leave(&mut self, id: u32) {
+        self.sums.remove(&id);
+    }
+
+    fn sequences(&self) -> usize {
+        self.sums.len()
+    }
+}
+
+/// A letter a token.
+fn tokenizer() -> Tokenizer {
+    let vocab: Vec<String> = (0..VOCABULARY).map(|i| format!("\"{}\": {i}", char::from(b'a' + i as u8))).collect();
+    let json = format!(
+        r#"{{"version": "1.0", "added_tokens": [], "normalizer": null, "pre_tokenizer": null, "post_processor": null,
+        "truncation": null, "padding": null,
+        "decoder": {{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true}},
+        "model": {{"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+        "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "vocab": {{{}}}, "merges": []}}}}"#,
+        vocab.join(",")
+    );
+    Tokenizer::from_bytes(json).unwrap()
+}
+
+fn prompt(tokens: &[i64], max_tokens: usize) -> (Prompt, UnboundedReceiver<Event>) {
+    let (events, received) = unbounded_channel();
+    let prompt = Prompt {
+        tokens: tokens.to_vec(),
+        max_tokens,
+        chooser: Chooser::new(None, 0).unwrap(),
+        stop: StopTexts::default(),
+        ignore_end: false,
+        deadline: Deadline::after(Duration::from_secs(60)),
+        events,
+    };
+    (prompt, received)
+}
+
+/// What a sequence should be.
+fn expected(tokens: &[i64], count: usize) -> String {
+    let mut sum: i64 = tokens.iter().sum();
+    let mut text = String::new();
+    for _ in 0..count {
+        let next = sum.rem_euclid(VOCABULARY);
+        text.push(char::from(b'a' + next as u8));
+        sum += next;
+    }
+    text
+}
+
+fn outcome(events: &mut UnboundedReceiver<Event>) -> (String, Option<Event>) {
+    let mut text = String::new();
+    while let Ok(event) = events.try_recv() {
+        match event {
+            Event::Text(piece) => text += &piece,
+            end => return (text, Some(end)),
+        }
+    }
+    (text, None)
+}
+
+/// Serves these prompts, all there from the beginning.
+fn serve(model: &mut Adder, prompts: Vec<Prompt>, health: &Health, end: &[i64]) {
+    let (queue, tokenizer) = (Queue::new(99), tokenizer());
+    prompts.into_iter().for_each(|prompt| queue.push(Job::Text(Box::new(prompt))).unwrap());
+    queue.close();
+    let engine = Engine { name: "m", instance: 0, queue: &queue, tokenizer: &tokenizer, end, prefill: 3, health };
+    engine.serve(model);
+    assert_eq!(model.sequences(), 0, "slots were not given back");
+}
+
+fn end(finish: Finish, tokens: usize) -> Option<Event> {
+    Some(Event::End { finish, tokens })
+}
+
+#[test]
+fn sequences_come_and_go_and_each_gets_its_own_text() {
+    let mut model = Adder { slots: 3, ..Adder::default() };
+    let all: Vec<(Vec<i64>, usize)> =
+        (0..9).map(|i| ((1..=i % 4 + 1).map(|x| x * (i + 1)).collect(), i as usize * 2 + 1)).collect();
+    let (prompts, mut events): (Vec<_>, Vec<_>) = all.iter().map(|(tokens, count)| prompt(tokens, *count)).unzip();
+    serve(&mut model, prompts, &Health::default(), &[]);
+    for ((tokens, count), events) in all.iter().zip(&mut events) {
+        assert_eq!(outcome(events), (expected(tokens, *count), end(Finish::Length, *count)));
+    }
+    assert_eq!(model.steps.iter().max(), Some(&3), "{:?}", model.steps);
+    assert!(model.parts.iter().all(|&part| part <= 3) && model.parts.contains(&1));
+}
+
+#[test]
+fn texts_end_at_stop_texts_and_tokens() {
+    let mut model = Adder { slots: 2, ..Adder::default() };
+    let ((mut a, mut at), (b, mut bt)) = (prompt(&[1], 20), prompt(&[1], 20));
+    // b, c, e, i, q, g, m, y ..
+    a.stop = StopTexts::new(vec!["iq".to_owned()]);
+    serve(&mut model, vec![a, b], &Health::default(), &[6]);
+    assert_eq!(outcome(&mut at), ("bce".to_owned(), end(Finish::Stop, 5)));
+    assert_eq!(outcome(&mut bt), ("bceiq".to_owned(), end(Finish::Stop, 6)));
+}
+
+#[test]
+fn a_client_that_is_gone_frees_its_slot_at_once() {
+    let mut model = Adder { slots: 1, ..Adder::default() };
+    let ((a, gone), (b, mut bt)) = (prompt(&[2], 1_000_000), prompt(&[2], 2));
+    drop(gone);
+    serve(&mut model, vec![a, b], &Health::default(), &[]);
+    assert_eq!(outcome(&mut bt), ("ce".to_owned(), end(Finish::Length, 2)));
+    assert_eq!(model.steps.len(), 1);
+}
+
+#[test]
+fn deadlines_are_kept_while_a_text_runs() {
+    let mut model = Adder { slots: 1, ..Adder::default() };
+    // 0, 0, 0, ...: it never ends by itself.
+    let (mut a, mut at) = prompt(&[26], usize::MAX);
+    a.deadline = Deadline::after(Duration::from_millis(30));
+    serve(&mut model, vec![a], &Health::default(), &[]);
+    let (text, failed) = outcome(&mut at);
+    assert!(text.starts_with("aaaa"), "{}", text.len());
+    assert!(matches!(failed, Some(Event::Failed(problem)) if problem.kind == crate::problem::Kind::Deadline));
+}
+
+#[test]
+fn a_prompt_that_fails_harms_no_other() {
+    let mut model = Adder { slots: 4, ..Adder::default() };
+    let ((a, mut at), (b, mut bt), (c, mut ct)) = (prompt(&[2], 3), prompt(&[1, 77], 3), prompt(&[3], 2));
+    serve(&mut model, vec![a, b, c], &Health::default(), &[]);
+    assert_eq!(outcome(&mut at), ("cei".to_owned(), end(Finish::Length, 3)));
+    assert!(matches!(outcome(&mut bt), (text, Some(Event::Failed(_))) if text.is_empty()));
+    assert_eq!(outcome(&mut ct), ("dg".to_owned(), end(Finish::Length, 2)));
+}
+
+#[test]
+fn a_step_that_fails_is_told_to_all_of_it_and_the_next_are_served() {
+    let mut model = Adder { slots: 2, breaks: true, ..Adder::default() };
+    let ((a, mut at), (b, mut bt), (c, mut ct)) = (prompt(&[26], 9), prompt(&[24], 9), prompt(&[3], 2));
+    serve(&mut model, vec![a, b, c], &Health::default(), &[]);
+    assert!(matches!(outcome(&mut at).1, Some(Event::Failed(_))));
+    assert!(matches!(outcome(&mut bt).1, Some(Event::Failed(_))));
+    assert_eq!(outcome(&mut ct), ("dg".to_owned(), end(Finish::Length, 2)));
+}
+
+#[test]
+fn a_panic_ends_every_request_and_hangs_none() {
+    let (queue, tokenizer, health) = (Arc::new(Queue::new(9)), tokenizer(), Health::default());
+    let ((a, mut at), (b, mut bt)) = (prompt(&[26], 9), prompt(&[99], 9));
+    [a, b].into_iter().for_each(|prompt| queue.push(Job::Text(Box::new(prompt))).unwrap());
+    queue.close();
+    let engine =
+        Engine { name: "m", instance: 0, queue: &queue, tokenizer: &tokenizer, end: &[], prefill: 3, health: &health };
+    let mut model = Adder { slots: 2, ..Adder::default() };
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| engine.serve(&mut model)));
+    assert!(panicked.is_err());
+    for events in [&mut at, &mut bt] {
+        assert_eq!(outcome(events).1, None);
+        assert!(events.is_closed() && events.try_recv().is_err());
+    }
+}
+
+#[test]
+fn a_shutdown_that_takes_too_long_ends_what_runs() {
+    let mut model = Adder { slots: 1, ..Adder::default() };
+    let ((a, mut at), (b, mut bt)) = (prompt(&[26], usize::MAX), prompt(&[26], usize::MAX));
+    let health = Health::default();
+    health.abort();
+    serve(&mut model, vec![a, b], &health, &[]);
+    for events in [&mut at, &mut bt] {
+        assert_eq!(outcome(events).1, Some(Event::Failed(Problem::closing())));
+    }
+}

@@ -1,0 +1,11 @@
+//! The server, as its clients see it.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod client;
+mod ends;
+mod grpc;
+mod limits;
+mod models;
+mod pages;
+mod tensors;
+mod texts;

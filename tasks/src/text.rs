@@ -1,0 +1,64 @@
+//! Texts and their tokens.
+
+use crate::error::{Error, Result};
+use crate::generate::GenerationConfig;
+use std::path::Path;
+use tokenizers::Tokenizer;
+
+/// The tokenizer in a model's folder.
+///
+/// # Errors
+/// [`Error::Tokenizer`] where there is none, or it is not one, or it has tokens that the model, which knows `vocabulary` of them, does not.
+pub fn load_tokenizer(folder: &Path, vocabulary: Option<usize>) -> Result<Tokenizer> {
+    let path = folder.join("tokenizer.json");
+    let bad = |problem: String| Error::Tokenizer { path: path.clone(), problem };
+    let text = std::fs::read(&path).map_err(|e| {
+        bad(format!(
+            "the model's tokenizer must be beside it: copy it from the checkpoint, or give token numbers and --ids: {e}"
+        ))
+    })?;
+    let tokenizer = Tokenizer::from_bytes(text).map_err(|e| bad(format!("not a tokenizer: {e}")))?;
+    // Vocabularies may be padded to a round size, so the model may know more.
+    let tokens = tokenizer.get_vocab(true);
+    match (vocabulary, tokens.iter().max_by_key(|(_, id)| **id)) {
+        (Some(vocabulary), Some((token, &id))) if id as usize >= vocabulary => Err(bad(format!(
+            "not the model's tokenizer: its token {token:?} is number {id}, and the model knows {vocabulary}"
+        ))),
+        _ => Ok(tokenizer),
+    }
+}
+
+/// Checks that the model knows the tokens; `vocabulary` is how many it knows.
+///
+/// # Errors
+/// [`Error::Token`] naming the first one that it does not know.
+pub fn check_ids(ids: &[i64], vocabulary: Option<usize>) -> Result<()> {
+    let is_known = |&id: &i64| usize::try_from(id).is_ok_and(|id| vocabulary.is_none_or(|count| id < count));
+    match ids.iter().find(|id| !is_known(id)) {
+        Some(&id) => Err(Error::Token { id, vocabulary }),
+        None => Ok(()),
+    }
+}
+
+/// A text's tokens; for an empty text the one that begins texts. `special`: with the tokens that the tokenizer puts around texts.
+///
+/// # Errors
+/// [`Error::Prompt`] where it cannot be tokenized, or is empty and the model has no token that begins texts.
+pub fn encode(tokenizer: &Tokenizer, text: &str, special: bool, config: &GenerationConfig) -> Result<Vec<u32>> {
+    let encoding = tokenizer.encode(text, special);
+    let encoding = encoding.map_err(|e| Error::Prompt(format!("it cannot be tokenized: {e}")))?;
+    or_begin(encoding.get_ids().to_vec(), config)
+}
+
+/// The tokens of a prompt, or where there are none the one that begins texts.
+///
+/// # Errors
+/// [`Error::Prompt`] where the model has no such token.
+pub fn or_begin<T: TryFrom<i64>>(ids: Vec<T>, config: &GenerationConfig) -> Result<Vec<T>> {
+    let begin = config.begin.and_then(|id| T::try_from(id).ok());
+    match (ids.is_empty(), begin) {
+        (false, _) => Ok(ids),
+        (true, Some(begin)) => Ok(vec![begin]),
+        (true, None) => Err(Error::Prompt("it is empty, and the model has no token that begins a text".to_owned())),
+    }
+}
