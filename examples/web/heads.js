@@ -1,0 +1,92 @@
+// Maps of heads: for each head of each layer, which patches of the picture use it, and how much.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** Makes an empty map for each head. `chosen` is called with the map that the pointer or the keyboard's focus is on, or with none. */
+export function makeMaps(container, layers, chosen) {
+  container.replaceChildren(
+    ...layers.map(({ name, heads, shared }) => {
+      const row = make("div", "layer");
+      const title = make("div", "name");
+      title.append(make("h3", "", name), make("p"));
+      const maps = make("div", "maps");
+      for (let head = 0; head < heads; head++) {
+        const figure = make("figure", head < shared ? "shared" : "routed");
+        const map = make("div", "map");
+        map.tabIndex = 0;
+        map.setAttribute("role", "img");
+        const patches = document.createElementNS(SVG, "svg");
+        patches.setAttribute("viewBox", "0 0 1 1");
+        map.append(patches, make("div", "ink"));
+        figure.append(map, make("figcaption"));
+        for (const event of ["pointerenter", "focus"]) map.addEventListener(event, () => chosen(figure));
+        for (const event of ["pointerleave", "blur"]) map.addEventListener(event, () => chosen());
+        maps.append(figure);
+      }
+      row.append(title, maps);
+      return row;
+    }),
+  );
+}
+
+/** Draws the patches that use each head; without gates, empty maps. */
+export function drawMaps(container, layers, gates) {
+  layers.forEach(({ name, heads, shared }, layer) => {
+    const row = container.children[layer];
+    const routed = heads - shared;
+    const largest = Math.max(...(gates?.[layer].values ?? []));
+    let used = 0;
+    row.querySelectorAll("figure").forEach((figure, head) => {
+      const side = gates?.[layer].side ?? 0;
+      const patches = Array.from({ length: side * side }, (_, i) => {
+        const gate = gates[layer].values[i * heads + head];
+        return patch(i, side, gate, gate / largest);
+      });
+      const count = patches.filter((rect) => rect.classList.contains("used")).length;
+      used += count;
+      figure.querySelector("svg").replaceChildren(...patches);
+      figure.querySelector("figcaption").textContent = gates ? `${count}/${side * side}` : "";
+      const kind = head < shared ? "shared" : "routed";
+      const label = `${name}, head ${head + 1}, ${kind}`;
+      const map = figure.querySelector(".map");
+      map.setAttribute("aria-label", gates ? `${label}: used by ${count} of ${side * side} patches` : label);
+      map.title = map.getAttribute("aria-label");
+    });
+    const side = gates?.[layer].side;
+    const summary = routed > 0 ? `${shared} shared + ${routed} routed` : `${shared} shared`;
+    row.querySelector("p").textContent = gates ? `${side} × ${side} patches use ${used / side ** 2} of ${heads} heads` : summary;
+  });
+}
+
+/** Shows a map's patches on the drawing, whose part `frame` is the picture; without a map, nothing. */
+export function drawOverlay(overlay, figure, frame) {
+  if (!figure || !frame) {
+    overlay.replaceChildren();
+    return;
+  }
+  const patches = figure.querySelector("svg").cloneNode(true);
+  for (const [name, value] of Object.entries({ ...frame, preserveAspectRatio: "none" })) patches.setAttribute(name, value);
+  overlay.setAttribute("class", figure.className);
+  overlay.replaceChildren(patches);
+}
+
+function patch(i, side, gate, strength) {
+  const rect = document.createElementNS(SVG, "rect");
+  const gap = 0.06 / side;
+  rect.setAttribute("x", (i % side) / side + gap);
+  rect.setAttribute("y", Math.floor(i / side) / side + gap);
+  rect.setAttribute("width", 1 / side - 2 * gap);
+  rect.setAttribute("height", 1 / side - 2 * gap);
+  if (gate !== 0) {
+    rect.classList.add("used");
+    rect.style.opacity = 0.3 + 0.7 * Math.sqrt(Math.max(strength, 0));
+  }
+  return rect;
+}
+
+function make(tag, className = "", text = "") {
+  const node = document.createElement(tag);
+  node.className = className;
+  node.textContent = text;
+  return node;
+}
