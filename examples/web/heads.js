@@ -1,7 +1,5 @@
 // Maps of heads: for each head of each layer, which patches of the picture use it, and how much.
 
-const SVG = "http://www.w3.org/2000/svg";
-
 /** Makes an empty map for each head. `chosen` is called with the map that the pointer or the keyboard's focus is on, or with none. */
 export function makeMaps(container, layers, chosen) {
   container.replaceChildren(
@@ -15,9 +13,8 @@ export function makeMaps(container, layers, chosen) {
         const map = make("div", "map");
         map.tabIndex = 0;
         map.setAttribute("role", "img");
-        const patches = document.createElementNS(SVG, "svg");
-        patches.setAttribute("viewBox", "0 0 1 1");
-        map.append(patches, make("div", "ink"));
+        map.append(svg("svg", { class: "patches", viewBox: "0 0 1 1" }), svg("svg", { class: "drawn", preserveAspectRatio: "none" }));
+        map.lastChild.append(svg("use", { href: "#strokes" }));
         figure.append(map, make("figcaption"));
         for (const event of ["pointerenter", "focus"]) map.addEventListener(event, () => chosen(figure));
         for (const event of ["pointerleave", "blur"]) map.addEventListener(event, () => chosen());
@@ -29,8 +26,8 @@ export function makeMaps(container, layers, chosen) {
   );
 }
 
-/** Draws the patches that use each head; without gates, empty maps. */
-export function drawMaps(container, layers, gates) {
+/** Draws the patches that use each head, and the drawing's part `frame` on top; without a result, empty maps. */
+export function drawMaps(container, layers, { gates, frame } = {}) {
   layers.forEach(({ name, heads, shared }, layer) => {
     const row = container.children[layer];
     const routed = heads - shared;
@@ -44,8 +41,9 @@ export function drawMaps(container, layers, gates) {
       });
       const count = patches.filter((rect) => rect.classList.contains("used")).length;
       used += count;
-      figure.querySelector("svg").replaceChildren(...patches);
-      figure.querySelector("figcaption").textContent = gates ? `${count}/${side * side}` : "";
+      figure.querySelector(".patches").replaceChildren(...patches);
+      if (frame) figure.querySelector(".drawn").setAttribute("viewBox", `${frame.x} ${frame.y} ${frame.width} ${frame.height}`);
+      figure.querySelector("figcaption").textContent = gates ? `${Math.round((100 * count) / side ** 2)} %` : "";
       const kind = head < shared ? "shared" : "routed";
       const label = `${name}, head ${head + 1}, ${kind}`;
       const map = figure.querySelector(".map");
@@ -53,8 +51,9 @@ export function drawMaps(container, layers, gates) {
       map.title = map.getAttribute("aria-label");
     });
     const side = gates?.[layer].side;
-    const summary = routed > 0 ? `${shared} shared + ${routed} routed` : `${shared} shared`;
-    row.querySelector("p").textContent = gates ? `${side} × ${side} patches use ${used / side ** 2} of ${heads} heads` : summary;
+    const kinds = routed > 0 ? [`${shared} shared heads,`, `${routed} routed`] : [`${shared} shared heads`];
+    const use = [`${side} × ${side} patches,`, `${used / side ** 2} of ${heads} heads each`];
+    row.querySelector("p").textContent = (gates ? use : kinds).map(phrase).join(" ");
   });
 }
 
@@ -64,24 +63,30 @@ export function drawOverlay(overlay, figure, frame) {
     overlay.replaceChildren();
     return;
   }
-  const patches = figure.querySelector("svg").cloneNode(true);
-  for (const [name, value] of Object.entries({ ...frame, preserveAspectRatio: "none" })) patches.setAttribute(name, value);
+  const patches = svg("svg", { ...frame, viewBox: "0 0 1 1", preserveAspectRatio: "none" });
+  patches.append(...figure.querySelector(".patches").cloneNode(true).children);
   overlay.setAttribute("class", figure.className);
   overlay.replaceChildren(patches);
 }
 
 function patch(i, side, gate, strength) {
-  const rect = document.createElementNS(SVG, "rect");
-  const gap = 0.06 / side;
-  rect.setAttribute("x", (i % side) / side + gap);
-  rect.setAttribute("y", Math.floor(i / side) / side + gap);
-  rect.setAttribute("width", 1 / side - 2 * gap);
-  rect.setAttribute("height", 1 / side - 2 * gap);
+  const gap = Math.min(0.006, 0.04 / side);
+  const size = 1 / side - 2 * gap;
+  const rect = svg("rect", { x: (i % side) / side + gap, y: Math.floor(i / side) / side + gap, width: size, height: size });
   if (gate !== 0) {
     rect.classList.add("used");
     rect.style.opacity = 0.3 + 0.7 * Math.sqrt(Math.max(strength, 0));
   }
   return rect;
+}
+
+/** Text that is not broken into lines. */
+const phrase = (text) => text.replaceAll(" ", "\u00a0");
+
+function svg(tag, attributes) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  return node;
 }
 
 function make(tag, className = "", text = "") {

@@ -15,8 +15,8 @@ function listen(changed) {
   let line;
   const add = (event) => {
     const { left, top, width, height } = drawing.getBoundingClientRect();
-    const point = [((event.clientX - left) / width) * 100, ((event.clientY - top) / height) * 100];
-    strokes.at(-1).push(point);
+    const inside = (share) => Math.min(Math.max(100 * share, 0), 100);
+    strokes.at(-1).push([inside((event.clientX - left) / width), inside((event.clientY - top) / height)]);
     line.setAttribute("points", strokes.at(-1).join(" "));
   };
   drawing.addEventListener("pointerdown", (event) => {
@@ -64,7 +64,6 @@ function oneAtATime(work) {
 }
 
 async function update() {
-  element("clear").disabled = strokes.length === 0;
   if (strokes.length === 0) {
     show();
     return;
@@ -88,9 +87,9 @@ function show(latest) {
     row.querySelector("span").textContent = result ? percent(share) : "";
   });
   element("picture").dataset.levels = result ? [...result.levels].join(" ") : "";
-  document.body.classList.toggle("drawn", result !== undefined);
+  document.body.classList.toggle("drawing", result !== undefined);
   document.body.style.setProperty("--picture", result ? `url(${imageOf(result.levels)})` : "none");
-  drawMaps(element("layers"), model.layers, result?.gates);
+  drawMaps(element("layers"), model.layers, result);
   drawOverlay(element("overlay"));
 }
 
@@ -108,6 +107,7 @@ function imageOf(levels) {
 
 try {
   model = await load();
+  element("loading").hidden = true;
   element("page").hidden = false;
   element("probabilities").append(
     ...model.labels.map((label, i) => {

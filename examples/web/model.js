@@ -4,6 +4,7 @@ import { SIDE, toPixels } from "./picture.js";
 
 const FOLDER = new URL("model/", import.meta.url);
 const RUNTIME = new URL("node_modules/onnxruntime-web/dist/", import.meta.url);
+const INSTALL = "npm ci --prefix examples/web";
 const EXPORT = "moh-export examples/checkpoints/digits-moh-vit -o examples/web/model/model.onnx --for web --dtype f32 --output-gates";
 
 /** Why the page cannot work, and the command that helps. */
@@ -16,11 +17,12 @@ export class Problem extends Error {
 }
 
 /**
- * @returns {Promise<{run: (levels: Uint8Array) => Promise<Result>, layers: {name: string, shared: number, heads: number}[], labels: string[]}>}
- * @throws {Problem}
+ * @typedef {{name: string, heads: number, shared: number}} Layer the first `shared` heads are shared ones
+ * @typedef {{probabilities: number[], gates: {side: number, values: Float32Array}[], milliseconds: number}} Result
+ *     `gates` are those of each layer, (side * side patches, heads)
  *
- * @typedef {{probabilities: number[], gates: {side: number, values: Float32Array}[], milliseconds: number}} Result `gates` are those of
- *     each layer, (side * side patches, heads)
+ * @returns {Promise<{run: (levels: Uint8Array) => Promise<Result>, layers: Layer[], labels: string[]}>}
+ * @throws {Problem}
  */
 export async function load() {
   const ort = await runtime();
@@ -51,16 +53,16 @@ export async function load() {
 }
 
 async function runtime() {
+  if (typeof WebAssembly !== "object") {
+    throw new Problem("No WebAssembly", "The model runs in WebAssembly, which this browser lacks or has switched off.");
+  }
   let ort;
   try {
     ort = await import(new URL("ort.wasm.min.mjs", RUNTIME));
   } catch {
-    throw new Problem("onnxruntime-web is not installed", "The page found no node_modules/onnxruntime-web.", "npm ci --prefix examples/web");
+    throw new Problem("onnxruntime-web is not installed", "The page found no node_modules/onnxruntime-web.", INSTALL);
   }
-  if (typeof WebAssembly !== "object") {
-    throw new Problem("No WebAssembly", "This browser has it switched off, or does not support it. The model runs in WebAssembly.");
-  }
-  const wasm = await file(new URL("ort-wasm-simd-threaded.wasm", RUNTIME), "npm ci --prefix examples/web");
+  const wasm = await file(new URL("ort-wasm-simd-threaded.wasm", RUNTIME), INSTALL);
   ort.env.wasm.wasmPaths = RUNTIME.href;
   ort.env.wasm.wasmBinary = wasm;
   ort.env.wasm.numThreads = 1; // several need headers that static servers do not send

@@ -9,7 +9,7 @@ function showProblem(title, message, command) {
   code.textContent = command ?? "";
   code.parentElement.hidden = !command;
   section.hidden = false;
-  document.getElementById("page").hidden = true;
+  for (const id of ["loading", "page"]) document.getElementById(id).hidden = true;
 }
 
 function showScriptProblem() {
