@@ -82,7 +82,7 @@ async function serve() {
     }
   });
   await new Promise((ready) => server.listen(0, "127.0.0.1", ready));
-  return { server, missing, address: `http://127.0.0.1:${server.address().port}/` };
+  return { server, folders, missing, address: `http://127.0.0.1:${server.address().port}/` };
 }
 
 /** The held-out digits: 8 x 8 levels and a label each. */
@@ -140,7 +140,7 @@ async function expected(session, levels) {
   return { digit: logits.indexOf(Math.max(...logits)), layers };
 }
 
-const { server, missing, address } = await serve();
+const { server, folders, missing, address } = await serve();
 const profile = mkdtempSync(join(tmpdir(), "moh-web-"));
 const browser = await chromium.launchPersistentContext(profile, {
   executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium",
@@ -258,7 +258,7 @@ async function photograph(page) {
   await page.setViewportSize({ width: 1120, height: 800 });
 }
 
-/** What the page says where a file is missing, and without a server. */
+/** What the page says where a file is missing, with another model, and without a server or WebAssembly. */
 async function checkProblems(page) {
   const cases = [
     ["/onnx/model.onnx", "model.onnx is missing", "moh-export"],
@@ -281,6 +281,12 @@ async function checkProblems(page) {
     if (what === "/onnx/model.onnx" && pictures) await page.screenshot({ path: join(pictures, "problem.png") });
   }
   missing.clear();
+  folders["/model/"] = llama;
+  await page.goto(address);
+  await page.waitForSelector("#problem:not([hidden])");
+  const other = await page.textContent("#problem h2");
+  report("page", other === "Another model than this page needs", `with a language model: "${other}"`);
+  folders["/model/"] = vit;
   const old = await page.context().newPage();
   await old.addInitScript(() => delete globalThis.WebAssembly);
   await old.goto(address);

@@ -12,6 +12,7 @@ let result;
 
 /** Draws with the pointer; `changed` is called at the end of each stroke. */
 function listen(changed) {
+  let pointer; // the one that draws: further fingers do not
   let line;
   const add = (event) => {
     const { left, top, width, height } = drawing.getBoundingClientRect();
@@ -20,8 +21,9 @@ function listen(changed) {
     line.setAttribute("points", strokes.at(-1).join(" "));
   };
   drawing.addEventListener("pointerdown", (event) => {
-    if (line || event.button !== 0) return;
-    drawing.setPointerCapture(event.pointerId);
+    if (pointer !== undefined || event.button !== 0) return;
+    pointer = event.pointerId;
+    drawing.setPointerCapture(pointer);
     line = document.createElementNS(drawing.namespaceURI, "polyline");
     element("strokes").append(line);
     drawOverlay(element("overlay"));
@@ -30,17 +32,15 @@ function listen(changed) {
     add(event); // a line needs two points: a click is a dot
   });
   drawing.addEventListener("pointermove", (event) => {
-    if (line && drawing.hasPointerCapture(event.pointerId)) (event.getCoalescedEvents?.() ?? [event]).forEach(add);
+    if (event.pointerId === pointer) (event.getCoalescedEvents?.() ?? [event]).forEach(add);
   });
-  const end = (event) => {
-    if (!line || !drawing.hasPointerCapture(event.pointerId)) return;
-    line = undefined;
+  drawing.addEventListener("lostpointercapture", (event) => {
+    if (event.pointerId !== pointer) return;
+    pointer = undefined;
     changed();
-  };
-  drawing.addEventListener("pointerup", end);
-  drawing.addEventListener("pointercancel", end);
+  });
   element("clear").addEventListener("click", () => {
-    if (line) return;
+    if (pointer !== undefined) return;
     strokes.length = 0;
     element("strokes").replaceChildren();
     changed();
@@ -69,7 +69,11 @@ async function update() {
     return;
   }
   const { levels, frame } = toLevels(strokes);
-  show({ ...(await model.run(levels)), levels, frame });
+  try {
+    show({ ...(await model.run(levels)), levels, frame });
+  } catch (error) {
+    showProblem("The model cannot be run", error.message);
+  }
 }
 
 /** Shows a result; without one, an empty page. */

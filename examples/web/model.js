@@ -6,6 +6,7 @@ const FOLDER = new URL("model/", import.meta.url);
 const RUNTIME = new URL("node_modules/onnxruntime-web/dist/", import.meta.url);
 const INSTALL = "npm ci --prefix examples/web";
 const EXPORT = "moh-export examples/checkpoints/digits-moh-vit -o examples/web/model/model.onnx --for web --dtype f32 --output-gates";
+const REPLACE = `${EXPORT} --force`;
 
 /** Why the page cannot work, and the command that helps. */
 export class Problem extends Error {
@@ -36,7 +37,7 @@ export async function load() {
       externalData: [{ path: "model.onnx_data", data: weights }],
     });
   } catch (error) {
-    throw new Problem("The model does not load", `onnxruntime-web said: ${error.message}`, EXPORT);
+    throw new Problem("The model does not load", `onnxruntime-web said: ${error.message}`, REPLACE);
   }
   const layers = layersOf(session, config);
   const size = config.img_size;
@@ -87,13 +88,13 @@ function parse(bytes) {
   try {
     return JSON.parse(new TextDecoder().decode(bytes));
   } catch (error) {
-    throw new Problem("config.json cannot be read", `It is not JSON: ${error.message}.`, EXPORT);
+    throw new Problem("config.json cannot be read", `It is not JSON: ${error.message}.`, REPLACE);
   }
 }
 
 /** The layers by their outputs, such as gates.block3.0.attn: its stage is 3. Shared heads are the first ones of a layer. */
 function layersOf(session, config) {
-  const wrong = (message) => new Problem("Another model than this page needs", message, EXPORT);
+  const wrong = (message) => new Problem("Another model than this page needs", message, REPLACE);
   const [input] = session.inputMetadata;
   if (input.name !== "pixel_values" || !config.shared_head || !config.id2label) {
     throw wrong("It is not an image classifier of the family moh-vit with names for its classes.");
