@@ -157,6 +157,7 @@ try {
   page.on("console", (message) => message.type() === "error" && errors.push(message.text()));
   await page.goto(address);
   await page.waitForSelector("#page:not([hidden]), #problem:not([hidden])");
+  if (await page.isVisible("#problem")) throw new Error(await page.innerText("#problem"));
 
   const session = await node.InferenceSession.create(join(vit, "onnx/model.onnx"));
   const config = JSON.parse(readFileSync(join(vit, "config.json")));

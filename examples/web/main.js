@@ -32,7 +32,9 @@ function listen(changed) {
     add(event); // a line needs two points: a click is a dot
   });
   drawing.addEventListener("pointermove", (event) => {
-    if (event.pointerId === pointer) (event.getCoalescedEvents?.() ?? [event]).forEach(add);
+    if (event.pointerId !== pointer) return;
+    const events = event.getCoalescedEvents?.() ?? [];
+    (events.length > 0 ? events : [event]).forEach(add);
   });
   drawing.addEventListener("lostpointercapture", (event) => {
     if (event.pointerId !== pointer) return;
