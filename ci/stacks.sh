@@ -1,15 +1,18 @@
 #!/bin/sh
 # Exports the example checkpoints and runs them in serving stacks: onnxruntime-genai, Optimum, Triton's configuration parser and, where
 # there is npm, transformers.js. tools runs optimisers and converters on them, and compares with docs/hosts.md; java compiles the example,
-# where there are npm and javac. Takes 7 GB of Python and npm packages; ci/test.sh does not run it.
+# where there are npm and javac; web draws digits on examples/web, where there are npm and Chromium. Takes 7 GB of Python and npm packages;
+# ci/test.sh does not run it.
 #
-# usage: ci/stacks.sh [serve] [genai] [triton] [optimum] [transformers.js] [tools] [java]     (default: all)
+# usage: ci/stacks.sh [serve] [genai] [triton] [optimum] [transformers.js] [web] [tools] [java]     (default: all)
 #
 # Prints a line a check; exits with 1 if one failed.
 #
 # MOH_BIN           the folder of moh-export, moh-run  (target/release)
 # MOH_OPS_LIBRARY   the library                      ($MOH_BIN/libmoh_ops.so)
 # MOH_STACKS        the folder of the environments   (target/stacks)
+# CHROMIUM          the browser                      (/usr/bin/chromium)
+# MOH_PICTURES      where web writes screenshots     (nowhere)
 # PYTHON            Python 3.11 or newer             (python3)
 # MOH_LOAD_SECONDS  of the load test of the server   (60)
 set -eu
@@ -25,7 +28,7 @@ for file in "$bin/moh-export" "$bin/moh-run" "$ops"; do
     [ -e "$file" ] || { echo "stacks: no $file: run 'cargo build --release', or set MOH_BIN and MOH_OPS_LIBRARY" >&2; exit 2; }
 done
 bin=$(realpath "$bin") ops=$(realpath "$ops")
-[ $# -gt 0 ] || set -- serve genai triton optimum transformers.js tools java
+[ $# -gt 0 ] || set -- serve genai triton optimum transformers.js web tools java
 
 # environment NAME PACKAGE...: makes a Python environment, once.
 environment() {
@@ -52,7 +55,7 @@ status=0
 checkpoints=$root/examples/checkpoints
 export_to() { "$bin/moh-export" --quiet "$@"; }
 
-# These two do without the models of the others.
+# These do without the models of the others.
 others=
 for stack in "$@"; do
     case $stack in
@@ -80,6 +83,22 @@ for stack in "$@"; do
         else
             status=1
         fi
+        ;;
+    web)
+        if ! command -v npm >/dev/null || ! [ -x "${CHROMIUM:-/usr/bin/chromium}" ]; then
+            echo "skip web: no npm or no chromium"
+            continue
+        fi
+        web=$(sed -n 's/.*"onnxruntime-web": "\(.*\)".*/\1/p' "$root/examples/web/package.json")
+        if [ ! -f "$envs/web/complete-$web" ]; then
+            mkdir -p "$envs/web"
+            (cd "$envs/web" && npm init -y && ONNXRUNTIME_NODE_INSTALL=skip npm install --silent "onnxruntime-web@$web" \
+                "onnxruntime-node@$web" playwright-core@1.65.1) >&2
+            touch "$envs/web/complete-$web"
+        fi
+        export_to "$checkpoints/digits-moh-vit" -o "$work/web-vit/model.onnx" --for web --dtype f32 --output-gates
+        export_to "$checkpoints/shakespeare-moh-llama" -o "$work/web-llama/model.onnx" --for web --dtype f32
+        node "$root/ci/stacks/check_web.mjs" "$envs/web" "$work/web-vit" "$work/web-llama" ${MOH_PICTURES:+"$MOH_PICTURES"} || status=1
         ;;
     *) others="$others $stack" ;;
     esac
