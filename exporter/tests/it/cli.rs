@@ -291,6 +291,15 @@ fn a_target_and_what_overrides_it() {
     assert!(!folder.path().join("tract").exists());
 }
 
+/// An image classifier has no cache that a target could choose.
+#[test]
+fn a_target_chooses_what_there_is() {
+    let folder = copy("examples/checkpoints/digits-moh-vit");
+    let done = export(folder.path(), &[".", "-o", "out/model.onnx", "--for", "web", "--no-verify"]);
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    assert!(!text(&done.stderr).contains("not read"), "{}", text(&done.stderr));
+}
+
 #[test]
 fn a_target_in_the_report() {
     let folder = copy("examples/checkpoints/shakespeare-moh-llama");

@@ -3,6 +3,7 @@
 mod silent;
 mod usage;
 
+use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
@@ -21,6 +22,8 @@ pub use usage::DefaultValue;
 pub struct Config {
     path: PathBuf,
     values: Map<String, Value>,
+    /// Keys that were put here by [`Config::set`]: no mistake in the file where nobody asks for them.
+    set: BTreeSet<String>,
     asked: Asked,
 }
 
@@ -41,12 +44,13 @@ impl Config {
 
     /// A configuration that no file holds; errors name it `path`.
     pub fn new(path: impl Into<PathBuf>, values: Map<String, Value>) -> Config {
-        Config { path: path.into(), values, asked: Asked::default() }
+        Config { path: path.into(), values, set: BTreeSet::new(), asked: Asked::default() }
     }
 
     /// Puts a value in the place of the file's.
     pub fn set(&mut self, key: &str, value: Value) {
         self.values.insert(key.to_owned(), value);
+        self.set.insert(key.to_owned());
     }
 
     /// The file.

@@ -80,7 +80,8 @@ impl Config {
         let asked = self.asked.keys();
         let mut usage = Usage::default();
         for (key, value) in &entries {
-            if asked.iter().any(|(asked, _)| asked == key) || is_empty(value) || is_silent(key) {
+            let was_set = self.set.contains(key);
+            if asked.iter().any(|(asked, _)| asked == key) || is_empty(value) || is_silent(key) || was_set {
                 continue;
             }
             // One that is there is not misspelt, unless the two differ in `_`, `-` and case alone.
