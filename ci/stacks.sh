@@ -1,7 +1,7 @@
 #!/bin/sh
 # Exports the example checkpoints and runs them in serving stacks: onnxruntime-genai, Optimum, Triton's configuration parser, Ray, KServe's
 # Python server and, where there is npm, transformers.js. tools runs optimisers and converters on them, and compares with docs/hosts.md; java compiles the example,
-# where there are npm and javac. Takes 7 GB of Python and npm packages; ci/test.sh does not run it.
+# where there are npm and javac. Takes 8 GB of Python and npm packages; ci/test.sh does not run it.
 #
 # usage: ci/stacks.sh [genai] [triton] [optimum] [transformers.js] [tools] [java] [ray] [kserve]     (default: all)
 #
