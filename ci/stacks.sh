@@ -1,10 +1,10 @@
 #!/bin/sh
-# Exports the example checkpoints and runs them in serving stacks: onnxruntime-genai, Optimum, Triton's configuration parser and, where
-# there is npm, transformers.js. tools runs optimisers and converters on them, and compares with docs/hosts.md; java compiles the example,
-# where there are npm and javac; web draws digits on examples/web, where there are npm and Chromium. Takes 7 GB of Python and npm packages;
+# Exports the example checkpoints and runs them in serving stacks: onnxruntime-genai, Optimum, Triton's configuration parser, Ray, KServe's
+# Python server and, where there is npm, transformers.js. tools runs optimisers and converters on them, and compares with docs/hosts.md; java compiles the example,
+# where there are npm and javac; web draws digits on examples/web, where there are npm and Chromium. Takes 8 GB of Python and npm packages;
 # ci/test.sh does not run it.
 #
-# usage: ci/stacks.sh [serve] [genai] [triton] [optimum] [transformers.js] [web] [tools] [java]     (default: all)
+# usage: ci/stacks.sh [serve] [genai] [triton] [optimum] [transformers.js] [web] [tools] [java] [ray] [kserve]     (default: all)
 #
 # Prints a line a check; exits with 1 if one failed.
 #
@@ -28,7 +28,7 @@ for file in "$bin/moh-export" "$bin/moh-run" "$ops"; do
     [ -e "$file" ] || { echo "stacks: no $file: run 'cargo build --release', or set MOH_BIN and MOH_OPS_LIBRARY" >&2; exit 2; }
 done
 bin=$(realpath "$bin") ops=$(realpath "$ops")
-[ $# -gt 0 ] || set -- serve genai triton optimum transformers.js web tools java
+[ $# -gt 0 ] || set -- serve genai triton optimum transformers.js web tools java ray kserve
 
 # environment NAME PACKAGE...: makes a Python environment, once.
 environment() {
@@ -99,6 +99,21 @@ for stack in "$@"; do
         export_to "$checkpoints/digits-moh-vit" -o "$work/web-vit/model.onnx" --for web --dtype f32 --output-gates
         export_to "$checkpoints/shakespeare-moh-llama" -o "$work/web-llama/model.onnx" --for web --dtype f32
         node "$root/ci/stacks/check_web.mjs" "$envs/web" "$work/web-vit" "$work/web-llama" ${MOH_PICTURES:+"$MOH_PICTURES"} || status=1
+        ;;
+    ray)
+        env=ray
+        environment ray -r "$root/examples/ray/requirements.txt" requests==2.34.2
+        export_to "$checkpoints/shakespeare-moh-llama" -o "$work/ray/llama/model.onnx"
+        export_to "$checkpoints/digits-moh-vit" -o "$work/ray/vit/model.onnx"
+        run check_ray.py "$work/ray/llama" "$work/ray/vit"
+        run check_ray.py "$work/ray/llama" "$work/ray/vit" "$ops"
+        ;;
+    kserve)
+        env=kserve
+        environment kserve kserve==0.21.0 onnxruntime==1.31.1 pillow==13.0.0 requests==2.34.2 safetensors==0.8.0
+        export_to "$checkpoints/digits-moh-vit" -o "$work/kserve/model.onnx"
+        run check_kserve.py "$work/kserve"
+        run check_kserve.py "$work/kserve" "$ops"
         ;;
     *) others="$others $stack" ;;
     esac

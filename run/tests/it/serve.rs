@@ -42,7 +42,7 @@ fn a_server_says_where_it_is_and_ends_at_a_signal() {
 fn a_server_that_cannot_start_says_why() {
     let (_folder, path) = counter();
     let path = text(&path);
-    assert!(refusal(&["serve", "nowhere"]).contains("cannot serve nowhere"));
+    assert!(refusal(&["serve", "nowhere", "--listen", "127.0.0.1:0"]).contains("cannot serve nowhere"));
     assert!(refusal(&["serve", &format!("a b={path}")]).contains("NAME=PATH"));
     assert!(refusal(&["serve", &format!("a={path}"), &format!("a={path}")]).contains("both are called a"));
     let keys = refusal(&["serve", &format!("a={path}"), "--api-key-file", "nowhere/keys"]);

@@ -82,11 +82,12 @@ impl<T: Element> Stream<'_, T> {
                 // SAFETY: the constructor's contract.
                 unsafe {
                     match (count, columns) {
-                        (1, 4) => self.tile::<D, BITS, INT, 1, 4>(dot, &plan, tile, column),
-                        (1, 2) => self.tile::<D, BITS, INT, 1, 2>(dot, &plan, tile, column),
-                        (2, 2) => self.tile::<D, BITS, INT, 2, 2>(dot, &plan, tile, column),
-                        (4, 2) => self.tile::<D, BITS, INT, 4, 2>(dot, &plan, tile, column),
-                        _ => tile.chunks(1).for_each(|row| self.tile::<D, BITS, INT, 1, 1>(dot, &plan, row, column)),
+                        (1, 4) => self.tile::<D, BITS, INT, 1, 4, 4>(dot, &plan, tile, column),
+                        (1, _) => self.tile::<D, BITS, INT, 1, 1, 4>(dot, &plan, tile, column),
+                        (2, 2) => self.tile::<D, BITS, INT, 2, 2, 2>(dot, &plan, tile, column),
+                        (2, _) => self.tile::<D, BITS, INT, 2, 1, 2>(dot, &plan, tile, column),
+                        (_, 2) => self.tile::<D, BITS, INT, 4, 2, 1>(dot, &plan, tile, column),
+                        (_, _) => self.tile::<D, BITS, INT, 4, 1, 1>(dot, &plan, tile, column),
                     }
                 }
                 rows = rest;
@@ -95,12 +96,13 @@ impl<T: Element> Stream<'_, T> {
         }
     }
 
-    /// `R` rows times `C` columns.
+    /// `R` rows times `C` columns, in `K` sums each. `K` follows from the rows alone, so that it does not matter which columns a thread
+    /// gets.
     ///
     /// # Safety
     /// As the constructor's contract; there are `R` rows.
     #[inline(always)]
-    unsafe fn tile<D: ByteDot, const BITS: usize, const INT: bool, const R: usize, const C: usize>(
+    unsafe fn tile<D: ByteDot, const BITS: usize, const INT: bool, const R: usize, const C: usize, const K: usize>(
         &self,
         dot: D,
         plan: &Plan<D::W>,
@@ -118,9 +120,9 @@ impl<T: Element> Stream<'_, T> {
                 // Whole groups of the usual blocks first, and the rest below.
                 let whole = range.start..range.end - range.len() % lanes;
                 let start = match plan.words {
-                    4 if INT => self.groups::<D, BITS, R, C, 4>(dot, plan, &input, (column, whole), &mut sums),
+                    4 if INT => self.groups::<D, BITS, R, C, K, 4>(dot, plan, &input, (column, whole), &mut sums),
                     8 if INT && lanes >= 8 => {
-                        self.groups::<D, BITS, R, C, 8>(dot, plan, &input, (column, whole), &mut sums)
+                        self.groups::<D, BITS, R, C, K, 8>(dot, plan, &input, (column, whole), &mut sums)
                     }
                     _ => range.start,
                 };
@@ -189,7 +191,14 @@ impl<T: Element> Stream<'_, T> {
     /// # Safety
     /// As the constructor's contract; `plan.words` is `WORDS`, at most LANES, and the weight has these blocks and columns.
     #[inline(always)]
-    unsafe fn groups<D: ByteDot, const BITS: usize, const R: usize, const C: usize, const WORDS: usize>(
+    unsafe fn groups<
+        D: ByteDot,
+        const BITS: usize,
+        const R: usize,
+        const C: usize,
+        const K: usize,
+        const WORDS: usize,
+    >(
         &self,
         dot: D,
         plan: &Plan<D::W>,
@@ -199,13 +208,12 @@ impl<T: Element> Stream<'_, T> {
     ) -> usize {
         let (isa, lanes, bytes, format) = (dot.vectors(), D::Vectors::LANES, 4 * D::Vectors::LANES, self.weight.format);
         let (row_bytes, blocks) = (format.row_bytes(), format.blocks());
-        let chains = (4 / R).max(1);
         // SAFETY: the caller's contract. Prefetches read nothing.
         unsafe {
             for c in 0..C {
                 let data = self.weight.data.as_ptr().add((column + c) * row_bytes);
                 let scale_of_column = self.weight.scales.as_ptr().add((column + c) * blocks);
-                let mut parts = [[isa.splat(0.0); 4]; R];
+                let mut parts = [[isa.splat(0.0); K]; R];
                 for group in groups.clone().step_by(lanes) {
                     let data = data.add(group * WORDS * 4);
                     let scale = isa.widen(scale_of_column.add(group));
@@ -232,13 +240,13 @@ impl<T: Element> Stream<'_, T> {
                             } else {
                                 dot.dot8(dot.zero(), w, dot.load(x))
                             };
-                            let part = &mut parts[r][unit % chains];
+                            let part = &mut parts[r][unit % K];
                             *part = isa.fma(dot.to_float(words), dot.spread(scales[r], plan.indices[unit]), *part);
                         }
                     }
                 }
                 for r in 0..R {
-                    for part in &parts[r][..chains] {
+                    for part in &parts[r] {
                         sums[r][c] = isa.add(sums[r][c], *part);
                     }
                 }

@@ -109,6 +109,16 @@ fn all_block_sizes_and_types() {
     }
 }
 
+/// Heads of 15 columns: threads get odd numbers of them, and begin at others.
+#[test]
+fn threads_do_not_change_the_result() {
+    for q_len in [1, 2, 3, 4, 7] {
+        for case in each(head_linear::Case { q_len, heads: 5, block: 15, width: 256, ..PROJECTION }, 32) {
+            check(case, &[1, 2, 3, 4, 5]);
+        }
+    }
+}
+
 /// Blocks of 64 over heads of 24 and of 40: a block belongs to up to four heads.
 #[test]
 fn blocks_of_several_heads() {
