@@ -83,6 +83,7 @@ impl<T: Element> Stream<'_, T> {
                 unsafe {
                     match (count, columns) {
                         (1, 4) => self.tile::<D, BITS, INT, 1, 4, 4>(dot, &plan, tile, column),
+                        (1, 2) => self.tile::<D, BITS, INT, 1, 2, 4>(dot, &plan, tile, column),
                         (1, _) => self.tile::<D, BITS, INT, 1, 1, 4>(dot, &plan, tile, column),
                         (2, 2) => self.tile::<D, BITS, INT, 2, 2, 2>(dot, &plan, tile, column),
                         (2, _) => self.tile::<D, BITS, INT, 2, 1, 2>(dot, &plan, tile, column),
