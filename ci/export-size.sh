@@ -74,9 +74,12 @@ for pair in pairs:
         for path in glob.glob(checkpoint + "/*.safetensors"):
             warm(path)
         arguments = [checkpoint, "-o", out + "/model.onnx", "--dtype", written, "--no-verify", "--force"]
+        # As for the copy, there is no older file that has to go.
+        shutil.rmtree(out, ignore_errors=True)
         begun = time.monotonic()
         subprocess.run([program, *arguments, "--quiet"], check=True)
         exports.append(time.monotonic() - begun)
+        shutil.rmtree(out, ignore_errors=True)
         report = run(*arguments)
         data = next(file for file in report["files"] if file["path"].endswith("_data"))
         digests.append(report["seconds"])
