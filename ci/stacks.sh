@@ -1,8 +1,8 @@
 #!/bin/sh
 # Exports the example checkpoints and runs them in serving stacks: onnxruntime-genai, Optimum, Triton's configuration parser, Ray, KServe's
-# Python server and, where there is npm, transformers.js. tools runs optimisers and converters on them, and compares with docs/hosts.md; java compiles the example,
-# where there are npm and javac; web draws digits on examples/web, where there are npm and Chromium. Takes 8 GB of Python and npm packages;
-# ci/test.sh does not run it.
+# Python server and, where there is npm, transformers.js. tools runs optimisers and converters on them, and compares with docs/hosts.md; java
+# compiles the example, where there are npm and javac; web draws digits on examples/web, where there are npm and Chromium; serve calls
+# `moh-run serve`. Takes 8 GB of Python and npm packages; ci/test.sh does not run it.
 #
 # usage: ci/stacks.sh [serve] [genai] [triton] [optimum] [transformers.js] [web] [tools] [java] [ray] [kserve]     (default: all)
 #
