@@ -17,8 +17,8 @@ use moh_runtime::Digest;
 use std::ops::Range;
 use std::path::Path;
 
-/// Bytes read at a time.
-const CHUNK_BYTES: usize = 1 << 20;
+/// Bytes of a matrix as it is that are in memory at a time.
+const PART_BYTES: usize = 16 << 20;
 
 /// Bytes of a transposed matrix that are in memory at a time: the largest matrices of the largest published model but one.
 const BAND_BYTES: usize = if cfg!(test) { 4 << 20 } else { 112 << 20 };
@@ -163,13 +163,12 @@ pub(crate) fn write_data(
 /// # Errors
 /// A checkpoint's file that cannot be read; a weight that is NaN or infinite, or beyond the type.
 pub(crate) fn bytes_of(init: &Initializer) -> Result<Vec<u8>, Error> {
-    let (mut converter, mut bytes, mut out) = (Converter::default(), Vec::new(), Buffer::default());
+    let (mut converter, mut out) = (Converter::default(), Buffer::default());
     match &init.source {
         Source::Bytes(bytes) => out.put(bytes),
-        Source::Weight { weight, .. } => {
-            for block in blocks(init) {
-                weight.read(block.elements.clone(), &mut bytes)?;
-                converter.convert(init, &block, &bytes, block.place(init, &mut out))?;
+        Source::Weight { .. } => {
+            for part in parts(init) {
+                converter.convert(init, &part, out.grow(part.bytes(init)))?;
             }
         }
         Source::Quantized { matrix, order, piece } => {
@@ -184,46 +183,36 @@ pub(crate) fn bytes_of(init: &Initializer) -> Result<Vec<u8>, Error> {
     Ok(out.into_bytes())
 }
 
-/// What of a weight is read and converted at a time.
-struct Block {
-    elements: Range<usize>,
-    /// The columns that are wanted of these rows of a matrix that is to be transposed.
-    columns: Option<Range<usize>>,
+/// What of a weight is made at a time.
+enum Part {
+    /// Of the weight as it is.
+    Elements(Range<usize>),
+    /// Of a matrix that is transposed.
+    Columns(Range<usize>),
 }
 
-impl Block {
-    /// Whether it is the first one of a band of a transposed matrix.
-    fn begins_band(&self) -> bool {
-        self.columns.is_some() && self.elements.start == 0
-    }
-
-    /// The place in `out`, which ends where the block before it has ended, of its elements, or of its whole band.
-    fn place<'o>(&self, init: &Initializer, out: &'o mut Buffer) -> &'o mut [u8] {
-        let Some(columns) = &self.columns else { return out.grow(self.elements.len() * init.ty.size()) };
-        let height = init.dims.last().copied().unwrap_or(0);
-        let band = height * columns.len() * init.ty.size();
-        if self.begins_band() { out.grow(band) } else { out.last(band) }
+impl Part {
+    fn bytes(&self, init: &Initializer) -> usize {
+        let elements = match self {
+            Part::Elements(elements) => elements.len(),
+            Part::Columns(columns) => columns.len() * init.dims.last().copied().unwrap_or(0),
+        };
+        elements * init.ty.size()
     }
 }
 
-/// The parts of an initializer's weight, in the order in which they are wanted.
+/// The parts of an initializer's weight, one after the other.
 ///
-/// A matrix to be transposed is read in blocks of rows, and written in bands of its columns. A band is as large as memory allows,
-/// because the whole matrix is read for each.
-fn blocks(init: &Initializer) -> Vec<Block> {
+/// The columns of a matrix that is transposed are as many as memory allows, because the whole matrix is read for each part.
+fn parts(init: &Initializer) -> Vec<Part> {
     let Source::Weight { weight, transposed } = &init.source else { return Vec::new() };
-    let step = (CHUNK_BYTES / weight.dtype().bytes()).max(1);
-    let parts = |all: usize, step: usize| (0..all).step_by(step).map(move |start| start..all.min(start + step));
+    let ranges =
+        |all: usize, step: usize| (0..all).step_by(step.max(1)).map(move |start| start..all.min(start + step.max(1)));
     if !*transposed {
-        return parts(weight.elements(), step).map(|elements| Block { elements, columns: None }).collect();
+        return ranges(weight.elements(), PART_BYTES / init.ty.size()).map(Part::Elements).collect();
     }
     let (rows, columns) = (weight.shape()[0], weight.elements() / weight.shape()[0].max(1));
-    let band = (BAND_BYTES / (rows * init.ty.size()).max(1)).clamp(1, columns.max(1));
-    let in_band = |band: Range<usize>| {
-        parts(rows, (step / columns.max(1)).max(1))
-            .map(move |rows| Block { elements: rows.start * columns..rows.end * columns, columns: Some(band.clone()) })
-    };
-    parts(columns, band).flat_map(in_band).collect()
+    ranges(columns, BAND_BYTES / (rows * init.ty.size()).max(1)).map(Part::Columns).collect()
 }
 
 #[cfg(test)]

@@ -1,62 +1,84 @@
-//! Elements on their way: checked, converted, and transposed.
+//! Elements on their way: read, checked, converted, and transposed.
 
-use super::Block;
+use super::Part;
 use crate::error::Error;
 use crate::graph::{ElementType, Initializer, Source};
 use half::slice::HalfFloatSliceExt;
 use moh_models::checkpoint::Place;
 use moh_models::{Weight, WeightType};
+use std::ops::Range;
 
-/// Elements that stay in a core's cache from one step to the next.
+/// Bytes that a thread reads at a time: they stay in its core's cache until they are converted.
+pub(super) const CHUNK_BYTES: usize = 1 << 20;
+
+/// Elements that are converted in one step.
 const STEP: usize = 2048;
 
 /// Columns of a matrix to be transposed that are converted before they are put in their places.
 const COLUMNS: usize = 512;
 
-/// Blocks of fewer bytes are not worth a second thread.
+/// Parts of fewer bytes are not worth a second thread.
 const SHARED: usize = 256 << 10;
 
-/// Checks and converts blocks, on two threads.
+/// Reads, checks and converts weights, on two threads.
 #[derive(Default)]
 pub(super) struct Converter {
     workers: [Worker; 2],
 }
 
-/// What a thread keeps from one block to the next.
+/// What a thread keeps from one part to the next.
 #[derive(Default)]
 struct Worker {
+    bytes: Vec<u8>,
     values: Vec<f32>,
     rows: Vec<u8>,
 }
 
 impl Converter {
-    /// Puts a block, whose elements are `bytes`, into `out`: its own place, or that of the band of columns that it is a part of.
-    pub(super) fn convert(
+    /// Makes a part of an initializer.
+    pub(super) fn convert(&mut self, init: &Initializer, part: &Part, out: &mut [u8]) -> Result<(), Error> {
+        let Source::Weight { weight, .. } = &init.source else { return Ok(()) };
+        match part {
+            Part::Elements(elements) => self.elements(weight, init.ty, elements, out),
+            Part::Columns(columns) if init.ty.size() == 2 => self.columns::<2, 32>(weight, init.ty, columns, out),
+            Part::Columns(columns) => self.columns::<4, 16>(weight, init.ty, columns, out),
+        }
+    }
+
+    fn elements(
         &mut self,
-        init: &Initializer,
-        block: &Block,
-        bytes: &[u8],
+        weight: &Weight,
+        ty: ElementType,
+        elements: &Range<usize>,
         out: &mut [u8],
     ) -> Result<(), Error> {
-        let Source::Weight { weight, .. } = &init.source else { return Ok(()) };
-        let (first, ty) = (block.elements.start, init.ty);
         let [one, other] = &mut self.workers;
-        let Some(columns) = block.columns.clone() else {
-            let middle = if bytes.len() < SHARED { block.elements.len() } else { block.elements.len() / 2 };
-            let (bytes, more) = bytes.split_at(middle * weight.dtype().bytes());
-            let (out, rest) = out.split_at_mut(middle * ty.size());
-            return both(
-                || convert(weight, ty, first, bytes, out, &mut one.values),
-                (!more.is_empty()).then_some(|| convert(weight, ty, first + middle, more, rest, &mut other.values)),
-            );
-        };
-        let height = weight.shape()[0];
-        let middle = if bytes.len() < SHARED { columns.end } else { columns.start + columns.len() / 2 };
-        let (out, rest) = out.split_at_mut((middle - columns.start) * height * ty.size());
-        let strip = |columns| Strip { weight, ty, first, bytes, columns };
+        let half = if out.len() < SHARED { elements.len() } else { elements.len() / 2 };
+        let middle = elements.start + half;
+        let (out, rest) = out.split_at_mut(half * ty.size());
         both(
-            || strip(columns.start..middle).transpose(out, one),
-            (middle < columns.end).then_some(|| strip(middle..columns.end).transpose(rest, other)),
+            || one.elements(weight, ty, elements.start..middle, out),
+            (!rest.is_empty()).then_some(|| other.elements(weight, ty, middle..elements.end, rest)),
+        )
+    }
+
+    /// Of the transposed matrix, with elements of `N` bytes. The threads share the rows, which each reads in order.
+    fn columns<const N: usize, const ACROSS: usize>(
+        &mut self,
+        weight: &Weight,
+        ty: ElementType,
+        columns: &Range<usize>,
+        out: &mut [u8],
+    ) -> Result<(), Error> {
+        let [one, other] = &mut self.workers;
+        let height = weight.shape()[0];
+        // Threads that write to the same line of the cache would wait for each other.
+        let middle = if out.len() < SHARED { height } else { height.div_ceil(2).next_multiple_of(ACROSS).min(height) };
+        let whole = out.as_chunks_mut::<N>().0.chunks_exact_mut(height.max(1));
+        let (mut out, mut rest): (Vec<_>, Vec<_>) = whole.map(|column| column.split_at_mut(middle)).unzip();
+        both(
+            || one.columns::<N, ACROSS>(weight, ty, 0..middle, columns, &mut out),
+            (middle < height).then_some(|| other.columns::<N, ACROSS>(weight, ty, middle..height, columns, &mut rest)),
         )
     }
 }
@@ -74,71 +96,72 @@ fn both(
     })
 }
 
-/// Some columns of a block of rows of a matrix.
-struct Strip<'a> {
-    weight: &'a Weight,
-    ty: ElementType,
-    /// The index of the rows' first element.
-    first: usize,
-    /// The rows, whole.
-    bytes: &'a [u8],
-    columns: std::ops::Range<usize>,
-}
+impl Worker {
+    fn elements(
+        &mut self,
+        weight: &Weight,
+        ty: ElementType,
+        elements: Range<usize>,
+        out: &mut [u8],
+    ) -> Result<(), Error> {
+        let step = (CHUNK_BYTES / weight.dtype().bytes()).max(1);
+        for (start, out) in elements.clone().step_by(step).zip(out.chunks_mut(step * ty.size())) {
+            weight.read(start..elements.end.min(start + step), &mut self.bytes)?;
+            convert(weight, ty, start, &self.bytes, out, &mut self.values)?;
+        }
+        Ok(())
+    }
 
-impl Strip<'_> {
-    /// Puts the elements into their places in `out`, which holds these columns of the whole matrix, one after the other.
-    fn transpose(&self, out: &mut [u8], worker: &mut Worker) -> Result<(), Error> {
-        let (height, width) = (self.weight.shape()[0], self.weight.shape()[1]);
-        let (from, to) = (self.weight.dtype().bytes(), self.ty.size());
-        let count = self.bytes.len() / (width * from).max(1);
-        for start in self.columns.clone().step_by(COLUMNS) {
-            let end = self.columns.end.min(start + COLUMNS);
-            let row = (end - start) * to;
-            if worker.rows.len() < count * row {
-                worker.rows.resize(count * row, 0);
-            }
-            let rows = worker.rows[..count * row].chunks_exact_mut(row);
-            for (i, (elements, converted)) in self.bytes.chunks_exact(width * from).zip(rows).enumerate() {
-                let first = self.first + i * width + start;
-                let elements = &elements[start * from..end * from];
-                convert(self.weight, self.ty, first, elements, converted, &mut worker.values)?;
-            }
-            let out = &mut out[(start - self.columns.start) * height * to..];
-            let (rows, target) = (&worker.rows[..count * row], (out, height, self.first / width));
-            match to {
-                2 => transpose::<2, 32>(rows, end - start, target),
-                _ => transpose::<4, 16>(rows, end - start, target),
+    /// Puts `rows` of the matrix into `out`, which has the places of their elements in each of `columns`.
+    fn columns<const N: usize, const ACROSS: usize>(
+        &mut self,
+        weight: &Weight,
+        ty: ElementType,
+        rows: Range<usize>,
+        columns: &Range<usize>,
+        out: &mut [&mut [[u8; N]]],
+    ) -> Result<(), Error> {
+        let (width, size) = (weight.shape()[1], weight.dtype().bytes());
+        let step = (CHUNK_BYTES / (width * size).max(1)).max(1);
+        for first in rows.clone().step_by(step) {
+            let count = step.min(rows.end - first);
+            weight.read(first * width..(first + count) * width, &mut self.bytes)?;
+            for start in columns.clone().step_by(COLUMNS) {
+                let end = columns.end.min(start + COLUMNS);
+                self.rows.resize(count * (end - start) * N, 0);
+                let converted = self.rows.chunks_exact_mut((end - start) * N);
+                for (row, (elements, converted)) in self.bytes.chunks_exact(width * size).zip(converted).enumerate() {
+                    let index = (first + row) * width + start;
+                    let elements = &elements[start * size..end * size];
+                    convert(weight, ty, index, elements, converted, &mut self.values)?;
+                }
+                let out = &mut out[start - columns.start..end - columns.start];
+                transpose::<N, ACROSS>(self.rows.as_chunks().0, out, first - rows.start);
             }
         }
         Ok(())
     }
 }
 
-/// Puts rows of `width` elements of `N` bytes into columns `first` and following of a matrix that has `height` columns.
-/// `ACROSS` of them fill a line of the cache.
-fn transpose<const N: usize, const ACROSS: usize>(
-    rows: &[u8],
-    width: usize,
-    (out, height, first): (&mut [u8], usize, usize),
-) {
+/// Puts rows, one after the other, into the places `first` and following of columns. `ACROSS` elements fill a line of the cache.
+fn transpose<const N: usize, const ACROSS: usize>(rows: &[[u8; N]], out: &mut [&mut [[u8; N]]], first: usize) {
     /// Rows that are copied to a place of their own before they are written: elements of one column of a large matrix keep each
     /// other out of the cache. As many as fit there, because each column of the result lies in a page of its own.
     const DOWN: usize = 256;
-    let (rows, out) = (rows.as_chunks::<N>().0, out.as_chunks_mut::<N>().0);
+    let width = out.len();
     let mut tile = [[[0; N]; ACROSS]; DOWN];
     for (band, rows) in rows.chunks(width * DOWN).enumerate() {
         let count = rows.len() / width;
-        for start in (0..width).step_by(ACROSS) {
-            let columns = ACROSS.min(width - start);
+        let first = first + band * DOWN;
+        for (start, columns) in (0..width).step_by(ACROSS).zip(out.chunks_mut(ACROSS)) {
             for (copy, row) in tile.iter_mut().zip(rows.chunks_exact(width)) {
-                match row[start..start + columns].first_chunk::<ACROSS>() {
+                match row[start..].first_chunk::<ACROSS>() {
                     Some(row) => *copy = *row,
-                    None => copy[..columns].copy_from_slice(&row[start..start + columns]),
+                    None => copy[..columns.len()].copy_from_slice(&row[start..]),
                 }
             }
-            for column in 0..columns {
-                let at = (start + column) * height + first + band * DOWN;
-                for (element, row) in out[at..at + count].iter_mut().zip(&tile) {
+            for (column, out) in columns.iter_mut().enumerate() {
+                for (element, row) in out[first..first + count].iter_mut().zip(&tile) {
                     *element = row[column];
                 }
             }

@@ -78,7 +78,7 @@ const COLUMNS: usize = 70;
 
 #[test]
 fn bands_of_columns() {
-    const { assert!(BAND_BYTES / (4 * ROWS) < COLUMNS && CHUNK_BYTES / (4 * COLUMNS) < ROWS) };
+    const { assert!(BAND_BYTES / (4 * ROWS) < COLUMNS && convert::CHUNK_BYTES / (4 * COLUMNS) < ROWS / 2) };
     let value = |row: usize, column: usize| (row * 100 + column) as f32;
     let values = (0..ROWS * COLUMNS).map(|i| value(i / COLUMNS, i % COLUMNS)).collect();
     let bytes = write(Weight::from_f32("w", [ROWS, COLUMNS], values), ElementType::F32, true).unwrap();
