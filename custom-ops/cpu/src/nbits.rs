@@ -27,7 +27,7 @@ mod worker;
 pub(crate) use activations::{Activations, Parts};
 pub(crate) use isa::Engine;
 pub(crate) use linear::layer;
-pub use linear::linear;
+pub use linear::{Linear, linear};
 pub(crate) use row::Row;
 pub use weight::{Level, NBits};
 pub(crate) use worker::Worker;

@@ -23,18 +23,56 @@ const FEW_SPAN: usize = 1024;
 ///
 /// # Errors
 /// [`Error::Length`], naming `operator`, if lengths and shapes do not agree; [`Error::OutOfMemory`].
-pub fn linear<X: Element, T: Element>(
+pub fn linear<T: Linear>(
     operator: &'static str,
-    x: &[X],
+    x: &[T],
     weight: &NBits<'_, T>,
-    bias: Option<&[X]>,
-    out: &mut [X],
+    bias: Option<&[T]>,
+    out: &mut [T],
     level: Level,
     host: &dyn Host,
 ) -> Result<(), Error> {
-    let engine = vectorize(forced_isa(), Best { unit: matrix_unit(forced_isa()) });
-    layer(engine, operator, x, weight, bias, out, level, host).map(|_| ())
+    T::linear(operator, x, weight, bias, out, level, host)
 }
+
+/// The types that [`linear`] takes. Its code is compiled here for each: as a generic function it would be compiled again, for all
+/// instruction sets, in every crate that calls it.
+pub trait Linear: Element {
+    /// As the function [`linear`].
+    ///
+    /// # Errors
+    /// Those of [`linear`].
+    fn linear(
+        operator: &'static str,
+        x: &[Self],
+        weight: &NBits<'_, Self>,
+        bias: Option<&[Self]>,
+        out: &mut [Self],
+        level: Level,
+        host: &dyn Host,
+    ) -> Result<(), Error>;
+}
+
+macro_rules! linears {
+    ($($element:ty),+) => {$(
+        impl Linear for $element {
+            #[inline(never)]
+            fn linear(
+                operator: &'static str,
+                x: &[Self],
+                weight: &NBits<'_, Self>,
+                bias: Option<&[Self]>,
+                out: &mut [Self],
+                level: Level,
+                host: &dyn Host,
+            ) -> Result<(), Error> {
+                let engine = vectorize(forced_isa(), Best { unit: matrix_unit(forced_isa()) });
+                layer(engine, operator, x, weight, bias, out, level, host).map(|_| ())
+            }
+        }
+    )+};
+}
+linears!(f32, half::f16, half::bf16);
 
 /// The engine that belongs to the vectors on which it runs, and to a matrix unit.
 struct Best {

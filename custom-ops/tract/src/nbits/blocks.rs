@@ -2,8 +2,7 @@
 
 use crate::bytes::Bytes;
 use crate::host::TractHost;
-use moh_cpu::nbits::{self, Level, NBits};
-use moh_operators::Element;
+use moh_cpu::nbits::{self, Level, Linear, NBits};
 use tract_onnx::tract_hir::internal::*;
 use zerocopy::{FromBytes, Immutable};
 
@@ -72,7 +71,7 @@ pub(crate) struct Blocks {
 
 impl Blocks {
     /// `out = x W^T + bias` for rows of `x`, all of the scales' type `T`.
-    pub(crate) fn multiply<T: Element + FromBytes + Immutable>(
+    pub(crate) fn multiply<T: Linear + FromBytes + Immutable>(
         &self,
         x: &[T],
         bias: Option<&[T]>,

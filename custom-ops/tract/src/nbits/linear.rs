@@ -3,8 +3,7 @@
 use super::blocks::Blocks;
 use crate::bytes::Bytes;
 use crate::linear::keeping_last_axis;
-use moh_cpu::nbits::Level;
-use moh_operators::Element;
+use moh_cpu::nbits::{Level, Linear};
 use tract_onnx::tract_hir::internal::*;
 use zerocopy::{FromBytes, Immutable};
 
@@ -123,7 +122,7 @@ impl EvalOp for BlockLinear {
 }
 
 impl BlockLinear {
-    fn multiply<T: Element + Datum + FromBytes + Immutable>(&self, x: &Tensor, y: &mut Tensor) -> TractResult<()> {
+    fn multiply<T: Linear + Datum + FromBytes + Immutable>(&self, x: &Tensor, y: &mut Tensor) -> TractResult<()> {
         let (x, mut y) = (x.try_as_plain_ram()?, y.try_as_plain_ram_mut()?);
         let bias = self.bias.as_ref().map(Bytes::cast::<T>).transpose()?;
         self.weight.multiply(x.as_slice()?, bias, y.as_slice_mut()?, self.level)
