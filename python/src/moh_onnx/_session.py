@@ -76,5 +76,11 @@ def InferenceSession(
         message = f"{', '.join(others)}: the kernels of moh_onnx are for the CPU, so their inputs and outputs are copied to it and back"
         warnings.warn(message, stacklevel=2)
     path = path_or_bytes if isinstance(path_or_bytes, bytes) else os.fspath(path_or_bytes)
-    session: onnxruntime.InferenceSession = ort.InferenceSession(path, session_options(sess_options), providers=list(providers), **kwargs)
+    try:
+        session: onnxruntime.InferenceSession = ort.InferenceSession(path, session_options(sess_options), providers=list(providers), **kwargs)
+    except Exception as error:
+        # onnxruntime names versions of formats only.
+        if ort.__version__.startswith("1.17."):
+            error.args = (f"{error}\nonnxruntime {ort.__version__} loads models exported with opset=20, ir_version=9; others need 1.18",)
+        raise
     return session
