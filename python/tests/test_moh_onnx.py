@@ -98,6 +98,13 @@ def test_without_onnxruntime_or_with_an_old_one_the_error_says_so(tmp_path):
     for text, error in (("__version__ = '1.16.3'", "onnxruntime 1.16.3 is too old: moh_onnx needs 1.17"), ("", "without a version")):
         (old / "onnxruntime.py").write_text(text)
         assert error in python("import moh_onnx; moh_onnx.session_options()", old)
+    (old / "onnxruntime.py").write_text("""__version__ = '1.17.3'
+class SessionOptions:
+    def register_custom_ops_library(self, path): pass
+def InferenceSession(*arguments, **options): raise RuntimeError('Unsupported model IR version: 10')
+""")
+    found = python("import moh_onnx; moh_onnx.InferenceSession('model.onnx')", old)
+    assert "RuntimeError: Unsupported model IR version: 10\nonnxruntime 1.17.3 loads models exported with opset=20" in found
 
 
 def test_export_raises_the_message_of_the_program(tmp_path):
