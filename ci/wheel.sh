@@ -54,14 +54,19 @@ pack() {
     echo "${wheels[0]:?hatchling made no wheel}"
 }
 
-# compile PROCESSOR: programs and library that need no newer glibc, in $built/PROCESSOR-unknown-linux-gnu/dist.
-compile() {
+# check PROCESSOR: fails where it cannot be compiled for.
+check() {
     local target=$1-unknown-linux-gnu sysroot
     command -v cargo >/dev/null || fail "needs Rust: https://rustup.rs"
     sysroot=$(rustc --print sysroot)
     if ! compgen -G "$sysroot/lib/rustlib/$target/lib/libstd-*.rlib" >/dev/null; then
         fail "Rust's standard library for $1 is not installed: run 'rustup target add $target'"
     fi
+}
+
+# compile PROCESSOR: programs and library that need no newer glibc, in $built/PROCESSOR-unknown-linux-gnu/dist.
+compile() {
+    local target=$1-unknown-linux-gnu
     step "programs and library for $1"
     mapfile -t packages < <(ci/licences.py --packages)
     (tools zig cargo-zigbuild==0.24.0 ziglang==0.17.0 &&
@@ -79,6 +84,10 @@ for processor in "$@"; do
     case $processor in x86_64 | aarch64) ;; *) sed -n '2,/^set/s/^# \{0,1\}//p' "$0" >&2 && exit 2 ;; esac
 done
 [[ $# -gt 0 ]] || set -- "$(uname -m)"
+# All of them, before one is compiled for a quarter of an hour.
+for processor in "$@"; do
+    check "$processor"
+done
 
 for processor in "$@"; do
     compile "$processor"
