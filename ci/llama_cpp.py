@@ -19,7 +19,9 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGES = ["xllamacpp==2026.10.11549", "gguf==0.19.0"]
-BLOCK, BLOCK_BYTES = 32, 18
+BLOCK = 32
+# Bytes of a block, and the standard deviation of its integers when they are random.
+KINDS = {"q4_0": (18, 4.6), "q8_0": (34, 73.9)}
 
 
 def environment():
@@ -35,7 +37,7 @@ def environment():
     os.execv(python, [str(python), *sys.argv])
 
 
-def write(config, path):
+def write(config, path, weights="q4_0"):
     import gguf
     import numpy as np
 
@@ -57,7 +59,8 @@ def write(config, path):
     writer.add_rope_dimension_count(head_dim)
     writer.add_rope_freq_base(config.get("rope_theta", 10000.0))
     writer.add_layer_norm_rms_eps(config.get("rms_norm_eps", 1e-5))
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_0)
+    writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{weights.upper()}"])
+    block_bytes, spread = KINDS[weights]
     # A vocabulary of made-up words: prompts are token ids.
     writer.add_tokenizer_model("llama")
     writer.add_token_list([f"<{i}>" for i in range(vocabulary)])
@@ -68,12 +71,14 @@ def write(config, path):
     random = np.random.default_rng(0)
 
     def quantised(rows, columns):
-        blocks = random.integers(0, 256, (rows, columns // BLOCK, BLOCK_BYTES), dtype=np.uint8)
-        # The first two bytes are the scale. Outputs of the inputs' size: -8 to 7 have a standard deviation of 4.6.
-        blocks[:, :, :2] = np.frombuffer(np.float16(columns**-0.5 / 4.6).tobytes(), np.uint8)
+        blocks = random.integers(0, 256, (rows, columns // BLOCK, block_bytes), dtype=np.uint8)
+        # The first two bytes are the scale. Outputs of the inputs' size.
+        blocks[:, :, :2] = np.frombuffer(np.float16(columns**-0.5 / spread).tobytes(), np.uint8)
         return blocks.reshape(rows, -1)
 
-    tensors = [("token_embd", vocabulary, hidden), ("output_norm", None, hidden), ("output", vocabulary, hidden)]
+    tensors = [("token_embd", vocabulary, hidden), ("output_norm", None, hidden)]
+    # Without it the embedding serves as the output.
+    tensors += [] if config.get("tie_word_embeddings") else [("output", vocabulary, hidden)]
     for i in range(layers):
         tensors += [
             (f"blk.{i}.attn_norm", None, hidden),
@@ -86,12 +91,12 @@ def write(config, path):
             (f"blk.{i}.ffn_up", mlp, hidden),
             (f"blk.{i}.ffn_down", hidden, mlp),
         ]
-    kind = gguf.GGMLQuantizationType.Q4_0
+    kind = gguf.GGMLQuantizationType[weights.upper()]
     for name, rows, columns in tensors:
         if rows is None:
             writer.add_tensor_info(f"{name}.weight", [columns], np.dtype(np.float32), columns * 4)
         else:
-            bytes_a_row = columns // BLOCK * BLOCK_BYTES
+            bytes_a_row = columns // BLOCK * block_bytes
             dtype = np.dtype(np.uint8)
             writer.add_tensor_info(f"{name}.weight", [rows, bytes_a_row], dtype, rows * bytes_a_row, raw_dtype=kind)
     writer.write_header_to_file()

@@ -4,7 +4,11 @@
 # compiles the example, where there are npm and javac; web draws digits on examples/web, where there are npm and Chromium; serve calls
 # `moh-run serve`. Takes 8 GB of Python and npm packages; ci/test.sh does not run it.
 #
-# usage: ci/stacks.sh [serve] [genai] [triton] [optimum] [transformers.js] [web] [tools] [java] [ray] [kserve]     (default: all)
+# usage: ci/stacks.sh [serve] [genai] [triton] [optimum] [transformers.js] [web] [tools] [java] [ray] [kserve]     (default: all these)
+#        ci/stacks.sh serve-load
+#
+# serve-load measures `moh-run serve` with a model of 1.2 billion parameters, beside onnxruntime-genai and llama.cpp's server: half an hour on
+# two cores that do nothing else, and 4 GB in target/serve-load, where the models stay.
 #
 # Prints a line a check; exits with 1 if one failed.
 #
@@ -15,6 +19,7 @@
 # MOH_PICTURES      where web writes screenshots     (nowhere)
 # PYTHON            Python 3.11 or newer             (python3)
 # MOH_LOAD_SECONDS  of the load test of the server   (60)
+# MOH_MEASURE       put before each measurement      (nothing)
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -99,6 +104,25 @@ for stack in "$@"; do
         export_to "$checkpoints/digits-moh-vit" -o "$work/web-vit/model.onnx" --for web --dtype f32 --output-gates
         export_to "$checkpoints/shakespeare-moh-llama" -o "$work/web-llama/model.onnx" --for web --dtype f32
         node "$root/ci/stacks/check_web.mjs" "$envs/web" "$work/web-vit" "$work/web-llama" ${MOH_PICTURES:+"$MOH_PICTURES"} || status=1
+        ;;
+    serve-load)
+        environment genai onnxruntime==1.31.1 onnxruntime-genai==0.18.0 'tritonclient[grpc]' tokenizers numpy pillow safetensors
+        environment llama-cpp xllamacpp==2026.10.11549 gguf==0.19.0
+        ORT_DYLIB_PATH=${ORT_DYLIB_PATH:-$("$root/ci/fetch-onnxruntime.sh" "$root/target/onnxruntime")}
+        export ORT_DYLIB_PATH MOH_OPS_LIBRARY="$ops"
+        models=$root/target/serve-load
+        load() { # ENVIRONMENT ARGUMENT...
+            python_of=$envs/$1/bin/python
+            shift
+            ${MOH_MEASURE:-} "$python_of" "$root/ci/stacks/serve_load.py" "$@" || status=1
+        }
+        MOH_MEASURE='' load llama-cpp make "$models" --export "$bin/moh-export" --gguf >&2
+        for runtime in ort tract; do
+            load llama-cpp server "$models" --run "$bin/moh-run" --runtime $runtime
+            load llama-cpp batch "$models" --run "$bin/moh-run" --runtime $runtime
+        done
+        load genai genai "$models" --ops "$ops"
+        load llama-cpp llama.cpp "$models"
         ;;
     ray)
         env=ray
