@@ -6,9 +6,11 @@ mod external;
 mod onnxruntime;
 mod tract;
 
+use crate::element::ElementType;
 use crate::error::{Error, Result};
 use crate::header::Header;
 use crate::info::TensorInfo;
+use crate::interrupt::Interrupt;
 use crate::options::{Notice, Options, RuntimeChoice};
 use crate::value::Value;
 use onnxruntime::OrtModel;
@@ -69,10 +71,26 @@ impl Backend {
     /// output may take its input's memory.
     pub(crate) fn run(&mut self, inputs: Vec<Value>, shared: &[(usize, usize)]) -> Result<Vec<Value>> {
         match self {
-            Backend::Ort(model) if shared.is_empty() => model.run(&inputs),
+            Backend::Ort(model) if shared.is_empty() => model.run(&inputs, None),
             Backend::Ort(model) => model.run_in_place(inputs, shared),
             // Its operators see for themselves that nobody else holds a value.
             Backend::Tract(model) => model.run(inputs),
+        }
+    }
+
+    /// Zeros in the memory of the runtime, as far as there is such memory beside a GPU's.
+    pub(crate) fn zeros(&self, ty: ElementType, shape: Vec<usize>) -> Result<Value> {
+        match self {
+            Backend::Ort(model) => model.zeros(ty, shape),
+            Backend::Tract(_) => tract::zeros(ty, shape),
+        }
+    }
+
+    /// Runs the model until it is broken off: an error then.
+    pub(crate) fn run_until(&mut self, inputs: Vec<Value>, interrupt: &Interrupt) -> Result<Vec<Value>> {
+        match self {
+            Backend::Ort(model) => model.run(&inputs, Some(interrupt)),
+            Backend::Tract(model) => model.run_until(inputs, interrupt),
         }
     }
 

@@ -112,6 +112,12 @@ pub enum Error {
         /// What it said.
         reason: String,
     },
+    /// A run was broken off.
+    #[error("{}: the run was broken off", path.display())]
+    Interrupted {
+        /// The model.
+        path: PathBuf,
+    },
     /// A tensor's data does not fill its shape.
     #[error("a tensor of shape {shape:?} holds {expected} elements, found {found}")]
     Length {

@@ -24,6 +24,7 @@ mod error;
 mod header;
 mod info;
 mod installation;
+mod interrupt;
 mod links;
 mod locate;
 mod model;
@@ -41,6 +42,7 @@ pub use installation::{
     COMMIT, LibraryBuild, OnnxRuntime, OperatorLibrary, TRACT_VERSION, long_version, onnxruntime, operator_library,
     short_version,
 };
+pub use interrupt::Interrupt;
 pub use links::{Digest, Link};
 pub use locate::Found;
 pub use model::{MODEL_FILE, Model};

@@ -1,9 +1,11 @@
 //! A loaded model.
 
 use crate::backend::{Backend, Loaded};
+use crate::element::ElementType;
 use crate::error::{Error, Result};
 use crate::header;
 use crate::info::{self, TensorInfo};
+use crate::interrupt::Interrupt;
 use crate::options::{Notice, Options};
 use crate::value::Value;
 use moh_operators::{DOMAIN, VERSION};
@@ -105,8 +107,27 @@ impl Model {
         self.backend.run(ordered, &[])
     }
 
+    /// As [`Model::run`], until another thread breaks the run off: an operator that has begun is computed to its end.
+    ///
+    /// # Errors
+    /// As [`Model::run`]; [`Error::Interrupted`] for a run that was broken off.
+    pub fn run_until(&mut self, inputs: Vec<(String, Value)>, interrupt: &Interrupt) -> Result<Vec<Value>> {
+        let ordered = info::in_order(&self.path, &self.inputs, inputs)?;
+        let broken_off = || Error::Interrupted { path: self.path.clone() };
+        let outputs = self.backend.run_until(ordered, interrupt);
+        outputs.map_err(|error| if interrupt.is_interrupted() { broken_off() } else { error })
+    }
+
+    /// Zeros where [`Model::run_in_place`] can write.
+    ///
+    /// # Errors
+    /// [`Error::Length`] where the number of elements is beyond what memory can hold.
+    pub fn zeros(&self, ty: ElementType, shape: impl Into<Vec<usize>>) -> Result<Value> {
+        self.backend.zeros(ty, shape.into())
+    }
+
     /// As [`Model::run`]; the outputs of `shared` take the memory of their inputs, (input's name, output's number), if nobody else
-    /// holds a clone of the value and a run of this model has made it. The model must not read such an input after it has written
+    /// holds a clone of the value and a run of this model or [`Model::zeros`] has made it. The model must not read such an input after it has written
     /// the output, and the two must have the same shape: a cache that is updated in place. A run that fails may have changed it.
     ///
     /// # Errors

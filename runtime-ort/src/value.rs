@@ -198,6 +198,20 @@ pub(crate) fn from_ort_type(ty: TensorElementType) -> Option<ElementType> {
     }
 }
 
+/// onnxruntime's type for ours.
+pub(crate) fn to_ort_type(ty: ElementType) -> TensorElementType {
+    match ty {
+        ElementType::F32 => TensorElementType::Float32,
+        ElementType::F16 => TensorElementType::Float16,
+        ElementType::BF16 => TensorElementType::Bfloat16,
+        ElementType::F64 => TensorElementType::Float64,
+        ElementType::I64 => TensorElementType::Int64,
+        ElementType::I32 => TensorElementType::Int32,
+        ElementType::U8 => TensorElementType::Uint8,
+        ElementType::Bool => TensorElementType::Bool,
+    }
+}
+
 fn from_tract_type(ty: DatumType) -> Option<ElementType> {
     match ty {
         DatumType::F32 => Some(ElementType::F32),

@@ -33,7 +33,9 @@ pub struct Limits {
     pub queue: usize,
     /// Sequences of an instance of a language model at a time.
     pub slots: usize,
-    /// Tokens of a prompt that are read between two steps of the other sequences.
+    /// Bytes of the caches of all language models; `None`: most of what is free. Texts wait until there is room for them.
+    pub cache: Option<usize>,
+    /// Tokens of prompts that are read between two steps of the other sequences.
     pub prefill: usize,
     /// Rows of a batch of tensors.
     pub batch: usize,
@@ -55,6 +57,7 @@ impl Default for Limits {
             body: 32 << 20,
             queue: 256,
             slots: 16,
+            cache: None,
             prefill: 256,
             batch: 32,
             window: Duration::from_millis(2),

@@ -19,6 +19,7 @@ mod error;
 mod keys;
 mod log;
 mod measure;
+mod memory;
 mod model;
 mod oip;
 mod openai;

@@ -46,6 +46,8 @@ pub(crate) struct TextModel {
     pub(crate) tokenizer: Arc<Tokenizer>,
     pub(crate) config: GenerationConfig,
     pub(crate) vocabulary: Option<usize>,
+    /// Tokens of a chat's answer that says no number, so that as many as there are slots fit into the memory.
+    pub(crate) usual: usize,
     pub(crate) chat: Option<ChatTemplate>,
 }
 

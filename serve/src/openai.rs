@@ -53,8 +53,9 @@ impl ModelObject {
 
 /// The models; those that are no language models are served by the Open Inference Protocol only.
 #[utoipa::path(get, path = "/v1/models", responses((status = 200, body = ModelList)))]
-async fn models(State(app): State<Arc<App>>) -> axum::Json<ModelList> {
-    axum::Json(ModelList { object: "list", data: app.models().map(ModelObject::of).collect() })
+async fn models(State(app): State<Arc<App>>) -> Result<axum::Json<ModelList>, Problem> {
+    let data = app.models()?.values().map(ModelObject::of).collect();
+    Ok(axum::Json(ModelList { object: "list", data }))
 }
 
 /// A model.

@@ -30,6 +30,8 @@ pub(crate) enum Kind {
     Overdue,
     /// It ran too long.
     Deadline,
+    /// The server begins.
+    Loading,
     /// The server ends.
     Closing,
     /// The model does not answer.
@@ -67,6 +69,10 @@ impl Problem {
 
     /// What a client may know of a runtime's failure: not where files are.
     pub(crate) fn of_runtime(error: &moh_tasks::Error) -> Problem {
+        if matches!(error, moh_tasks::Error::Runtime(moh_runtime::Error::Interrupted { .. })) {
+            tracing::info!("{error}: nobody waits for it any more");
+            return Problem::failed("the run was broken off");
+        }
         tracing::error!("{error}");
         match error {
             moh_tasks::Error::Runtime(moh_runtime::Error::Run { runtime, reason, .. })
@@ -87,7 +93,7 @@ impl Problem {
             Kind::Slow => StatusCode::REQUEST_TIMEOUT,
             Kind::Large => StatusCode::PAYLOAD_TOO_LARGE,
             Kind::Busy => StatusCode::TOO_MANY_REQUESTS,
-            Kind::Overdue | Kind::Closing => StatusCode::SERVICE_UNAVAILABLE,
+            Kind::Overdue | Kind::Loading | Kind::Closing => StatusCode::SERVICE_UNAVAILABLE,
             Kind::Deadline => StatusCode::GATEWAY_TIMEOUT,
             Kind::Failed => StatusCode::INTERNAL_SERVER_ERROR,
         }
@@ -107,6 +113,7 @@ impl Problem {
             Kind::Busy => "queue_full",
             Kind::Overdue => "overloaded",
             Kind::Deadline => "deadline_exceeded",
+            Kind::Loading => "loading",
             Kind::Closing => "shutting_down",
             Kind::Failed => "model_failed",
         }
@@ -116,7 +123,7 @@ impl Problem {
     pub(crate) fn retry_after(&self) -> Option<u64> {
         match self.kind {
             Kind::Busy => Some(1),
-            Kind::Overdue | Kind::Closing => Some(5),
+            Kind::Overdue | Kind::Loading | Kind::Closing => Some(5),
             _ => None,
         }
     }
@@ -167,7 +174,7 @@ impl From<Problem> for tonic::Status {
             Kind::NotFound => tonic::Code::NotFound,
             Kind::Large | Kind::Busy => tonic::Code::ResourceExhausted,
             Kind::Slow | Kind::Deadline => tonic::Code::DeadlineExceeded,
-            Kind::Overdue | Kind::Closing => tonic::Code::Unavailable,
+            Kind::Overdue | Kind::Loading | Kind::Closing => tonic::Code::Unavailable,
             Kind::Failed => tonic::Code::Internal,
         };
         tonic::Status::new(code, problem.message)

@@ -14,8 +14,8 @@ use axum::Router;
 use axum::routing::get;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tower_http::catch_panic::CatchPanicLayer;
@@ -26,7 +26,8 @@ const LOOK: Duration = Duration::from_millis(20);
 
 /// What handlers share.
 pub(crate) struct App {
-    models: BTreeMap<String, Served>,
+    /// Empty until all are loaded.
+    models: OnceLock<BTreeMap<String, Served>>,
     pub(crate) limits: Limits,
     pub(crate) keys: Option<ApiKeys>,
     closing: AtomicBool,
@@ -35,20 +36,27 @@ pub(crate) struct App {
 impl App {
     /// The model of that name.
     pub(crate) fn model(&self, name: &str) -> std::result::Result<&Served, Problem> {
-        self.models.get(name).ok_or_else(|| {
-            let names: Vec<&str> = self.models.keys().map(String::as_str).collect();
+        let models = self.models()?;
+        models.get(name).ok_or_else(|| {
+            let names: Vec<&str> = models.keys().map(String::as_str).collect();
             let asked: String = name.chars().take(100).collect();
             Problem::new(Kind::NotFound, format!("there is no model {asked:?}; there are: {}", names.join(", ")))
         })
     }
 
-    pub(crate) fn models(&self) -> impl Iterator<Item = &Served> {
-        self.models.values()
+    /// All models by name, once they are loaded.
+    pub(crate) fn models(&self) -> std::result::Result<&BTreeMap<String, Served>, Problem> {
+        self.models.get().ok_or_else(|| Problem::new(Kind::Loading, "the server is loading its models"))
+    }
+
+    /// Those that are loaded.
+    fn loaded(&self) -> impl Iterator<Item = &Served> {
+        self.models.get().into_iter().flat_map(BTreeMap::values)
     }
 
     /// Whether every model takes requests.
     pub(crate) fn is_ready(&self) -> bool {
-        !self.is_closing() && self.models().all(|model| model.health.is_ready())
+        !self.is_closing() && self.models.get().is_some() && self.loaded().all(|model| model.health.is_ready())
     }
 
     pub(crate) fn is_closing(&self) -> bool {
@@ -71,29 +79,35 @@ pub struct Server {
 }
 
 impl Server {
-    /// Loads the models, and answers from then on.
+    /// Listens, and loads the models: [`Server::listen`] and [`Server::load`].
     ///
     /// # Errors
     /// [`Error`] for models, an address or files that cannot be used.
     pub fn start(config: &Config) -> Result<Server> {
-        let metrics = measure::handle();
-        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("moh-serve").build();
-        let runtime = runtime.map_err(Error::Start)?;
-        // Before the models, which take their time to load: another server may be there.
-        let listening = runtime.block_on(tokio::net::TcpListener::bind(config.listen));
-        let listener = listening.map_err(|source| Error::Listen { address: config.listen, source })?;
-        let address = listener.local_addr().map_err(|source| Error::Listen { address: config.listen, source })?;
+        let server = Server::listen(config)?;
+        server.load(config)?;
+        Ok(server)
+    }
+
+    /// Answers without a model, so that whoever asks knows that the server lives and is not ready: requests that need one get status 503.
+    ///
+    /// # Errors
+    /// [`Error::Listen`] for the address, [`Error::Twice`] for models of one name, [`Error::Start`] without threads.
+    pub fn listen(config: &Config) -> Result<Server> {
         for (i, spec) in config.models.iter().enumerate() {
             if let Some(other) = config.models[..i].iter().find(|other| other.name == spec.name) {
                 let (first, second) = (other.path.clone(), spec.path.clone());
                 return Err(Error::Twice { name: spec.name.clone(), first, second });
             }
         }
-        let loader = Loader::new(config);
-        let load = |spec: &ModelSpec| Ok((spec.name.clone(), loader.load(spec)?));
-        let models = config.models.iter().map(load).collect::<Result<BTreeMap<String, Served>>>()?;
+        let metrics = measure::handle();
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("moh-serve").build();
+        let runtime = runtime.map_err(Error::Start)?;
+        let listening = runtime.block_on(tokio::net::TcpListener::bind(config.listen));
+        let listener = listening.map_err(|source| Error::Listen { address: config.listen, source })?;
+        let address = listener.local_addr().map_err(|source| Error::Listen { address: config.listen, source })?;
         let (limits, keys) = (config.limits.clone(), config.keys.clone());
-        let app = Arc::new(App { models, limits, keys, closing: AtomicBool::new(false) });
+        let app = Arc::new(App { models: OnceLock::new(), limits, keys, closing: AtomicBool::new(false) });
         let (stop, stopped) = watch::channel(false);
         runtime.spawn(async move {
             loop {
@@ -103,6 +117,18 @@ impl Server {
         });
         let connections = runtime.spawn(listen::serve(listener, router(&app), app.limits.clone(), stopped));
         Ok(Server { address, app, runtime, stop, connections })
+    }
+
+    /// Loads the models, and answers for them from then on. Once.
+    ///
+    /// # Errors
+    /// [`Error`] for models and their files that cannot be used.
+    pub fn load(&self, config: &Config) -> Result<()> {
+        let loader = Loader::new(config);
+        let load = |spec: &ModelSpec| Ok((spec.name.clone(), loader.load(spec)?));
+        let models = config.models.iter().map(load).collect::<Result<BTreeMap<String, Served>>>()?;
+        self.app.models.get_or_init(|| models);
+        Ok(())
     }
 
     /// Where it listens.
@@ -137,17 +163,17 @@ impl Server {
         let Server { app, runtime, stop, connections, .. } = self;
         let end = Instant::now() + app.limits.shutdown;
         app.closing.store(true, Ordering::Release);
-        app.models().for_each(Served::close);
+        app.loaded().for_each(Served::close);
         let _ = stop.send(true);
-        while Instant::now() < end && !(app.models().all(Served::has_ended) && connections.is_finished()) {
+        while Instant::now() < end && !(app.loaded().all(Served::has_ended) && connections.is_finished()) {
             std::thread::sleep(LOOK);
         }
-        if !app.models().all(Served::has_ended) {
+        if !app.loaded().all(Served::has_ended) {
             tracing::warn!("giving up what still runs");
-            app.models().for_each(Served::abort);
+            app.loaded().for_each(Served::abort);
             // Enough to tell the clients, but no run of a model is broken off.
             let grace = Instant::now() + Duration::from_secs(2);
-            while Instant::now() < grace && !(app.models().all(Served::has_ended) && connections.is_finished()) {
+            while Instant::now() < grace && !(app.loaded().all(Served::has_ended) && connections.is_finished()) {
                 std::thread::sleep(LOOK);
             }
         }

@@ -1,9 +1,11 @@
 //! Runs of models on tensors, several requests at a time where their rows can share a run.
 
 mod check;
+mod claim;
 mod gather;
 
 pub(crate) use check::{Bounds, check};
+pub(crate) use claim::Claim;
 pub(crate) use gather::Batching;
 
 use crate::deadline::Deadline;
@@ -11,7 +13,7 @@ use crate::measure;
 use crate::problem::Problem;
 use crate::queue::{Abandoned, Queue};
 use crate::worker::Health;
-use moh_runtime::{Model, Tensor, Value};
+use moh_runtime::{Interrupt, Model, Tensor, Value};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
@@ -22,6 +24,8 @@ pub(crate) struct Job {
     pub(crate) outputs: Vec<usize>,
     pub(crate) deadline: Deadline,
     pub(crate) reply: oneshot::Sender<Result<Vec<Tensor>, Problem>>,
+    /// Whether somebody waits.
+    pub(crate) claim: Claim,
 }
 
 impl Abandoned for Job {
@@ -32,15 +36,15 @@ impl Abandoned for Job {
 
 /// What runs.
 pub(crate) trait Run {
-    /// The outputs of these numbers, for inputs in the model's order.
-    fn run(&mut self, inputs: Vec<Tensor>, outputs: &[usize]) -> Result<Vec<Tensor>, Problem>;
+    /// The outputs of these numbers, for inputs in the model's order, unless the run is broken off.
+    fn run(&mut self, inputs: Vec<Tensor>, outputs: &[usize], interrupt: &Interrupt) -> Result<Vec<Tensor>, Problem>;
 }
 
 impl Run for Model {
-    fn run(&mut self, inputs: Vec<Tensor>, outputs: &[usize]) -> Result<Vec<Tensor>, Problem> {
+    fn run(&mut self, inputs: Vec<Tensor>, outputs: &[usize], interrupt: &Interrupt) -> Result<Vec<Tensor>, Problem> {
         let names: Vec<String> = self.inputs().iter().map(|info| info.name.clone()).collect();
-        let given = names.into_iter().zip(inputs.into_iter().map(Value::from));
-        let found = Model::run(self, given).map_err(|e| Problem::of_runtime(&e.into()))?;
+        let given = names.into_iter().zip(inputs.into_iter().map(Value::from)).collect();
+        let found = self.run_until(given, interrupt).map_err(|e| Problem::of_runtime(&e.into()))?;
         let wanted = outputs.iter().map(|&output| found[output].to_tensor());
         wanted.collect::<moh_runtime::Result<_>>().map_err(|e| Problem::of_runtime(&e.into()))
     }
@@ -83,7 +87,7 @@ fn gathered(first: Job, queue: &Queue<Job>, batching: &Batching, window: Duratio
     jobs
 }
 
-fn answer(model: &mut impl Run, mut jobs: Vec<Job>, batching: Option<&Batching>) {
+fn answer(model: &mut impl Run, jobs: Vec<Job>, batching: Option<&Batching>) {
     if jobs.len() > 1 && batching.is_some() {
         match gather::run(model, &jobs) {
             Some(answers) => {
@@ -92,19 +96,20 @@ fn answer(model: &mut impl Run, mut jobs: Vec<Job>, batching: Option<&Batching>)
                 }
                 return;
             }
+            None if jobs.iter().all(Job::is_abandoned) => return,
             // One of them may be to blame, and the others are not to suffer from it.
             None => tracing::warn!("a batch of {} requests failed; they run one by one", jobs.len()),
         }
     }
-    for job in &mut jobs {
-        if job.is_abandoned() {
-            continue;
-        }
-        let outputs = model.run(std::mem::take(&mut job.inputs), &job.outputs);
-        // Nobody waits any more if this fails.
-        let (reply, _) = oneshot::channel();
-        let _ = std::mem::replace(&mut job.reply, reply).send(outputs);
-    }
+    jobs.into_iter().filter(|job| !job.is_abandoned()).for_each(|job| alone(model, job));
+}
+
+/// Runs one request.
+pub(crate) fn alone(model: &mut impl Run, job: Job) {
+    let Job { inputs, outputs, reply, claim, .. } = job;
+    let found = model.run(inputs, &outputs, &claim::interrupt([&claim].into_iter()));
+    // Nobody waits any more if this fails.
+    let _ = reply.send(found);
 }
 
 #[cfg(test)]

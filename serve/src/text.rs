@@ -26,6 +26,20 @@ pub(crate) struct Prompt {
     pub(crate) events: UnboundedSender<Event>,
 }
 
+impl Prompt {
+    /// Tokens of the text with its prompt, at most.
+    fn most(&self) -> usize {
+        self.tokens.len().saturating_add(self.max_tokens)
+    }
+}
+
+impl Abandoned for Prompt {
+    fn is_abandoned(&self) -> bool {
+        // One that is overdue is told so by its handler.
+        self.events.is_closed() || self.deadline.has_passed()
+    }
+}
+
 /// What becomes of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Event {
@@ -65,8 +79,7 @@ pub(crate) enum Job {
 impl Abandoned for Job {
     fn is_abandoned(&self) -> bool {
         match self {
-            // One that is overdue is told so by its handler.
-            Job::Text(prompt) => prompt.events.is_closed() || prompt.deadline.has_passed(),
+            Job::Text(prompt) => prompt.is_abandoned(),
             Job::Tensors(job) => job.is_abandoned(),
         }
     }

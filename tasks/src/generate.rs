@@ -4,13 +4,15 @@ mod batch;
 mod cache;
 mod config;
 mod interface;
+mod logits;
 mod prompts;
 mod sampling;
 mod stop;
 mod text;
 
-pub use batch::{Batch, Reading, SequenceId};
+pub use batch::{Batch, CacheSize, Reading, SequenceId};
 pub use config::GenerationConfig;
+pub use logits::Logits;
 pub use prompts::Prompts;
 pub use sampling::{Chooser, Sampling};
 pub use stop::StopTexts;
@@ -109,9 +111,11 @@ impl LanguageModel {
         }
     }
 
-    /// Bytes that the cache has for each token of a sequence.
-    pub fn cache_bytes(&self) -> usize {
-        self.interface.cache.iter().map(|entry| entry.heads * entry.width * entry.element_type.size()).sum()
+    /// What its cache takes in a [`Batch`].
+    pub fn cache_size(&self) -> CacheSize {
+        let cache = &self.interface.cache;
+        let token = cache.iter().map(|entry| entry.heads * entry.width * entry.element_type.size()).sum();
+        CacheSize { token, tensors: cache.len(), in_place: self.interface.in_place }
     }
 
     /// The model, to run it otherwise or to end its profile.
@@ -135,14 +139,14 @@ impl LanguageModel {
     ) -> Result<Generated> {
         let choosers = (0..).take(prompts.batch()).map(|row| Chooser::new(options.sampling.clone(), row));
         let mut choosers = choosers.collect::<Result<Vec<Chooser>>>()?;
-        let mut choose = |(row, logits): (usize, &Vec<f32>)| choosers[row].choose(logits);
+        let mut choose = |(row, logits): (usize, &Logits)| choosers[row].choose(&logits.get());
         let mut tokens: Vec<Vec<i64>> = vec![Vec::new(); prompts.batch()];
         let ended = |sequence: &Vec<i64>| sequence.last().is_some_and(|token| options.stop.contains(token));
         let mut kept = Vec::new();
         let mut times = Vec::new();
         let part = options.part.unwrap_or(PART);
         let mut sequences = Sequences::start(prompts, part);
-        let mut cache = Cache::new(&self.interface, prompts, options.max_tokens)?;
+        let mut cache = Cache::new(self, prompts, options.max_tokens)?;
         while times.len() < options.max_tokens {
             let began = Instant::now();
             let mut outputs = self.step(&sequences, &mut cache)?;
@@ -155,7 +159,7 @@ impl LanguageModel {
             let next = next.ok_or_else(|| self.bad_logits("none is a number".to_owned()))?;
             times.push(began.elapsed());
             if options.keep_logits {
-                kept.push(logits);
+                kept.push(logits.iter().map(|logits| logits.get().into_owned()).collect::<Vec<Vec<f32>>>());
             }
             let step: Vec<Option<i64>> =
                 tokens.iter().zip(&next).map(|(sequence, &token)| (!ended(sequence)).then_some(token)).collect();
@@ -179,7 +183,7 @@ impl LanguageModel {
     /// # Errors
     /// [`Error::Runtime`] where the runtime fails.
     pub fn outputs(&mut self, prompts: &Prompts) -> Result<Vec<Value>> {
-        let mut cache = Cache::new(&self.interface, prompts, 0)?;
+        let mut cache = Cache::new(self, prompts, 0)?;
         self.step(&Sequences::start(prompts, usize::MAX), &mut cache)
     }
 
@@ -201,7 +205,7 @@ impl LanguageModel {
     }
 
     /// The logits of every sequence's last token, where `expected` sequences have so many new tokens each.
-    fn last_logits(&self, logits: &Value, sequences: usize, tokens: usize) -> Result<Vec<Vec<f32>>> {
+    fn last_logits(&self, logits: &Value, sequences: usize, tokens: usize) -> Result<Vec<Logits>> {
         let expected = [sequences, tokens];
         let &[batch, length, vocabulary] = logits.shape() else {
             return Err(self.bad_logits(format!("expected 3 dimensions, found {:?}", logits.shape())));
@@ -209,13 +213,12 @@ impl LanguageModel {
         if [batch, length] != expected {
             return Err(self.bad_logits(format!("expected {expected:?} tokens, found shape {:?}", logits.shape())));
         }
-        let data = logits.data()?;
         let row = |sequence: usize| {
             let start = (sequence * length + length - 1) * vocabulary;
-            data.range(start..start + vocabulary).and_then(|row| row.to_f32())
+            Ok(Logits::new(logits, start..start + vocabulary)?)
         };
-        let rows = (0..batch).map(row).collect::<Option<Vec<Vec<f32>>>>();
-        rows.ok_or_else(|| self.bad_logits(format!("expected a floating-point type, found {}", data.element_type())))
+        let rows = (0..batch).map(row).collect::<Result<Option<Vec<Logits>>>>()?;
+        rows.ok_or_else(|| self.bad_logits(format!("expected a floating-point type, found {}", logits.element_type())))
     }
 
     fn bad_logits(&self, reason: String) -> Error {

@@ -42,14 +42,17 @@ impl Script {
     fn read(&mut self, part: usize) {
         if self.reading.is_none() && self.batch.sequences() < self.batch.slots() {
             let Some((number, prompt)) = self.waiting.pop() else { return };
-            self.reading = Some((number, self.batch.read(prompt).unwrap()));
+            self.reading = Some((number, {
+                let most = prompt.len() + TOKENS;
+                self.batch.read(prompt, most).unwrap()
+            }));
         }
         let Some((number, mut reading)) = self.reading.take() else { return };
         let Some(logits) = self.batch.advance(&mut reading, part).unwrap() else {
             self.reading = Some((number, reading));
             return;
         };
-        let first = Chooser::new(None, 0).unwrap().choose(&logits).unwrap();
+        let first = Chooser::new(None, 0).unwrap().choose(&logits.get()).unwrap();
         let id = self.batch.join(reading).unwrap();
         self.running.insert(self.joined, (id, Running { number, tokens: vec![first] }));
         self.joined += 1;
@@ -65,7 +68,7 @@ impl Script {
         for (id, logits) in self.batch.step(last).unwrap() {
             let key = *self.running.iter().find(|(_, (other, _))| *other == id).unwrap().0;
             let running = &mut self.running.get_mut(&key).unwrap().1;
-            running.tokens.push(Chooser::new(None, 0).unwrap().choose(&logits).unwrap());
+            running.tokens.push(Chooser::new(None, 0).unwrap().choose(&logits.get()).unwrap());
             if running.tokens.len() >= TOKENS - running.number % 4 * 11 {
                 let (id, running) = self.running.remove(&key).unwrap();
                 self.batch.leave(id);
@@ -113,14 +116,14 @@ fn what_a_batch_cannot_take_is_refused_and_harms_nothing() {
     let path = export(&checkpoint("shakespeare-moh-llama"), target.path(), &options);
     let (_, tract) = runtimes().pop().unwrap();
     let mut batch = Batch::new(LanguageModel::new(Model::load(&path, &tract).unwrap()).unwrap(), 1, Some(20));
-    assert!(batch.read(Vec::new()).unwrap_err().to_string().contains("no tokens"));
-    assert!(batch.read(vec![1; 21]).unwrap_err().to_string().contains("longest sequence has 20"));
-    let mut reading = batch.read(vec![5; 18]).unwrap();
+    assert!(batch.read(Vec::new(), 9).unwrap_err().to_string().contains("no tokens"));
+    assert!(batch.read(vec![1; 21], 99).unwrap_err().to_string().contains("longest sequence has 20"));
+    let mut reading = batch.read(vec![5; 18], 99).unwrap();
     assert!(batch.advance(&mut reading, 10).unwrap().is_none());
     assert_eq!(reading.left(), 8);
     assert!(batch.join(reading).unwrap_err().to_string().contains("8 tokens of the prompt were not read"));
     let whole = |batch: &mut Batch| {
-        let mut reading = batch.read(vec![5; 18]).unwrap();
+        let mut reading = batch.read(vec![5; 18], 99).unwrap();
         batch.advance(&mut reading, 18).unwrap().unwrap();
         reading
     };

@@ -46,7 +46,11 @@ pub(crate) struct ServeArgs {
     /// Sequences of a language model at a time, in each instance.
     #[arg(long, value_name = "N", default_value = "16", value_parser = whole(1, 1024))]
     slots: usize,
-    /// Tokens of a prompt that are read at a time, before the other sequences get their next token.
+    /// Memory for the caches of all language models, in MiB: texts wait until there is room for them [default: three quarters of what is free
+    /// beside the models].
+    #[arg(long, value_name = "MIB", value_parser = whole(1, usize::MAX >> 20))]
+    cache_memory: Option<usize>,
+    /// Tokens of prompts that are read at a time, before the other sequences get their next token.
     #[arg(long, value_name = "N", default_value = "256", value_parser = whole(1, MOST))]
     prefill: usize,
     /// Rows of a batch of tensors.
@@ -87,6 +91,7 @@ impl ServeArgs {
             body: self.max_body << 20,
             queue: self.queue,
             slots: self.slots,
+            cache: self.cache_memory.map(|mib| mib << 20),
             prefill: self.prefill,
             batch: self.batch,
             window: Duration::from_secs_f64(self.batch_window / 1e3),

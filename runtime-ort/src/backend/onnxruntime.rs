@@ -5,20 +5,22 @@ mod device;
 use super::Loaded;
 use super::environment::environment;
 use super::{bfloat16, external};
-use crate::element::Data;
+use crate::element::{Data, ElementType};
 use crate::error::{Error, Result};
 use crate::header::Header;
 use crate::info::{Dim, TensorInfo};
+use crate::interrupt::Interrupt;
 use crate::locate::{self, Candidate, OPS_VARIABLE, Search};
 use crate::options::{Notice, Options};
 use crate::tensor::Tensor;
-use crate::value::{Repr, Value, from_ort_type, unknown};
+use crate::value::{Repr, Value, from_ort_type, to_ort_type, unknown};
 use device::Binding;
 use moh_operators::DOMAIN;
 use ort::ErrorCode;
+use ort::memory::Allocator;
 use ort::session::builder::SessionBuilder;
-use ort::session::{Session, SessionInputValue};
-use ort::value::{Outlet, PrimitiveTensorElementType, TensorRef, ValueType};
+use ort::session::{RunOptions, Session, SessionInputValue, SessionOutputs};
+use ort::value::{DynTensor, Outlet, PrimitiveTensorElementType, TensorRef, ValueType};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -83,19 +85,23 @@ impl OrtModel {
         Ok(Loaded { model, inputs, outputs, metadata, notices })
     }
 
-    /// Runs the model on values in the order of its inputs.
-    pub(crate) fn run(&mut self, inputs: &[Value]) -> Result<Vec<Value>> {
+    /// Runs the model on values in the order of its inputs, until it is broken off.
+    pub(crate) fn run(&mut self, inputs: &[Value], interrupt: Option<&Interrupt>) -> Result<Vec<Value>> {
         let path = &self.path;
         let failed = |e: ort::Error| Error::Run { path: path.clone(), runtime: NAME, reason: e.to_string() };
+        let options = interrupt.map(Interrupt::options).transpose().map_err(failed)?;
+        if interrupt.is_some_and(Interrupt::is_interrupted) {
+            return Err(Error::Interrupted { path: path.clone() });
+        }
         if self.on_cuda {
             let values = inputs.iter().map(|value| owned(value).map(Some)).collect::<Result<Vec<_>>>()?;
-            let outputs = self.binding.run(&mut self.session, &values, &mut []).map_err(failed)?;
+            let outputs = self.binding.run(&mut self.session, &values, &mut [], options).map_err(failed)?;
             return outputs.into_iter().map(|(name, value)| Value::from_ort(name, value)).collect();
         }
         let copies = inputs.iter().map(host_copy).collect::<Result<Vec<Option<Tensor>>>>()?;
         let values = inputs.iter().zip(&copies).map(|(value, copy)| borrow(value, copy.as_ref()));
         let values = values.collect::<ort::Result<Vec<SessionInputValue<'_>>>>().map_err(failed)?;
-        let outputs = self.session.run(values.as_slice()).map_err(failed)?;
+        let outputs = run_with(&mut self.session, &values, options).map_err(failed)?;
         outputs.into_iter().map(|(name, value)| Value::from_ort(name, value)).collect()
     }
 
@@ -109,7 +115,7 @@ impl OrtModel {
             is_shared[input] = inputs[input].only_ort().is_some();
         }
         if !is_shared.contains(&true) {
-            return self.run(&inputs);
+            return self.run(&inputs, None);
         }
         let (mut given, mut in_place) = (Vec::with_capacity(inputs.len()), Vec::with_capacity(shared.len()));
         for (i, value) in inputs.iter_mut().enumerate() {
@@ -121,8 +127,21 @@ impl OrtModel {
                 given.push(Some(owned(value)?));
             }
         }
-        let outputs = self.binding.run(&mut self.session, &given, &mut in_place).map_err(failed)?;
+        let outputs = self.binding.run(&mut self.session, &given, &mut in_place, None).map_err(failed)?;
         outputs.into_iter().map(|(name, value)| Value::from_ort(name, value)).collect()
+    }
+
+    /// Zeros in memory of onnxruntime's own: ort binds no output to other memory.
+    pub(crate) fn zeros(&self, ty: ElementType, shape: Vec<usize>) -> Result<Value> {
+        let beyond = |_| Error::Length { shape: shape.clone(), expected: usize::MAX, found: 0 };
+        let bytes = shape.iter().try_fold(ty.size(), |n, &d| n.checked_mul(d)).filter(|&n| isize::try_from(n).is_ok());
+        // Of an empty tensor there is nothing to write to; one on a GPU is made by the first run.
+        if self.on_cuda || bytes.is_none_or(|bytes| bytes == 0) {
+            return Tensor::zeros(ty, shape).map(Value::from);
+        }
+        // It fills what is in ordinary memory with zeros.
+        let made = DynTensor::new(&Allocator::default(), to_ort_type(ty), shape.clone()).map_err(beyond)?;
+        Value::from_ort("zeros", made.into_dyn())
     }
 
     /// Ends the profile and gives its path.
@@ -130,6 +149,17 @@ impl OrtModel {
         let path = &self.path;
         let failed = |e: ort::Error| Error::Run { path: path.clone(), runtime: NAME, reason: e.to_string() };
         self.session.end_profiling().map(PathBuf::from).map_err(failed)
+    }
+}
+
+fn run_with<'s>(
+    session: &'s mut Session,
+    values: &[SessionInputValue<'_>],
+    options: Option<&'s RunOptions>,
+) -> ort::Result<SessionOutputs<'s>> {
+    match options {
+        Some(options) => session.run_with_options(values, options),
+        None => session.run(values),
     }
 }
 

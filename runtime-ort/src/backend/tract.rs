@@ -5,8 +5,10 @@ use crate::element::{Data, ElementType};
 use crate::error::{Error, Result};
 use crate::header::Header;
 use crate::info::{Dim, TensorInfo};
+use crate::interrupt::Interrupt;
 use crate::options::Options;
 use crate::value::{Value, unknown};
+use half::f16;
 use moh_operators::DOMAIN;
 use std::collections::{BTreeMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -101,6 +103,14 @@ impl TractModel {
 }
 
 impl TractModel {
+    /// As [`TractModel::run`], until it is broken off: an error then.
+    pub(crate) fn run_until(&mut self, inputs: Vec<Value>, interrupt: &Interrupt) -> Result<Vec<Value>> {
+        self.run_with(inputs, |context, state, node, inputs| {
+            ensure!(!interrupt.is_interrupted(), "the run was broken off");
+            eval(context, state, node, inputs)
+        })
+    }
+
     /// As [`TractModel::run`]; `on_node` gets every node's name, operator and time.
     pub(crate) fn run_timed(
         &mut self,
@@ -228,6 +238,26 @@ fn element_type(ty: DataType) -> Option<ElementType> {
         DataType::Bool => Some(ElementType::Bool),
         _ => None,
     }
+}
+
+/// Zeros in memory of tract's own.
+pub(crate) fn zeros(ty: ElementType, shape: Vec<usize>) -> Result<Value> {
+    let Some(_) = shape.iter().try_fold(ty.size(), |n, &d| n.checked_mul(d)).filter(|&n| n <= isize::MAX as usize)
+    else {
+        return Err(Error::Length { shape, expected: usize::MAX, found: 0 });
+    };
+    let ty = match ty {
+        ElementType::F32 => f32::datum_type(),
+        ElementType::F16 => f16::datum_type(),
+        ElementType::F64 => f64::datum_type(),
+        ElementType::I64 => i64::datum_type(),
+        ElementType::I32 => i32::datum_type(),
+        ElementType::U8 => u8::datum_type(),
+        ElementType::Bool => bool::datum_type(),
+        ElementType::BF16 => return Err(unknown("zeros", "bfloat16, which tract does not have".to_owned())),
+    };
+    let made = Tensor::zero_dt(ty, &shape);
+    Value::from_tract("zeros", made.map_err(|e| unknown("zeros", format!("{e:#}")))?.into_tvalue())
 }
 
 /// tract computes with symbols in place of some int64 numbers: outputs are to be numbers.

@@ -2,7 +2,8 @@
 
 use crate::support::onnx::{DataType, Graph};
 use crate::support::{doubler, have_onnxruntime, runtimes, write};
-use moh_runtime::{Dim, ElementType, Error, Model, Options, RuntimeChoice, Tensor, Value};
+use moh_runtime::{Dim, ElementType, Error, Interrupt, Model, Options, RuntimeChoice, Tensor, Value};
+use std::time::Instant;
 
 fn tract() -> Options {
     Options { runtime: RuntimeChoice::Tract, ..Options::default() }
@@ -240,5 +241,63 @@ fn a_model_in_bfloat16_is_refused_with_the_same_advice_everywhere() {
         let message = Model::load(&path, &options).unwrap_err().to_string();
         let expected = "bfloat16 models do not run on CPUs; export with --dtype f32 or f16";
         assert!(message.ends_with(expected), "{:?}: {message}", options.runtime);
+    }
+}
+
+/// A chain of products: `y` = `x` to the power of `count` + 1.
+fn chain(count: usize) -> Graph {
+    let mut graph = Graph::new();
+    graph.input("x", DataType::Float, &["n", "n"]);
+    for i in 0..count {
+        let input = if i == 0 { "x".to_owned() } else { format!("y{}", i - 1) };
+        let output = if i + 1 == count { "y".to_owned() } else { format!("y{i}") };
+        graph.node("MatMul", &[&input, "x"], &output, &[]);
+    }
+    graph.output("y", DataType::Float, &["n", "n"]);
+    graph
+}
+
+#[test]
+fn a_run_is_broken_off_between_two_operators_and_the_model_runs_on() {
+    const N: usize = 512;
+    let (_folder, path) = write(&chain(60));
+    let identity: Vec<f32> = (0..N * N).map(|i| if i % (N + 1) == 0 { 1.0 } else { 0.0 }).collect();
+    let x = || vec![("x".to_owned(), Tensor::new([N, N], identity.clone()).unwrap().into())];
+    for options in runtimes() {
+        let mut model = Model::load(&path, &options).unwrap();
+        let began = Instant::now();
+        assert_eq!(model.run(x()).unwrap()[0].as_slice::<f32>().unwrap(), identity);
+        let whole = began.elapsed();
+        let interrupt = Interrupt::default();
+        let other = interrupt.clone();
+        let breaker = std::thread::spawn(move || {
+            std::thread::sleep(whole / 10);
+            other.interrupt();
+        });
+        let found = model.run_until(x(), &interrupt);
+        assert!(matches!(found, Err(Error::Interrupted { .. })), "{:?}: {found:?}", options.runtime);
+        breaker.join().unwrap();
+        // A run that begins with it does not even begin; another one is not concerned.
+        assert!(matches!(model.run_until(x(), &interrupt), Err(Error::Interrupted { .. })));
+        let outputs = model.run_until(x(), &Interrupt::default()).unwrap();
+        assert_eq!(outputs[0].as_slice::<f32>().unwrap(), identity);
+    }
+}
+
+#[test]
+fn zeros_are_zeros_and_can_be_written_to() {
+    let (_folder, path) = doubler();
+    for options in runtimes() {
+        let model = Model::load(&path, &options).unwrap();
+        for shape in [vec![3, 100], vec![0, 7], vec![]] {
+            let len: usize = shape.iter().product();
+            let mut zeros = model.zeros(ElementType::F32, shape.clone()).unwrap();
+            assert_eq!((zeros.shape(), zeros.as_slice::<f32>().unwrap()), (&*shape, &*vec![0.0; len]));
+            if len > 0 {
+                zeros.write(&[(len - 1, moh_runtime::Data::F32(&[2.0]))]).unwrap();
+                assert_eq!(zeros.as_slice::<f32>().unwrap()[len - 1], 2.0);
+            }
+        }
+        assert!(matches!(model.zeros(ElementType::F32, [usize::MAX, 2]), Err(Error::Length { .. })));
     }
 }

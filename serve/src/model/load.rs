@@ -3,29 +3,43 @@
 use super::{ChatTemplate, Served, TextModel, Work};
 use crate::config::{Config, Limits, ModelSpec};
 use crate::error::{Error, Result};
+use crate::memory;
 use crate::queue::Queue;
 use crate::tensors::{Batching, Bounds};
 use crate::text::Engine;
 use crate::worker::{self, Health};
 use crate::{tensors, text};
 use moh_runtime::{Model, Options, TensorInfo};
-use moh_tasks::generate::{Batch, GenerationConfig, LanguageModel};
+use moh_tasks::generate::{Batch, CacheSize, GenerationConfig, LanguageModel};
 use moh_tasks::text::load_tokenizer;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use tokenizers::Tokenizer;
+
+/// Tokens of a text for which a request says no number, at least.
+const LEAST_USUAL: usize = 1024;
 
 /// Loads models.
 pub(crate) struct Loader<'c> {
     config: &'c Config,
     options: Options,
+    /// Bytes that the cache of an instance of a language model may take.
+    cache: usize,
 }
 
 /// A model in its thread.
 enum Loaded {
     Tensors(Box<Model>, Option<Batching>),
     Text(Box<Batch>, Arc<Tokenizer>, GenerationConfig),
+}
+
+/// Bounds of an instance.
+#[derive(Clone)]
+struct Bound {
+    limits: Limits,
+    /// Bytes of its cache.
+    cache: usize,
 }
 
 /// What a thread found out about its model.
@@ -43,8 +57,8 @@ struct Facts {
 struct TextFacts {
     tokenizer: Arc<Tokenizer>,
     vocabulary: Option<usize>,
-    /// Bytes of an instance's cache, when all of its sequences are as long as they can be.
-    cache: Option<usize>,
+    size: CacheSize,
+    slots: usize,
 }
 
 impl<'c> Loader<'c> {
@@ -52,7 +66,12 @@ impl<'c> Loader<'c> {
     pub(crate) fn new(config: &'c Config) -> Loader<'c> {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = config.runtime.threads.unwrap_or((processors / config.instances.max(1)).max(1));
-        Loader { config, options: Options { threads: Some(threads), ..config.runtime.clone() } }
+        let instances = config.instances.max(1);
+        let weights: usize = config.models.iter().map(|spec| memory::weights(&spec.path)).sum();
+        let caches = config.limits.cache.or_else(|| memory::usual(weights.saturating_mul(instances)));
+        let texts = config.models.iter().filter(|spec| has_tokenizer(&spec.path)).count().max(1);
+        let cache = caches.map_or(usize::MAX, |bytes| bytes / texts / instances);
+        Loader { config, options: Options { threads: Some(threads), ..config.runtime.clone() }, cache }
     }
 
     /// Loads a model and starts its threads.
@@ -66,12 +85,13 @@ impl<'c> Loader<'c> {
         let (mut first, mut threads) = (None, Vec::new());
         for instance in 0..self.config.instances.max(1) {
             let load = {
-                let (path, options, limits) = (spec.path.clone(), self.options.clone(), limits.clone());
-                move || load(Model::load(&path, &options)?, &limits)
+                let (path, options) = (spec.path.clone(), self.options.clone());
+                let bound = Bound { limits: limits.clone(), cache: self.cache };
+                move || load(Model::load(&path, &options)?, &bound)
             };
             let serve = {
                 let (name, limits, health) = (spec.name.clone(), limits.clone(), health.clone());
-                let (tensors, texts) = (tensors.clone(), texts.clone());
+                let (tensors, texts, memory) = (tensors.clone(), texts.clone(), self.cache);
                 move |loaded: &mut Loaded| match loaded {
                     Loaded::Tensors(model, batching) => {
                         tensors::serve(&mut **model, &name, &tensors, batching.as_ref(), limits.window, &health);
@@ -79,7 +99,7 @@ impl<'c> Loader<'c> {
                     Loaded::Text(batch, tokenizer, config) => {
                         let (name, queue, end) = (&*name, &*texts, &*config.end);
                         let (prefill, health) = (limits.prefill, &*health);
-                        Engine { name, instance, queue, tokenizer, end, prefill, health }.serve(&mut **batch);
+                        Engine { name, instance, queue, tokenizer, end, prefill, memory, health }.serve(&mut **batch);
                     }
                 }
             };
@@ -97,13 +117,20 @@ impl<'c> Loader<'c> {
         let length = facts.config.max_length;
         let work = match facts.text {
             None => Work::Tensors(tensors),
-            Some(TextFacts { tokenizer, vocabulary, cache }) => {
-                if let Some(bytes) = cache {
-                    tracing::info!(model = spec.name, mib = bytes >> 20, "an instance's cache takes at most");
-                }
+            Some(TextFacts { tokenizer, vocabulary, size, slots }) => {
+                let longest = facts.config.max_length.unwrap_or(usize::MAX);
+                let most = size.bytes(slots, longest, longest).min(self.cache);
+                tracing::info!(
+                    model = spec.name,
+                    mib = most >> 20,
+                    kib_a_token = size.token >> 10,
+                    "an instance's cache takes at most"
+                );
+                // What a slot has of the memory.
+                let usual = (self.cache / size.token.max(1) / slots).max(LEAST_USUAL);
                 let chat = ChatTemplate::from_folder(&facts.folder)?;
                 let config = facts.config;
-                Work::Text(Box::new(TextModel { queue: texts, tokenizer, config, vocabulary, chat }))
+                Work::Text(Box::new(TextModel { queue: texts, tokenizer, config, vocabulary, usual, chat }))
             }
         };
         Ok(Served {
@@ -120,10 +147,17 @@ impl<'c> Loader<'c> {
     }
 }
 
+/// Whether a model has what texts need beside it.
+fn has_tokenizer(path: &Path) -> bool {
+    let folder = if path.is_dir() { Some(path) } else { path.parent() };
+    let folders = [folder, folder.and_then(Path::parent)];
+    folders.into_iter().flatten().any(|folder| folder.join("tokenizer.json").is_file())
+}
+
 /// What a model is for: texts, where it is a language model with a tokenizer, else tensors.
-fn load(model: Model, limits: &Limits) -> moh_tasks::Result<(Loaded, Facts)> {
+fn load(model: Model, Bound { limits, cache }: &Bound) -> moh_tasks::Result<(Loaded, Facts)> {
     let folder = model.files_folder().to_owned();
-    let config = GenerationConfig::from_folder(&folder)?;
+    let mut config = GenerationConfig::from_folder(&folder)?;
     let mut facts = Facts {
         inputs: model.inputs().to_vec(),
         outputs: model.outputs().to_vec(),
@@ -151,9 +185,20 @@ fn load(model: Model, limits: &Limits) -> moh_tasks::Result<(Loaded, Facts)> {
                       with `moh-export CHECKPOINT -o FOLDER/model.onnx --cache in-place` to share steps";
         facts.notes.push(reason.to_owned());
     }
-    let token = model.cache_bytes();
+    let size = model.cache_size();
+    let fits = size.longest(*cache);
+    let longest = config.max_length.unwrap_or(usize::MAX);
+    if *cache < usize::MAX && fits < longest {
+        let words =
+            config.max_length.map_or("as many as there is memory for".to_owned(), |longest| longest.to_string());
+        facts.notes.push(format!(
+            "texts have at most {fits} tokens, not {words}: an instance's cache may take {} MiB; --cache-memory says how much all may take",
+            cache >> 20
+        ));
+        config.max_length = Some(fits);
+        facts.config.max_length = Some(fits);
+    }
     let batch = Batch::new(model, limits.slots, config.max_length);
-    let cache = config.max_length.map(|longest| token.saturating_mul(longest).saturating_mul(batch.slots()));
-    facts.text = Some(TextFacts { tokenizer: tokenizer.clone(), vocabulary, cache });
+    facts.text = Some(TextFacts { tokenizer: tokenizer.clone(), vocabulary, size, slots: batch.slots() });
     Ok((Loaded::Text(Box::new(batch), tokenizer, config), facts))
 }

@@ -4,7 +4,7 @@ use super::model;
 use crate::deadline::Deadline;
 use crate::problem::Problem;
 use crate::server::App;
-use crate::tensors::{Job, check};
+use crate::tensors::{Claim, Job, check};
 use moh_runtime::Tensor;
 use tokio::sync::oneshot;
 
@@ -38,8 +38,10 @@ pub(super) async fn infer(app: &App, request: Request<'_>) -> Result<Vec<(String
     };
     let inputs = check(&served.inputs, request.inputs, served.bounds)?;
     let (reply, answer) = oneshot::channel();
+    // Dropped when the deadline passes or the client leaves.
+    let (_waiter, claim) = Claim::new();
     let deadline = request.deadline;
-    served.run(Job { inputs, outputs: outputs.clone(), deadline, reply })?;
+    served.run(Job { inputs, outputs: outputs.clone(), deadline, reply, claim })?;
     let found = match tokio::time::timeout_at(deadline.end.into(), answer).await {
         Ok(Ok(found)) => found?,
         Ok(Err(_)) if app.is_closing() => return Err(Problem::closing()),

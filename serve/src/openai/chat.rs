@@ -2,13 +2,12 @@
 
 use super::generation::{Generation, Source};
 use super::options::Options;
-use super::stream::{self, Form};
+use super::stream::{self, Chunks, Form};
 use super::{Usage, now, text_model, unsupported};
 use crate::door::{Payload, RequestId, parse};
 use crate::model;
 use crate::problem::Problem;
 use crate::server::App;
-use crate::text::Finish;
 use axum::Extension;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -116,10 +115,10 @@ pub(super) async fn complete(
     // The template writes the tokens that are around texts.
     let source = Source::Text { text: template.render(&messages)?, special: false };
     let (is_stream, include_usage) = (options.stream, options.include_usage());
-    let generation = Generation::begin(&app, found, source, options, None, deadline).await?;
+    let generation = Generation::begin(&app, found, source, options, Some(found.1.usual), deadline).await?;
     let (id, created) = (format!("chatcmpl-{id}"), now());
     if is_stream {
-        return Ok(stream::answer(generation, Chunks { id, created, model, include_usage }));
+        return Ok(stream::answer(generation, Chunks { form: Chat, id, created, model, include_usage }));
     }
     let prompt_tokens = generation.prompt_tokens;
     let (content, finish, tokens) = generation.whole().await?;
@@ -130,43 +129,17 @@ pub(super) async fn complete(
     Ok(axum::Json(answer).into_response())
 }
 
-struct Chunks {
-    id: String,
-    created: u64,
-    model: String,
-    include_usage: bool,
-}
+/// Chats' events.
+struct Chat;
 
-impl Chunks {
-    fn chunk(&self, choices: Value, usage: Value) -> Value {
-        let mut chunk = json!({ "id": self.id, "object": "chat.completion.chunk", "created": self.created,
-            "model": self.model, "choices": choices });
-        if self.include_usage {
-            chunk["usage"] = usage;
-        }
-        chunk
+impl Form for Chat {
+    const OBJECT: &'static str = "chat.completion.chunk";
+
+    fn begin(&self) -> Option<stream::Choice> {
+        Some(("delta", json!({ "role": "assistant", "content": "" })))
     }
 
-    fn delta(&self, delta: Value, finish: Option<Finish>) -> Value {
-        let finish = finish.map(Finish::name);
-        let choice = json!({ "index": 0, "delta": delta, "logprobs": null, "finish_reason": finish });
-        self.chunk(json!([choice]), Value::Null)
-    }
-}
-
-impl Form for Chunks {
-    fn begin(&self) -> Option<Value> {
-        Some(self.delta(json!({ "role": "assistant", "content": "" }), None))
-    }
-
-    fn piece(&self, text: &str, finish: Option<Finish>) -> Value {
-        match finish {
-            Some(finish) => self.delta(json!({}), Some(finish)),
-            None => self.delta(json!({ "content": text }), None),
-        }
-    }
-
-    fn usage(&self, prompt: usize, generated: usize) -> Option<Value> {
-        self.include_usage.then(|| self.chunk(json!([]), json!(Usage::new(prompt, generated))))
+    fn piece(&self, text: &str, is_end: bool) -> stream::Choice {
+        ("delta", if is_end { json!({}) } else { json!({ "content": text }) })
     }
 }

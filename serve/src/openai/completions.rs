@@ -2,12 +2,11 @@
 
 use super::generation::{Generation, Source};
 use super::options::Options;
-use super::stream::{self, Form};
+use super::stream::{self, Chunks, Form};
 use super::{Usage, now, text_model, unsupported};
 use crate::door::{Payload, RequestId, parse};
 use crate::problem::Problem;
 use crate::server::App;
-use crate::text::Finish;
 use axum::Extension;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -100,7 +99,7 @@ pub(super) async fn complete(
     let generation = Generation::begin(&app, found, source, options, Some(USUAL_TOKENS), deadline).await?;
     let (id, created) = (format!("cmpl-{id}"), now());
     if is_stream {
-        return Ok(stream::answer(generation, Chunks { id, created, model, include_usage }));
+        return Ok(stream::answer(generation, Chunks { form: Completion, id, created, model, include_usage }));
     }
     let prompt_tokens = generation.prompt_tokens;
     let (text, finish, tokens) = generation.whole().await?;
@@ -110,36 +109,17 @@ pub(super) async fn complete(
     Ok(axum::Json(answer).into_response())
 }
 
-struct Chunks {
-    id: String,
-    created: u64,
-    model: String,
-    include_usage: bool,
-}
+/// Completions' events.
+struct Completion;
 
-impl Chunks {
-    fn chunk(&self, choices: Value, usage: Value) -> Value {
-        let mut chunk = json!({ "id": self.id, "object": "text_completion", "created": self.created,
-            "model": self.model, "choices": choices });
-        if self.include_usage {
-            chunk["usage"] = usage;
-        }
-        chunk
-    }
-}
+impl Form for Completion {
+    const OBJECT: &'static str = "text_completion";
 
-impl Form for Chunks {
-    fn begin(&self) -> Option<Value> {
+    fn begin(&self) -> Option<stream::Choice> {
         None
     }
 
-    fn piece(&self, text: &str, finish: Option<Finish>) -> Value {
-        let finish = finish.map(Finish::name);
-        let choice = json!({ "index": 0, "text": text, "logprobs": null, "finish_reason": finish });
-        self.chunk(json!([choice]), Value::Null)
-    }
-
-    fn usage(&self, prompt: usize, generated: usize) -> Option<Value> {
-        self.include_usage.then(|| self.chunk(json!([]), json!(Usage::new(prompt, generated))))
+    fn piece(&self, text: &str, _is_end: bool) -> stream::Choice {
+        ("text", json!(text))
     }
 }

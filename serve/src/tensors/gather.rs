@@ -1,6 +1,6 @@
 //! Rows of several requests in one run.
 
-use super::{Job, Run};
+use super::{Job, Run, claim};
 use moh_runtime::{Dim, Model, Tensor, TensorInfo};
 
 /// How a model's requests share runs: every input and output begins with the same dimension of any size.
@@ -40,7 +40,8 @@ pub(super) fn fit(a: &Job, b: &Job) -> bool {
 pub(super) fn run(model: &mut impl Run, jobs: &[Job]) -> Option<Vec<Vec<Tensor>>> {
     let first = jobs.first()?;
     let inputs = (0..first.inputs.len()).map(|i| joined(jobs.iter().map(|job| &job.inputs[i])));
-    let outputs = model.run(inputs.collect::<Option<Vec<Tensor>>>()?, &first.outputs).ok()?;
+    let interrupt = claim::interrupt(jobs.iter().map(|job| &job.claim));
+    let outputs = model.run(inputs.collect::<Option<Vec<Tensor>>>()?, &first.outputs, &interrupt).ok()?;
     let all: usize = jobs.iter().map(rows).sum();
     let mut answers: Vec<Vec<Tensor>> = jobs.iter().map(|_| Vec::new()).collect();
     for output in outputs {

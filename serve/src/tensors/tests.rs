@@ -6,7 +6,7 @@ use std::sync::Arc;
 struct Doubler(Vec<usize>);
 
 impl Run for Doubler {
-    fn run(&mut self, inputs: Vec<Tensor>, _: &[usize]) -> Result<Vec<Tensor>, Problem> {
+    fn run(&mut self, inputs: Vec<Tensor>, _: &[usize], _: &Interrupt) -> Result<Vec<Tensor>, Problem> {
         let x = inputs[0].as_slice::<f32>().unwrap();
         self.0.push(inputs[0].shape()[0]);
         if x.iter().any(|x| *x < 0.0) {
@@ -21,7 +21,8 @@ type Reply = oneshot::Receiver<Result<Vec<Tensor>, Problem>>;
 fn job(rows: usize, value: f32) -> (Job, Reply) {
     let (reply, answer) = oneshot::channel();
     let inputs = vec![Tensor::new([rows, 2], vec![value; rows * 2]).unwrap()];
-    (Job { inputs, outputs: vec![0], deadline: Deadline::after(Duration::from_secs(60)), reply }, answer)
+    let (deadline, claim) = (Deadline::after(Duration::from_secs(60)), Claim::default());
+    (Job { inputs, outputs: vec![0], deadline, reply, claim }, answer)
 }
 
 /// Answers of these requests, of so many rows and with that number in them, and the rows of each run.
@@ -71,4 +72,40 @@ fn abandoned_requests_are_not_run() {
     serve(&mut model, "m", &queue, None, Duration::ZERO, &Arc::new(Health::default()));
     assert!(model.0.is_empty());
     drop(answer);
+}
+
+/// A model whose runs go on until they are broken off; it tells that one begins.
+struct Endless(std::sync::mpsc::Sender<()>);
+
+impl Run for Endless {
+    fn run(&mut self, _: Vec<Tensor>, _: &[usize], interrupt: &Interrupt) -> Result<Vec<Tensor>, Problem> {
+        self.0.send(()).unwrap();
+        while !interrupt.is_interrupted() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Err(Problem::failed("broken off"))
+    }
+}
+
+#[test]
+fn a_run_that_nobody_waits_for_is_broken_off() {
+    for sharing in [None, Some(Batching { rows: 2 })] {
+        let queue = Queue::new(9);
+        let mut waiting = Vec::new();
+        for _ in 0..2 {
+            let (waiter, claim) = Claim::new();
+            let (job, answer) = job(1, 1.0);
+            queue.push(Job { claim, ..job }).unwrap();
+            waiting.push((waiter, answer));
+        }
+        queue.close();
+        let (began, begins) = std::sync::mpsc::channel();
+        let leaving = std::thread::spawn(move || {
+            let of_a_run = if sharing.is_some() { 2 } else { 1 };
+            let runs = begins.iter().map(|()| waiting.drain(..of_a_run).for_each(drop));
+            runs.count()
+        });
+        serve(&mut Endless(began), "m", &queue, sharing.as_ref(), Duration::ZERO, &Arc::new(Health::default()));
+        assert_eq!(leaving.join().unwrap(), if sharing.is_some() { 1 } else { 2 });
+    }
 }

@@ -4,11 +4,11 @@ use super::sequence::Sequence;
 use super::{Event, Job, Prompt};
 use crate::measure;
 use crate::problem::Problem;
-use crate::queue::Queue;
+use crate::queue::{Abandoned, Queue};
 use crate::tensors::{self, Run};
 use crate::worker::Health;
-use moh_runtime::Tensor;
-use moh_tasks::generate::{Batch, Reading, SequenceId};
+use moh_runtime::{Interrupt, Tensor};
+use moh_tasks::generate::{Batch, Logits, Reading, SequenceId};
 use tokenizers::Tokenizer;
 
 /// What a model of texts does, as [`Batch`] says.
@@ -16,17 +16,19 @@ pub(crate) trait Sequences: Run {
     type Id: Copy + Eq;
     type Reading;
     fn slots(&self) -> usize;
-    fn read(&self, prompt: Vec<i64>) -> moh_tasks::Result<Self::Reading>;
-    fn advance(&mut self, reading: &mut Self::Reading, tokens: usize) -> moh_tasks::Result<Option<Vec<f32>>>;
+    fn bytes_with(&self, prompt: usize, most: usize) -> usize;
+    fn read(&self, prompt: Vec<i64>, most: usize) -> moh_tasks::Result<Self::Reading>;
+    fn left(&self, reading: &Self::Reading) -> usize;
+    fn advance(&mut self, reading: &mut Self::Reading, tokens: usize) -> moh_tasks::Result<Option<Logits>>;
     fn join(&mut self, reading: Self::Reading) -> moh_tasks::Result<Self::Id>;
-    fn step(&mut self, next: &dyn Fn(Self::Id) -> i64) -> moh_tasks::Result<Vec<(Self::Id, Vec<f32>)>>;
+    fn step(&mut self, next: &dyn Fn(Self::Id) -> i64) -> moh_tasks::Result<Vec<(Self::Id, Logits)>>;
     fn leave(&mut self, id: Self::Id);
     fn sequences(&self) -> usize;
 }
 
 impl Run for Batch {
-    fn run(&mut self, inputs: Vec<Tensor>, outputs: &[usize]) -> Result<Vec<Tensor>, Problem> {
-        Run::run(self.model_mut().model_mut(), inputs, outputs)
+    fn run(&mut self, inputs: Vec<Tensor>, outputs: &[usize], interrupt: &Interrupt) -> Result<Vec<Tensor>, Problem> {
+        Run::run(self.model_mut().model_mut(), inputs, outputs, interrupt)
     }
 }
 
@@ -38,11 +40,19 @@ impl Sequences for Batch {
         Batch::slots(self)
     }
 
-    fn read(&self, prompt: Vec<i64>) -> moh_tasks::Result<Reading> {
-        Batch::read(self, prompt)
+    fn bytes_with(&self, prompt: usize, most: usize) -> usize {
+        Batch::bytes_with(self, prompt, most)
     }
 
-    fn advance(&mut self, reading: &mut Reading, tokens: usize) -> moh_tasks::Result<Option<Vec<f32>>> {
+    fn read(&self, prompt: Vec<i64>, most: usize) -> moh_tasks::Result<Reading> {
+        Batch::read(self, prompt, most)
+    }
+
+    fn left(&self, reading: &Reading) -> usize {
+        reading.left()
+    }
+
+    fn advance(&mut self, reading: &mut Reading, tokens: usize) -> moh_tasks::Result<Option<Logits>> {
         Batch::advance(self, reading, tokens)
     }
 
@@ -50,7 +60,7 @@ impl Sequences for Batch {
         Batch::join(self, reading)
     }
 
-    fn step(&mut self, next: &dyn Fn(SequenceId) -> i64) -> moh_tasks::Result<Vec<(SequenceId, Vec<f32>)>> {
+    fn step(&mut self, next: &dyn Fn(SequenceId) -> i64) -> moh_tasks::Result<Vec<(SequenceId, Logits)>> {
         Batch::step(self, next)
     }
 
@@ -72,13 +82,17 @@ pub(crate) struct Engine<'a> {
     pub(crate) tokenizer: &'a Tokenizer,
     /// Tokens that end a text.
     pub(crate) end: &'a [i64],
-    /// Tokens of a prompt that are read between two steps.
+    /// Tokens of prompts that are read between two steps.
     pub(crate) prefill: usize,
+    /// Bytes that the cache may take.
+    pub(crate) memory: usize,
     pub(crate) health: &'a Health,
 }
 
 /// What an engine has in hand.
 struct Hand<'t, M: Sequences> {
+    /// For whose cache there is no room yet. The others wait behind it.
+    waiting: Option<Box<Prompt>>,
     joining: Option<(Box<Prompt>, M::Reading)>,
     running: Vec<(M::Id, Sequence<&'t Tokenizer>)>,
 }
@@ -88,34 +102,61 @@ impl<'a> Engine<'a> {
     ///
     /// Where this panics, clients notice that their events end without an end.
     pub(crate) fn serve<M: Sequences>(&self, model: &mut M) {
-        let mut hand: Hand<'a, M> = Hand { joining: None, running: Vec::new() };
+        let mut hand: Hand<'a, M> = Hand { waiting: None, joining: None, running: Vec::new() };
         loop {
-            if hand.joining.is_none() && hand.running.len() < model.slots() {
-                let is_idle = hand.running.is_empty();
-                let job = if is_idle { self.queue.pop() } else { self.queue.try_pop() };
-                match job {
-                    Some(job) => self.begin(model, &mut hand, job),
-                    None if is_idle => return,
-                    None => {}
-                }
+            if !self.take_in(model, &mut hand) {
+                return;
             }
-            self.read_on(model, &mut hand);
             self.give_up(model, &mut hand);
             self.step(model, &mut hand);
-            measure::queue(self.name, self.queue.len());
+            measure::queue(self.name, self.queue.len() + usize::from(hand.waiting.is_some()));
             measure::slots(self.name, self.instance, hand.running.len());
         }
     }
 
+    /// Reads prompts, as many tokens as may be read between two steps; `false`: the queue is closed, and all is done.
+    fn take_in<M: Sequences>(&self, model: &mut M, hand: &mut Hand<'a, M>) -> bool {
+        let mut left = self.prefill;
+        while left > 0 {
+            if hand.joining.is_none() {
+                if hand.running.len() >= model.slots() {
+                    break;
+                }
+                let is_idle = hand.running.is_empty();
+                let job = match hand.waiting.take() {
+                    Some(prompt) => Some(Job::Text(prompt)),
+                    None if is_idle => self.queue.pop(),
+                    None => self.queue.try_pop(),
+                };
+                match job {
+                    // Of one that is alone, the cache fits: longer texts are refused before.
+                    Some(Job::Text(prompt)) if !is_idle && !self.has_room(model, &prompt) => {
+                        hand.waiting = Some(prompt).filter(|prompt| !prompt.is_abandoned());
+                    }
+                    Some(job) => self.begin(model, hand, job),
+                    None if is_idle => return false,
+                    None => {}
+                }
+                if hand.joining.is_none() {
+                    break;
+                }
+            }
+            left -= self.read_on(model, hand, left).min(left);
+        }
+        true
+    }
+
+    /// Whether the cache may become as large as this text makes it.
+    fn has_room<M: Sequences>(&self, model: &M, prompt: &Prompt) -> bool {
+        model.bytes_with(prompt.tokens.len(), prompt.most()) <= self.memory
+    }
+
     fn begin<M: Sequences>(&self, model: &mut M, hand: &mut Hand<'a, M>, job: Job) {
         match job {
-            Job::Tensors(job) => {
-                let tensors::Job { inputs, outputs, reply, .. } = job;
-                let _ = reply.send(model.run(inputs, &outputs));
-            }
+            Job::Tensors(job) => tensors::alone(model, job),
             Job::Text(mut prompt) => {
                 measure::prompt_tokens(self.name, prompt.tokens.len());
-                match model.read(prompt.tokens.clone()) {
+                match model.read(prompt.tokens.clone(), prompt.most()) {
                     Ok(reading) => hand.joining = Some((prompt, reading)),
                     Err(error) => {
                         prompt.tokens.clear();
@@ -126,31 +167,46 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Reads a part of the prompt that joins next.
-    fn read_on<M: Sequences>(&self, model: &mut M, hand: &mut Hand<'a, M>) {
-        let Some((prompt, mut reading)) = hand.joining.take() else { return };
+    /// Reads at most so many tokens of the prompt that joins next; gives their number.
+    fn read_on<M: Sequences>(&self, model: &mut M, hand: &mut Hand<'a, M>, most: usize) -> usize {
+        let Some((prompt, mut reading)) = hand.joining.take() else { return 0 };
         if prompt.events.is_closed() {
-            return;
+            return 0;
         }
         if prompt.deadline.has_passed() || self.health.is_aborted() {
             let aborted = self.health.is_aborted();
             let problem = if aborted { Problem::closing() } else { prompt.deadline.ran() };
             let _ = prompt.events.send(Event::Failed(problem));
-            return;
+            return 0;
         }
         // With nobody to wait for it, there is no reason to read it in parts but memory, which that bounds, too.
-        let logits = match model.advance(&mut reading, self.prefill) {
-            Ok(None) => return hand.joining = Some((prompt, reading)),
-            Ok(Some(logits)) => logits,
-            Err(error) => return drop(prompt.events.send(Event::Failed(problem(&error)))),
-        };
+        let left = model.left(&reading);
+        let advanced = model.advance(&mut reading, most);
+        let read = left - model.left(&reading).min(left);
+        match advanced {
+            Ok(None) => hand.joining = Some((prompt, reading)),
+            Ok(Some(logits)) => self.join(model, hand, *prompt, reading, &logits),
+            Err(error) => drop(prompt.events.send(Event::Failed(problem(&error)))),
+        }
+        read
+    }
+
+    /// Takes in a sequence whose prompt was read, and its first token.
+    fn join<M: Sequences>(
+        &self,
+        model: &mut M,
+        hand: &mut Hand<'a, M>,
+        prompt: Prompt,
+        reading: M::Reading,
+        logits: &Logits,
+    ) {
         let (events, began) = (prompt.events.clone(), prompt.deadline.began);
-        let Some(mut sequence) = Sequence::new(*prompt, self.tokenizer) else {
+        let Some(mut sequence) = Sequence::new(prompt, self.tokenizer) else {
             return drop(events.send(Event::Failed(Problem::failed("the tokenizer cannot decode the prompt"))));
         };
         measure::first_token(self.name, began.elapsed());
         measure::generated_tokens(self.name, 1);
-        if !sequence.take(&logits, self.end) {
+        if !sequence.take(&logits.get(), self.end) {
             return;
         }
         match model.join(reading) {
@@ -190,7 +246,7 @@ impl<'a> Engine<'a> {
         measure::generated_tokens(self.name, logits.len());
         for (id, logits) in logits {
             let Some(at) = hand.running.iter().position(|(other, _)| *other == id) else { continue };
-            if !hand.running[at].1.take(&logits, self.end) {
+            if !hand.running[at].1.take(&logits.get(), self.end) {
                 hand.running.swap_remove(at);
                 model.leave(id);
             }

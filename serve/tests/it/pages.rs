@@ -40,6 +40,25 @@ fn the_server_and_its_models_tell_what_they_are() {
 }
 
 #[test]
+fn a_server_that_loads_lives_and_is_not_ready() {
+    let config = config(&["llama"], tract());
+    let server = Server::listen(&config).unwrap();
+    let address = server.address();
+    assert_eq!(get(address, "/v2/health/live").status, 200);
+    let ready = get(address, "/v2/health/ready");
+    assert_eq!((ready.status, ready.json()), (503, json!({ "ready": false })));
+    let asked = json!({ "model": "llama", "prompt": "ROMEO:\n", "max_tokens": 2 });
+    let refused = post(address, "/v1/completions", &asked);
+    assert_eq!((refused.status, refused.header("retry-after")), (503, Some("5")));
+    assert_eq!(refused.json()["error"]["code"], "loading");
+    assert_eq!([get(address, "/v1/models").status, get(address, "/v2/models/llama").status], [503, 503]);
+    server.load(&config).unwrap();
+    assert_eq!(get(address, "/v2/health/ready").status, 200);
+    assert_eq!(post(address, "/v1/completions", &asked).status, 200);
+    server.stop();
+}
+
+#[test]
 fn request_ids_are_the_clients_or_new_ones() {
     let server = start(&["digits"]);
     let id = |given: &str| {

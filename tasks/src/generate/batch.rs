@@ -1,10 +1,13 @@
 //! Sequences that come and go, and are computed together meanwhile.
 
 mod arrange;
+mod size;
 
-use super::LanguageModel;
+pub use size::CacheSize;
+
 use super::cache::successors;
 use super::interface::{ATTENTION_MASK, INPUT_IDS, POSITION_IDS};
+use super::{LanguageModel, Logits};
 use crate::error::{Error, Result};
 use moh_runtime::{Tensor, Value};
 
@@ -39,12 +42,16 @@ struct Row {
     id: SequenceId,
     /// Tokens in the cache.
     length: usize,
+    /// The most that there will be.
+    most: usize,
 }
 
 /// A prompt on its way into a batch: it is read in parts, so that other sequences need not wait for all of it.
 #[derive(Debug)]
 pub struct Reading {
     prompt: Vec<i64>,
+    /// Tokens of the sequence, at most.
+    most: usize,
     read: usize,
     cache: Vec<Value>,
 }
@@ -84,11 +91,18 @@ impl Batch {
         self.rows.iter().flatten().count()
     }
 
-    /// Begins to read a prompt.
+    /// Bytes of the cache at most, if a sequence of at most `most` tokens joins, `prompt` of them a prompt that is read before.
+    pub fn bytes_with(&self, prompt: usize, most: usize) -> usize {
+        let rows = self.rows.len().max(arrange::needed_rows(self.sequences() + 1, self.slots));
+        let room = self.rows.iter().flatten().map(|row| row.most).fold(self.capacity.max(most), usize::max);
+        self.model.cache_size().bytes(rows, room.min(self.longest), prompt)
+    }
+
+    /// Begins to read a prompt of a sequence that will have at most `most` tokens.
     ///
     /// # Errors
     /// [`Error::Prompt`] for one without tokens, or with more than the longest sequence has.
-    pub fn read(&self, prompt: Vec<i64>) -> Result<Reading> {
+    pub fn read(&self, prompt: Vec<i64>, most: usize) -> Result<Reading> {
         if prompt.is_empty() {
             return Err(Error::Prompt("it has no tokens".to_owned()));
         }
@@ -96,7 +110,8 @@ impl Batch {
             return Err(Error::Prompt(format!("{} tokens, the longest sequence has {}", prompt.len(), self.longest)));
         }
         let room = if self.model.interface.in_place { prompt.len() } else { 0 };
-        Ok(Reading { cache: self.model.interface.new_cache(1, room)?, prompt, read: 0 })
+        let most = most.max(prompt.len()).min(self.longest);
+        Ok(Reading { cache: self.model.interface.new_cache(&self.model.model, 1, room)?, prompt, most, read: 0 })
     }
 
     /// Reads at most `tokens` more of a prompt (at least one); gives the logits of its last token when it is read to the end. Sequences of
@@ -104,7 +119,7 @@ impl Batch {
     ///
     /// # Errors
     /// [`Error::Runtime`] where the runtime fails, [`Error::Output`] where the logits are not numbers.
-    pub fn advance(&mut self, reading: &mut Reading, tokens: usize) -> Result<Option<Vec<f32>>> {
+    pub fn advance(&mut self, reading: &mut Reading, tokens: usize) -> Result<Option<Logits>> {
         let until = reading.prompt.len().min(reading.read + tokens.max(1));
         let new = &reading.prompt[reading.read..until];
         let width = if self.model.interface.in_place { reading.prompt.len() } else { until };
@@ -133,7 +148,7 @@ impl Batch {
         }
         let id = SequenceId(self.named);
         self.named += 1;
-        let row = Row { id, length: reading.prompt.len() };
+        let row = Row { id, length: reading.prompt.len(), most: reading.most };
         if self.model.interface.in_place {
             let placed = self.place(row, &reading.cache);
             placed.inspect_err(|_| self.clear())?;
@@ -163,7 +178,7 @@ impl Batch {
     /// # Errors
     /// [`Error::Runtime`] where the runtime fails, [`Error::Output`] where the logits are not numbers, [`Error::Request`] for a sequence that is
     /// as long as it can be.
-    pub fn step(&mut self, next: impl Fn(SequenceId) -> i64) -> Result<Vec<(SequenceId, Vec<f32>)>> {
+    pub fn step(&mut self, next: impl Fn(SequenceId) -> i64) -> Result<Vec<(SequenceId, Logits)>> {
         let stepped = self.try_step(next);
         if stepped.is_err() {
             self.clear();
@@ -171,7 +186,7 @@ impl Batch {
         stepped
     }
 
-    fn try_step(&mut self, next: impl Fn(SequenceId) -> i64) -> Result<Vec<(SequenceId, Vec<f32>)>> {
+    fn try_step(&mut self, next: impl Fn(SequenceId) -> i64) -> Result<Vec<(SequenceId, Logits)>> {
         self.make_room()?;
         let width = |row: Row| if self.model.interface.in_place { self.capacity } else { row.length + 1 };
         let mut call = Call { rows: self.rows.len(), ids: Vec::new(), mask: Vec::new(), positions: Vec::new() };
@@ -205,7 +220,7 @@ struct Call {
 
 impl LanguageModel {
     /// The logits of every row's last token, and the cache with the new tokens.
-    fn call(&mut self, call: Call, cache: Vec<Value>) -> Result<(Vec<Vec<f32>>, Vec<Value>)> {
+    fn call(&mut self, call: Call, cache: Vec<Value>) -> Result<(Vec<Logits>, Vec<Value>)> {
         let Call { rows, ids, mask, positions } = call;
         let tokens = ids.len() / rows.max(1);
         let matrix = |numbers: Vec<i64>| Tensor::new([rows, numbers.len() / rows.max(1)], numbers).map(Value::from);

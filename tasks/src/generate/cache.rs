@@ -1,5 +1,6 @@
 //! The key-value cache between the steps of a generation.
 
+use super::LanguageModel;
 use super::interface::Interface;
 use super::prompts::Prompts;
 use crate::error::Result;
@@ -19,11 +20,12 @@ pub(super) struct Cache {
 
 impl Cache {
     /// The cache of prompts that will grow by at most `max_tokens`.
-    pub(super) fn new(interface: &Interface, prompts: &Prompts, max_tokens: usize) -> Result<Cache> {
+    pub(super) fn new(model: &LanguageModel, prompts: &Prompts, max_tokens: usize) -> Result<Cache> {
+        let LanguageModel { model, interface } = model;
         // The last token is not put into the cache.
         let most = prompts.length().saturating_add(max_tokens.saturating_sub(1));
         let capacity = interface.in_place.then(|| most.min(prompts.length() + prompts.length().max(ROOM)));
-        Ok(Cache { values: interface.new_cache(prompts.batch(), capacity.unwrap_or(0))?, capacity, most })
+        Ok(Cache { values: interface.new_cache(model, prompts.batch(), capacity.unwrap_or(0))?, capacity, most })
     }
 
     /// Tokens that it has room for, if it is updated in place.

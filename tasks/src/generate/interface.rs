@@ -1,7 +1,7 @@
 //! The inputs and outputs that make a model a language model.
 
 use crate::error::Result;
-use moh_runtime::{Dim, ElementType, Tensor, TensorInfo, Value};
+use moh_runtime::{Dim, ElementType, Model, TensorInfo, Value};
 
 pub(super) const INPUT_IDS: &str = "input_ids";
 pub(super) const ATTENTION_MASK: &str = "attention_mask";
@@ -73,14 +73,18 @@ impl Interface {
         Ok(Interface { cache, logits, takes_positions, in_place })
     }
 
-    /// The cache of a sequence that has not begun, of this length: 0, or its capacity.
-    pub(super) fn new_cache(&self, batch: usize, length: usize) -> Result<Vec<Value>> {
-        let empty = |entry: &CacheEntry| Tensor::zeros(entry.element_type, [batch, entry.heads, length, entry.width]);
-        Ok(self.cache.iter().map(|entry| empty(entry).map(Value::from)).collect::<moh_runtime::Result<_>>()?)
+    /// The cache of sequences of `model` that have not begun, of this length: 0, or its capacity.
+    pub(super) fn new_cache(&self, model: &Model, batch: usize, length: usize) -> Result<Vec<Value>> {
+        Ok(self.cache.iter().map(|entry| entry.empty(model, batch, length)).collect::<moh_runtime::Result<_>>()?)
     }
 }
 
 impl CacheEntry {
+    /// This tensor for `rows` sequences that have not begun, with room for `length` tokens each.
+    pub(super) fn empty(&self, model: &Model, rows: usize, length: usize) -> moh_runtime::Result<Value> {
+        model.zeros(self.element_type, [rows, self.heads, length, self.width])
+    }
+
     fn of(input: &TensorInfo, output: usize) -> std::result::Result<CacheEntry, String> {
         match input.dims[..] {
             [_, Dim::Fixed(heads), Dim::Symbol(_), Dim::Fixed(width)] => {
@@ -125,13 +129,12 @@ mod tests {
     }
 
     #[test]
-    fn a_cache_entry_is_paired_and_starts_empty() {
+    fn a_cache_entry_is_paired() {
         let (inputs, outputs) = llama();
         let interface = Interface::of(&inputs, &outputs, false).unwrap();
-        assert_eq!(interface.cache[0].output, 1);
+        let CacheEntry { output, element_type, heads, width, .. } = interface.cache[0];
+        assert_eq!((output, element_type, heads, width), (1, ElementType::F16, 2, 16));
         assert!(!interface.takes_positions);
-        let cache = interface.new_cache(3, 0).unwrap();
-        assert_eq!((cache[0].shape(), cache[0].element_type()), (&[3, 2, 0, 16][..], ElementType::F16));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::random::Random;
+use std::cmp::Ordering;
 
 /// How tokens are drawn. The filters apply in this order: `top_k`, then `top_p` of what is left.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,40 +31,71 @@ impl Sampling {
 
     /// A token; `None` where no logit is a number. At least the most probable one can be drawn, whatever the filters.
     fn draw(&self, logits: &[f32], random: &mut Random) -> Option<i64> {
-        let mut tokens: Vec<(i64, f64)> = (0..)
+        let most = greatest(logits);
+        if most.is_infinite() {
+            return most_probable(logits);
+        }
+        let mut tokens: Vec<Weighed> = (0..)
             .zip(logits)
             .filter(|(_, logit)| !logit.is_nan())
-            .map(|(token, &logit)| (token, f64::from(logit)))
+            .map(|(token, &logit)| Weighed { token, logit, weight: 0.0 })
             .collect();
-        let by_probability = |a: &(i64, f64), b: &(i64, f64)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
         if let Some(k) = self.top_k.filter(|&k| k < tokens.len()) {
-            tokens.select_nth_unstable_by(k - 1, by_probability);
+            tokens.select_nth_unstable_by(k - 1, Weighed::by_probability);
             tokens.truncate(k);
         }
-        tokens.sort_unstable_by(by_probability);
-        let most = tokens.first()?.1;
-        if most.is_infinite() {
-            return tokens.first().map(|&(token, _)| token);
+        for token in &mut tokens {
+            token.weight = ((f64::from(token.logit - most) / self.temperature) as f32).exp();
         }
-        for (_, logit) in &mut tokens {
-            *logit = ((*logit - most) / self.temperature).exp();
+        let total = |tokens: &[Weighed]| tokens.iter().map(|token| f64::from(token.weight)).sum::<f64>();
+        if self.top_p < 1.0 {
+            let kept = most_probable_first(&mut tokens, self.top_p * total(&tokens));
+            tokens.truncate(kept.max(1));
         }
-        let total: f64 = tokens.iter().map(|(_, weight)| weight).sum();
-        let mut before = 0.0;
-        let kept = tokens.iter().take_while(|(_, weight)| {
-            let reached = before >= self.top_p * total;
-            before += weight;
-            !reached
-        });
-        let kept = kept.count().max(1);
-        let total: f64 = tokens[..kept].iter().map(|(_, weight)| weight).sum();
-        let mut left = random.uniform() * total;
-        let drawn = tokens[..kept].iter().find(|(_, weight)| {
-            left -= weight;
+        let mut left = random.uniform() * total(&tokens);
+        let drawn = tokens.iter().find(|token| {
+            left -= f64::from(token.weight);
             left < 0.0
         });
-        drawn.or(tokens.first()).map(|&(token, _)| token)
+        // Where rounding leaves a rest.
+        drawn.or(tokens.iter().max_by(|a, b| Weighed::by_probability(b, a))).map(|drawn| drawn.token)
     }
+}
+
+/// A token that may be drawn.
+#[derive(Debug, Clone, Copy)]
+struct Weighed {
+    token: i64,
+    logit: f32,
+    weight: f32,
+}
+
+impl Weighed {
+    /// The most probable first, and the lowest among equals.
+    fn by_probability(a: &Weighed, b: &Weighed) -> Ordering {
+        b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token))
+    }
+}
+
+/// Puts the most probable tokens first, as many as have `weight` together; gives their number. The others are in no order.
+fn most_probable_first(tokens: &mut [Weighed], weight: f64) -> usize {
+    let (mut sorted, mut before, mut part) = (0, 0.0, 64);
+    while sorted < tokens.len() {
+        let rest = &mut tokens[sorted..];
+        if part < rest.len() {
+            rest.select_nth_unstable_by(part - 1, Weighed::by_probability);
+        }
+        let next = rest.len().min(part);
+        rest[..next].sort_unstable_by(Weighed::by_probability);
+        for (i, token) in rest[..next].iter().enumerate() {
+            if before >= weight {
+                return sorted + i;
+            }
+            before += f64::from(token.weight);
+        }
+        (sorted, part) = (sorted + next, part * 8);
+    }
+    tokens.len()
 }
 
 /// Chooses the tokens of one sequence.
@@ -97,13 +129,23 @@ impl Chooser {
 
 /// The greatest logit's token, the lowest among equals; `None` where no logit is a number.
 fn most_probable(logits: &[f32]) -> Option<i64> {
-    let mut best: Option<(i64, f32)> = None;
-    for (token, &logit) in (0..).zip(logits) {
-        if !logit.is_nan() && best.is_none_or(|(_, most)| logit > most) {
-            best = Some((token, logit));
+    let most = greatest(logits);
+    (0..).zip(logits).find(|(_, logit)| **logit == most).map(|(token, _)| token)
+}
+
+/// The greatest number; minus infinity where there is none.
+fn greatest(logits: &[f32]) -> f32 {
+    /// Maxima side by side, which compilers turn into vectors.
+    const LANES: usize = 32;
+    let greater = |a: f32, b: f32| if b > a { b } else { a };
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let mut chunks = logits.chunks_exact(LANES);
+    for chunk in &mut chunks {
+        for (lane, &logit) in lanes.iter_mut().zip(chunk) {
+            *lane = greater(*lane, logit);
         }
     }
-    best.map(|(token, _)| token)
+    lanes.into_iter().chain(chunks.remainder().iter().copied()).fold(f32::NEG_INFINITY, greater)
 }
 
 #[cfg(test)]
@@ -196,6 +238,32 @@ mod tests {
         // Nearly equal ones: three of them are above two thirds, and above 0.7 no two are.
         let warm = Sampling { temperature: 100.0, top_p: 0.7, ..plain() };
         near(&shares(&PROBABILITIES.map(f32::ln), &warm), &[0.0, 0.336, 0.331, 0.334]);
+    }
+
+    /// More tokens than are sorted at a time.
+    #[test]
+    fn a_large_vocabulary_is_cut_where_a_small_one_would_be() {
+        let logits: Vec<f32> = (0..5000u32).map(|i| (i * 7919 % 5000) as f32 / 1000.0).collect();
+        let mut order: Vec<usize> = (0..logits.len()).collect();
+        order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
+        let weight = |i: usize| f64::from(logits[i] - 4.999).exp();
+        let total: f64 = (0..logits.len()).map(weight).sum();
+        for top_p in [0.001, 0.1, 0.5, 0.9] {
+            let mut before = 0.0;
+            let kept = order.iter().take_while(|&&i| {
+                let inside = before < top_p * total;
+                before += weight(i);
+                inside
+            });
+            let kept: std::collections::HashSet<usize> = kept.copied().collect();
+            let mut random = Random::new(1, 0);
+            let sampling = Sampling { top_p, ..plain() };
+            let drawn: std::collections::HashSet<usize> =
+                (0..4000).filter_map(|_| sampling.draw(&logits, &mut random)).map(|token| token as usize).collect();
+            // The last one is on either side of a sum of thousands.
+            assert!(drawn.difference(&kept).count() <= 1, "{top_p}: {:?}", drawn.difference(&kept));
+            assert!(drawn.len() > kept.len() / 4, "{top_p}: {} of {}", drawn.len(), kept.len());
+        }
     }
 
     #[test]

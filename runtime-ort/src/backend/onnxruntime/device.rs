@@ -5,7 +5,7 @@ use crate::options::{DeviceChoice, Notice};
 use ort::ep::{CUDA, ExecutionProvider};
 use ort::memory::{AllocationDevice, AllocatorType, MemoryInfo, MemoryType};
 use ort::session::builder::SessionBuilder;
-use ort::session::{Session, SessionInputValue};
+use ort::session::{RunOptions, Session, SessionInputValue};
 use ort::value::{DynTensor, DynValue};
 
 /// Whether the loaded onnxruntime has a CUDA provider.
@@ -76,6 +76,7 @@ impl Binding {
         session: &mut Session,
         inputs: &[Option<SessionInputValue<'_>>],
         shared: &mut [(usize, usize, &mut DynTensor)],
+        options: Option<&RunOptions>,
     ) -> ort::Result<Vec<(&str, DynValue)>> {
         let mut binding = session.create_binding()?;
         for (name, value) in self.inputs.iter().zip(inputs) {
@@ -92,7 +93,10 @@ impl Binding {
                 None => binding.bind_output_to_device(name, if *stays { &self.device } else { &self.host })?,
             }
         }
-        let mut outputs = session.run_binding(&binding)?;
+        let mut outputs = match options {
+            Some(options) => session.run_binding_with_options(&binding, options)?,
+            None => session.run_binding(&binding)?,
+        };
         let take = |(name, _): &'_ (String, bool)| {
             let missing = || ort::Error::new(format!("the run gave no output {name}"));
             outputs.remove(name).ok_or_else(missing)
@@ -146,7 +150,7 @@ mod tests {
         assert_eq!(binding.outputs, [("present.0".to_owned(), true), ("logits".to_owned(), false)]);
         for x in [vec![1f32, 2.0], vec![3.0]] {
             let input = Tensor::from_array(([x.len()], x.clone())).unwrap();
-            let found = binding.run(&mut session, &[Some(SessionInputValue::from(input))], &mut []).unwrap();
+            let found = binding.run(&mut session, &[Some(SessionInputValue::from(input))], &mut [], None).unwrap();
             let names: Vec<&str> = found.iter().map(|(name, _)| *name).collect();
             assert_eq!(names, ["present.0", "logits"]);
             for (_, value) in &found {

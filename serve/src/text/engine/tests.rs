@@ -27,8 +27,9 @@ struct Part {
     read: usize,
 }
 
-fn logits(sum: i64) -> Vec<f32> {
-    (0..VOCABULARY).map(|token| if token == sum.rem_euclid(VOCABULARY) { 1.0 } else { 0.0 }).collect()
+fn logits(sum: i64) -> Logits {
+    let one = |token: i64| if token == sum.rem_euclid(VOCABULARY) { 1.0 } else { 0.0 };
+    (0..VOCABULARY).map(one).collect::<Vec<f32>>().try_into().unwrap()
 }
 
 fn error() -> moh_tasks::Error {
@@ -36,7 +37,7 @@ fn error() -> moh_tasks::Error {
 }
 
 impl Run for Adder {
-    fn run(&mut self, inputs: Vec<Tensor>, _: &[usize]) -> Result<Vec<Tensor>, Problem> {
+    fn run(&mut self, inputs: Vec<Tensor>, _: &[usize], _: &Interrupt) -> Result<Vec<Tensor>, Problem> {
         Ok(inputs)
     }
 }
@@ -49,11 +50,20 @@ impl Sequences for Adder {
         self.slots
     }
 
-    fn read(&self, prompt: Vec<i64>) -> moh_tasks::Result<Part> {
+    fn bytes_with(&self, prompt: usize, most: usize) -> usize {
+        // A byte a token, each sequence of this length.
+        (self.sums.len() + 1) * most + prompt
+    }
+
+    fn read(&self, prompt: Vec<i64>, _: usize) -> moh_tasks::Result<Part> {
         Ok(Part { prompt, read: 0 })
     }
 
-    fn advance(&mut self, part: &mut Part, tokens: usize) -> moh_tasks::Result<Option<Vec<f32>>> {
+    fn left(&self, part: &Part) -> usize {
+        part.prompt.len() - part.read
+    }
+
+    fn advance(&mut self, part: &mut Part, tokens: usize) -> moh_tasks::Result<Option<Logits>> {
         assert!(part.prompt != [99], "the model panics");
         let until = part.prompt.len().min(part.read + tokens);
         self.parts.push(until - part.read);
@@ -70,7 +80,7 @@ impl Sequences for Adder {
         Ok(self.named)
     }
 
-    fn step(&mut self, next: &dyn Fn(u32) -> i64) -> moh_tasks::Result<Vec<(u32, Vec<f32>)>> {
+    fn step(&mut self, next: &dyn Fn(u32) -> i64) -> moh_tasks::Result<Vec<(u32, Logits)>> {
         self.steps.push(self.sums.len());
         if self.breaks && self.sums.keys().any(|&id| next(id) == 24) {
             self.sums.clear();
@@ -148,10 +158,16 @@ fn outcome(events: &mut UnboundedReceiver<Event>) -> (String, Option<Event>) {
 
 /// Serves these prompts, all there from the beginning.
 fn serve(model: &mut Adder, prompts: Vec<Prompt>, health: &Health, end: &[i64]) {
+    serve_in(usize::MAX, model, prompts, health, end);
+}
+
+/// As [`serve`], with so much memory.
+fn serve_in(memory: usize, model: &mut Adder, prompts: Vec<Prompt>, health: &Health, end: &[i64]) {
     let (queue, tokenizer) = (Queue::new(99), tokenizer());
     prompts.into_iter().for_each(|prompt| queue.push(Job::Text(Box::new(prompt))).unwrap());
     queue.close();
-    let engine = Engine { name: "m", instance: 0, queue: &queue, tokenizer: &tokenizer, end, prefill: 3, health };
+    let engine =
+        Engine { name: "m", instance: 0, queue: &queue, tokenizer: &tokenizer, end, prefill: 3, memory, health };
     engine.serve(model);
     assert_eq!(model.sequences(), 0, "slots were not given back");
 }
@@ -172,6 +188,35 @@ fn sequences_come_and_go_and_each_gets_its_own_text() {
     }
     assert_eq!(model.steps.iter().max(), Some(&3), "{:?}", model.steps);
     assert!(model.parts.iter().all(|&part| part <= 3) && model.parts.contains(&1));
+}
+
+#[test]
+fn texts_wait_until_there_is_memory_for_them_in_their_order() {
+    let mut model = Adder { slots: 9, ..Adder::default() };
+    let (prompts, mut events): (Vec<_>, Vec<_>) = (0..6).map(|i| prompt(&[i], 9)).unzip();
+    // Two of ten tokens and a prompt, not three.
+    serve_in(25, &mut model, prompts, &Health::default(), &[]);
+    for (i, events) in (0..6).zip(&mut events) {
+        assert_eq!(outcome(events), (expected(&[i], 9), end(Finish::Length, 9)));
+    }
+    assert_eq!(model.steps.iter().max(), Some(&2), "{:?}", model.steps);
+    // One that has been given up makes way, and one that needs more than there is runs alone.
+    let mut model = Adder { slots: 9, ..Adder::default() };
+    let ((a, mut at), (b, gone), (c, mut ct)) = (prompt(&[1], 9), prompt(&[2], 50), prompt(&[3], 5));
+    drop(gone);
+    serve_in(21, &mut model, vec![a, b, c], &Health::default(), &[]);
+    assert_eq!(outcome(&mut at).1, end(Finish::Length, 9));
+    assert_eq!(outcome(&mut ct), (expected(&[3], 5), end(Finish::Length, 5)));
+}
+
+#[test]
+fn short_prompts_are_read_together_between_two_steps() {
+    let mut model = Adder { slots: 9, ..Adder::default() };
+    let (prompts, _events): (Vec<_>, Vec<_>) = [1, 2, 2, 1, 1].iter().map(|&n| prompt(&vec![1; n], 4)).unzip();
+    serve(&mut model, prompts, &Health::default(), &[]);
+    // Three tokens at a time: 1 + 2, 2 + 1, 1.
+    assert_eq!(model.steps[..3], [2, 4, 5], "{:?}", model.steps);
+    assert_eq!(model.parts, [1, 2, 2, 1, 1]);
 }
 
 #[test]
@@ -233,8 +278,9 @@ fn a_panic_ends_every_request_and_hangs_none() {
     let ((a, mut at), (b, mut bt)) = (prompt(&[26], 9), prompt(&[99], 9));
     [a, b].into_iter().for_each(|prompt| queue.push(Job::Text(Box::new(prompt))).unwrap());
     queue.close();
+    let (memory, health) = (usize::MAX, &health);
     let engine =
-        Engine { name: "m", instance: 0, queue: &queue, tokenizer: &tokenizer, end: &[], prefill: 3, health: &health };
+        Engine { name: "m", instance: 0, queue: &queue, tokenizer: &tokenizer, end: &[], prefill: 3, memory, health };
     let mut model = Adder { slots: 2, ..Adder::default() };
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| engine.serve(&mut model)));
     assert!(panicked.is_err());

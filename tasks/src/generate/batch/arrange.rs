@@ -2,7 +2,7 @@
 
 use super::{Batch, PATIENCE, Row};
 use crate::error::{Error, Result};
-use moh_runtime::{Tensor, Value};
+use moh_runtime::Value;
 
 /// Tokens that a row has room for at least; rows grow by doubling.
 const ROOM: usize = 256;
@@ -11,7 +11,7 @@ impl Batch {
     /// Puts a new sequence, whose cache `from` is (1, heads, length, width), into a row of its own.
     pub(super) fn place(&mut self, row: Row, from: &[Value]) -> Result<()> {
         let rows = self.rows.len().max(needed_rows(self.sequences() + 1, self.slots));
-        let capacity = self.capacity.max(self.roomy(row.length + 1));
+        let capacity = self.roomy(row.length + 1, row.most);
         if rows > self.rows.len() || row.length >= self.capacity {
             self.arrange(rows, capacity)?;
         }
@@ -37,17 +37,18 @@ impl Batch {
         self.spare = if needed < self.rows.len() { self.spare + 1 } else { 0 };
         let rows = if self.spare > PATIENCE { needed } else { self.rows.len() };
         if most >= self.capacity || rows < self.rows.len() {
-            self.arrange(rows, self.roomy(most + 1))?;
+            self.arrange(rows, self.roomy(most + 1, 0))?;
         }
         Ok(())
     }
 
-    /// Room for `tokens`, and for some more.
-    fn roomy(&self, tokens: usize) -> usize {
+    /// Room for `tokens`, and for some more: at most for what any sequence, or another one of at most `most` tokens, will need.
+    fn roomy(&self, tokens: usize, most: usize) -> usize {
         if tokens <= self.capacity {
             return self.capacity;
         }
-        tokens.saturating_mul(2).max(ROOM).min(self.longest).max(tokens)
+        let most = self.rows.iter().flatten().map(|row| row.most).fold(most, usize::max);
+        tokens.saturating_mul(2).max(ROOM).min(most).max(tokens)
     }
 
     /// Moves the sequences into a new cache of `rows` rows, at least as many as there are sequences.
@@ -57,7 +58,7 @@ impl Batch {
         let old = std::mem::take(&mut self.cache).into_iter().map(Some).chain(std::iter::repeat_with(|| None));
         // One tensor after the other, so that not all of both caches are in memory.
         for (entry, old) in self.model.interface.cache.iter().zip(old) {
-            let mut new: Value = Tensor::zeros(entry.element_type, [rows, entry.heads, capacity, entry.width])?.into();
+            let mut new = entry.empty(&self.model.model, rows, capacity)?;
             for (i, (from, row)) in kept.iter().enumerate() {
                 if let Some(old) = &old {
                     copy_row(old, *from, &mut new, i, row.length)?;
@@ -73,7 +74,7 @@ impl Batch {
 }
 
 /// Rows for so many sequences: a power of two, so that not every sequence that joins moves the others.
-fn needed_rows(sequences: usize, slots: usize) -> usize {
+pub(super) fn needed_rows(sequences: usize, slots: usize) -> usize {
     sequences.next_power_of_two().min(slots.max(sequences))
 }
 
@@ -97,6 +98,7 @@ fn copy_row(from: &Value, from_row: usize, to: &mut Value, to_row: usize, length
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use moh_runtime::Tensor;
 
     #[test]
     fn rows_are_powers_of_two_up_to_the_slots() {

@@ -1,0 +1,59 @@
+//! What a batch's cache takes.
+
+/// Bytes of a [`Batch`](super::Batch)'s cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CacheSize {
+    /// Of a token of one sequence, over all tensors.
+    pub token: usize,
+    /// Tensors of the cache.
+    pub tensors: usize,
+    /// Whether rows share a cache that grows by being copied, one tensor after the other.
+    pub in_place: bool,
+}
+
+impl CacheSize {
+    /// The most while there are `rows` rows with room for `room` tokens each, and a prompt of `prompt` tokens is being read.
+    pub fn bytes(self, rows: usize, room: usize, prompt: usize) -> usize {
+        let cache = self.token.saturating_mul(rows).saturating_mul(room);
+        if !self.in_place {
+            // The one that goes in, and the one that comes out.
+            return cache.saturating_mul(2);
+        }
+        // While it grows, one of the tensors is there twice.
+        let twice = cache / self.tensors.max(1);
+        cache.saturating_add(twice).saturating_add(self.token.saturating_mul(prompt))
+    }
+
+    /// The most tokens that a sequence can have for which [`CacheSize::bytes`] is at most `bytes`, where it is alone and all but a token is
+    /// prompt.
+    pub fn longest(self, bytes: usize) -> usize {
+        let (mut fits, mut beyond) = (0, bytes / self.token.max(1) + 1);
+        while beyond - fits > 1 {
+            let middle = fits + (beyond - fits) / 2;
+            if self.bytes(1, middle, middle) <= bytes {
+                fits = middle;
+            } else {
+                beyond = middle;
+            }
+        }
+        fits
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_sequence_is_the_last_that_fits() {
+        for in_place in [true, false] {
+            let size = CacheSize { token: 640, tensors: 32, in_place };
+            for bytes in [0, 1, 1000, 5000, 1_000_000] {
+                let longest = size.longest(bytes);
+                assert!(size.bytes(1, longest, longest) <= bytes, "{bytes}");
+                assert!(size.bytes(1, longest + 1, longest + 1) > bytes, "{bytes}");
+            }
+        }
+        assert_eq!(CacheSize { token: 0, tensors: 0, in_place: true }.longest(9), 9);
+    }
+}
