@@ -77,14 +77,20 @@ def main() -> int:
     arguments = parser.parse_args()
     if Path(arguments.output).exists():
         parser.error(f"{arguments.output}: is there already")
+    for given in (arguments.model, arguments.pictures, arguments.library):
+        if given and "://" not in given and not Path(given).exists():
+            parser.error(f"{given}: is not there")
+    # Workers have a folder of their own.
+    model = str(Path(arguments.model).resolve())
+    library = arguments.library and str(Path(arguments.library).resolve())
 
     if arguments.pictures.endswith(".safetensors"):
-        files = held_out(arguments.pictures, ImageModel(arguments.model).labels)
+        files = held_out(arguments.pictures, ImageModel(model).labels)
     else:
         files = ray.data.read_binary_files(arguments.pictures, include_paths=True)
     results = files.map_batches(
         Classifier,
-        fn_constructor_args=(str(Path(arguments.model).resolve()), arguments.library, arguments.threads),
+        fn_constructor_args=(model, library, arguments.threads),
         batch_size=arguments.batch,
         num_cpus=arguments.threads,
         compute=ray.data.ActorPoolStrategy(size=arguments.workers),

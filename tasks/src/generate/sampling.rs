@@ -49,7 +49,8 @@ impl Sampling {
         }
         let total = |tokens: &[Weighed]| tokens.iter().map(|token| f64::from(token.weight)).sum::<f64>();
         if self.top_p < 1.0 {
-            let kept = most_probable_first(&mut tokens, self.top_p * total(&tokens));
+            let weight = self.top_p * total(&tokens);
+            let kept = most_probable_first(&mut tokens, weight);
             tokens.truncate(kept.max(1));
         }
         let mut left = random.uniform() * total(&tokens);
