@@ -200,7 +200,8 @@ def batch(folder, vit, library, address):
     pictures.mkdir(parents=True)
     (pictures / "3.png").write_bytes((ROOT / "examples/pictures/3.png").read_bytes())
     (pictures / "empty.png").write_bytes(b"")
-    options = ["--workers", "1", *(["--library", library] if library else [])]
+    # As many as there are CPUs: reading must not wait for one.
+    options = ["--workers", "8", *(["--library", library] if library else [])]
     environment = {**os.environ, "RAY_ADDRESS": address}
     for source, status, expected in [
         (CHECKPOINTS / "digits-moh-vit/heldout.safetensors", 0, "297 files, 0 of them no pictures"),

@@ -71,7 +71,7 @@ def main() -> int:
     parser.add_argument("pictures", help="folder, or .safetensors file with digits")
     parser.add_argument("-o", "--output", required=True, help="folder for the results; it must not exist")
     parser.add_argument("--library", help="libmoh_ops.so, which skips unused heads")
-    parser.add_argument("--workers", type=int, default=2, help="processes with a model each (2)")
+    parser.add_argument("--workers", type=int, default=2, help="processes with a model each, at most (2)")
     parser.add_argument("--threads", type=int, default=1, help="threads of a worker (1)")
     parser.add_argument("--batch", type=int, default=64, help="pictures of a batch (64)")
     arguments = parser.parse_args()
@@ -87,13 +87,14 @@ def main() -> int:
     if arguments.pictures.endswith(".safetensors"):
         files = held_out(arguments.pictures, ImageModel(model).labels)
     else:
-        files = ray.data.read_binary_files(arguments.pictures, include_paths=True)
+        # Reading needs no CPU of its own: workers may have reserved all of them.
+        files = ray.data.read_binary_files(arguments.pictures, include_paths=True, ray_remote_args={"num_cpus": 0})
     results = files.map_batches(
         Classifier,
         fn_constructor_args=(model, library, arguments.threads),
         batch_size=arguments.batch,
         num_cpus=arguments.threads,
-        compute=ray.data.ActorPoolStrategy(size=arguments.workers),
+        compute=ray.data.ActorPoolStrategy(min_size=1, max_size=arguments.workers),
     ).materialize()
     results.write_json(str(Path(arguments.output).resolve()))
 
