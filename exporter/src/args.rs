@@ -102,6 +102,9 @@ pub(crate) struct InspectArgs {
     #[arg(long, value_name = "N", default_value_t = 0,
         value_parser = size::<0, MAX_TOKENS>)]
     pub(crate) past: usize,
+    /// Tokens of the sequence that a decoder translates [default: 512, or as many as the model takes].
+    #[arg(long = "source", value_name = "N", value_parser = size::<1, MAX_TOKENS>)]
+    pub(crate) source_tokens: Option<usize>,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,

@@ -18,7 +18,7 @@ pub fn markdown() -> Result<String, Error> {
     for row in rows() {
         let (config, _) = Preset::named(&row.preset)?.complete()?;
         let (model, tensors) = Model::plan(&config, None)?;
-        let inspection = inspect(&model, &tensors, Lengths { tokens: None, past: 0 })?;
+        let inspection = inspect(&model, &tensors, Lengths { tokens: None, past: 0, source: None })?;
         text += &format!(
             "| {} | {:.0} % | {:.1} % | {} | {} | {} | **{:.2}** |\n",
             row.preset,

@@ -44,6 +44,8 @@ fn of_export(error: &Error) -> Option<String> {
         Error::Target { .. } => "leave that out, or choose another --for".to_owned(),
         Error::Quantize(problem) => return of_quantization(problem),
         Error::Part { .. } => "leave out --part".to_owned(),
+        // What it is called in `inspect`.
+        Error::Dimension { name, .. } if name == "encoder_sequence" => "leave out --source".to_owned(),
         Error::Dimension { name, .. } => format!("leave out --{name}"),
         Error::PortableCache => "leave out --attention portable or --cache in-place".to_owned(),
         Error::AttentionType => "choose --attention-type bf16 or --attention portable".to_owned(),

@@ -18,6 +18,8 @@ pub struct Lengths {
     pub tokens: Option<usize>,
     /// Cached tokens of a sequence.
     pub past: usize,
+    /// Tokens of the sequence that a decoder translates; `None`: the family's default.
+    pub source: Option<usize>,
 }
 
 /// One attention layer.
@@ -140,18 +142,26 @@ pub fn with_tokens(
 /// # Errors
 /// Lengths that the model can't have.
 pub fn inspect(model: &Model, tensors: &Tensors, lengths: Lengths) -> Result<Inspection, Error> {
-    if lengths.past > 0 {
-        check_sizes(&Sizes::new([("past".to_owned(), lengths.past)]), model)?;
-    }
+    let asked = [("past", Some(lengths.past).filter(|&past| past > 0)), ("encoder_sequence", lengths.source)];
+    let asked = asked.into_iter().filter_map(|(name, size)| Some((name.to_owned(), size?)));
+    check_sizes(&Sizes::new(asked), model)?;
     let workload = model.workload();
     let mut sizes = workload.sizes;
     let tokens = lengths.tokens.unwrap_or(workload.tokens);
-    let source = sizes.iter().find(|(name, _)| *name == "encoder_sequence").map_or(0, |(_, n)| *n);
+    let usual = sizes.iter().find(|(name, _)| *name == "encoder_sequence").map_or(0, |(_, n)| *n);
+    let source = lengths.source.unwrap_or(usual);
     for (name, size) in &mut sizes {
         *size = match *name {
             // Where the target has a cache, the source is in its own.
-            "encoder_sequence" if lengths.past > 0 => 0,
-            "encoder_past" if lengths.past > 0 => source,
+            "encoder_sequence" => {
+                if lengths.past > 0 {
+                    0
+                } else {
+                    source
+                }
+            }
+            "encoder_past" if lengths.past > 0 || *size > 0 => source,
+            "encoder_past+encoder_sequence" => source,
             "sequence" => tokens,
             "past" => lengths.past,
             "past+sequence" | "total" => lengths.past + tokens,

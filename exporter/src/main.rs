@@ -102,7 +102,7 @@ fn warn(warnings: &[Warning]) {
 }
 
 fn inspect(args: &InspectArgs) -> Result<()> {
-    let lengths = Lengths { tokens: args.tokens, past: args.past };
+    let lengths = Lengths { tokens: args.tokens, past: args.past, source: args.source_tokens };
     let family = args.source.family.as_deref();
     let planned = |mut config: Config| {
         args.part.put(&mut config);
@@ -127,7 +127,8 @@ fn inspect(args: &InspectArgs) -> Result<()> {
     let (model, tensors) = inspect::with_tokens(model, tensors, &config, lengths.tokens)?;
     let mut inspection = inspect::inspect(&model, &tensors, lengths)?;
     // At the lengths at which it was measured.
-    inspection.measured = preset.filter(|_| inspection.tokens == usual && lengths.past == 0).and_then(measured::of);
+    let is_usual = inspection.tokens == usual && lengths.past == 0 && lengths.source.is_none();
+    inspection.measured = preset.filter(|_| is_usual).and_then(measured::of);
     warn(model.warnings());
     match args.json {
         true => say(&serde_json::to_string_pretty(&inspection)?),
