@@ -105,7 +105,7 @@ def read_stream(address, path, body):
     connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
     answer = connection.getresponse()
     if answer.status != 200:
-        sys.exit(f"serve_load: {address}{path} answered {answer.status}: {answer.read()[:300]}")
+        raise RuntimeError(f"{address}{path} answered {answer.status}: {answer.read()[:300]}")
     times = []
     for line in answer:
         if line.startswith(b"data: {"):
@@ -114,7 +114,7 @@ def read_stream(address, path, body):
             if choice.get("text") or choice.get("content"):
                 times.append(time.monotonic())
             if "error" in choice:
-                sys.exit(f"serve_load: {choice}")
+                raise RuntimeError(choice)
     connection.close()
     return times
 
@@ -124,10 +124,13 @@ def measure(arguments, who, address, body, pid):
     turn = 0
     read_stream(address, "/v1/completions", {**body(0), "max_tokens": 4})
     for streams in arguments.streams:
-        times = [None] * streams
+        times, failed = [None] * streams, []
 
         def client(i, number):
-            times[i] = read_stream(address, "/v1/completions", body(number))
+            try:
+                times[i] = read_stream(address, "/v1/completions", body(number))
+            except (RuntimeError, OSError) as error:
+                failed.append(error)
 
         threads = [threading.Thread(target=client, args=(i, turn + i)) for i in range(streams)]
         turn += streams
@@ -136,6 +139,8 @@ def measure(arguments, who, address, body, pid):
             thread.start()
         for thread in threads:
             thread.join()
+        if failed:
+            sys.exit(f"serve_load: {who}: {failed[0]}")
         # A piece of text may hold several tokens that came together; none may be missing.
         short = [len(t) for t in times if len(t) < arguments.tokens * 0.9]
         if short:

@@ -2,7 +2,7 @@
 
 use ort::session::RunOptions;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
 /// Breaks runs off: see [`Model::run_until`](crate::Model::run_until). Clones break off the same runs.
@@ -26,6 +26,7 @@ impl Interrupt {
     /// Breaks off the runs that have this interrupt, and each that begins with it afterwards.
     pub fn interrupt(&self) {
         self.0.interrupted.store(true, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
         if let Some(options) = self.0.options.get() {
             // Without it the run goes on to its end, and its outputs are dropped.
             let _ = options.terminate();
@@ -43,6 +44,9 @@ impl Interrupt {
             return Ok(options);
         }
         let options = RunOptions::new()?;
-        Ok(self.0.options.get_or_init(|| options))
+        let options = self.0.options.get_or_init(|| options);
+        // Either this is seen by the one that interrupts, or that by the one that looks after this.
+        fence(Ordering::SeqCst);
+        Ok(options)
     }
 }

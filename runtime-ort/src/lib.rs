@@ -45,7 +45,7 @@ pub use installation::{
 pub use interrupt::Interrupt;
 pub use links::{Digest, Link};
 pub use locate::Found;
-pub use model::{MODEL_FILE, Model};
+pub use model::{MODEL_FILE, Model, find_model};
 pub use moh_tract::{instruction_set, instruction_sets};
 pub use options::{DeviceChoice, Notice, Options, RuntimeChoice};
 #[cfg(unix)]

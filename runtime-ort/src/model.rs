@@ -55,7 +55,7 @@ impl Model {
     /// [`Error::NotFound`], [`Error::Read`] or [`Error::Malformed`] for the file, [`Error::Link`] for weights in a checkpoint, [`Error::OrtLibrary`], [`Error::OrtMissing`]
     /// or [`Error::OpsLibrary`] for the libraries, [`Error::Load`] or [`Error::Unsupported`] for what the runtime refuses.
     pub fn load(path: impl AsRef<Path>, options: &Options) -> Result<Model> {
-        let path = resolve(path.as_ref())?;
+        let path = find_model(path.as_ref())?;
         let header = header::read(&path)?;
         if let Some(found) = header.opset(DOMAIN).filter(|&found| found > VERSION.unsigned_abs()) {
             let reason = format!("it uses version {found} of the {DOMAIN} operators, this program knows {VERSION}");
@@ -121,7 +121,8 @@ impl Model {
     /// Zeros where [`Model::run_in_place`] can write.
     ///
     /// # Errors
-    /// [`Error::Length`] where the number of elements is beyond what memory can hold.
+    /// [`Error::Length`] where the number of elements is beyond what memory can hold, [`Error::Run`] where the runtime has no memory for them,
+    /// [`Error::ElementType`] for a type that the runtime does not have.
     pub fn zeros(&self, ty: ElementType, shape: impl Into<Vec<usize>>) -> Result<Value> {
         self.backend.zeros(ty, shape.into())
     }
@@ -170,8 +171,11 @@ impl Model {
     }
 }
 
-/// The model file that `path` means.
-fn resolve(path: &Path) -> Result<PathBuf> {
+/// The model file that `path` means: itself, or what an export has put into that folder.
+///
+/// # Errors
+/// [`Error::NotFound`], or [`Error::Read`] for what the system says.
+pub fn find_model(path: &Path) -> Result<PathBuf> {
     let below = || MODEL_FOLDERS.iter().map(|folder| path.join(folder).join(MODEL_FILE)).find(|file| file.is_file());
     let file = match path.is_dir() {
         true => {

@@ -27,24 +27,33 @@ fn of_system(text: &str) -> Option<usize> {
     Some(line.trim().strip_suffix("kB")?.trim().parse::<usize>().ok()? << 10)
 }
 
-/// The least limit of the process's control groups, as containers and systemd set it.
+/// The least limit of the process's control groups, as containers and systemd set it, in either version.
 fn of_groups(groups: &str, root: &Path) -> Option<usize> {
-    let own = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
-    let limit = |folder: &Path| fs::read_to_string(folder.join("memory.max")).ok()?.trim().parse::<usize>().ok();
-    root.join(own).ancestors().take_while(|folder| folder.starts_with(root)).filter_map(limit).min()
+    let limits = groups.lines().filter_map(|line| {
+        let (controllers, own) = line.split_once(':')?.1.split_once(":/")?;
+        let (root, file) = match controllers {
+            "" => (root.to_owned(), "memory.max"),
+            _ if controllers.split(',').any(|one| one == "memory") => (root.join("memory"), "memory.limit_in_bytes"),
+            _ => return None,
+        };
+        let limit = |folder: &Path| fs::read_to_string(folder.join(file)).ok()?.trim().parse::<usize>().ok();
+        root.join(own).ancestors().take_while(|folder| folder.starts_with(&root)).filter_map(limit).min()
+    });
+    limits.min()
 }
 
-/// Bytes of a model's files, `path` or what is in that folder.
+/// Bytes of the weights of the model that `path` means: its file, files beside it whose names begin with its own, as external data's do, and those
+/// of a checkpoint that it links to.
 pub(crate) fn weights(path: &Path) -> usize {
-    let folder = if path.is_dir() { path } else { path.parent().unwrap_or(Path::new(".")) };
-    // An export's layouts have it in a folder below.
-    let folders = [folder.to_owned(), folder.join("onnx"), folder.join("1")];
-    let files = folders.iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten();
-    let sizes = files.filter(|file| file.file_name().to_string_lossy().contains(".onnx")).filter_map(|file| {
-        let size = file.metadata().ok().filter(|data| data.is_file())?.len();
-        usize::try_from(size).ok()
-    });
-    sizes.sum()
+    let Ok(model) = moh_runtime::find_model(path) else { return 0 };
+    let Some(name) = model.file_name() else { return 0 };
+    let folder = model.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let files = fs::read_dir(folder).into_iter().flatten().flatten();
+    let own = files.filter(|file| file.file_name().as_encoded_bytes().starts_with(name.as_encoded_bytes()));
+    let own = own.filter_map(|file| Some(fs::metadata(file.path()).ok().filter(|data| data.is_file())?.len()));
+    let linked = moh_runtime::links(&model).unwrap_or_default();
+    let bytes: u64 = own.chain(linked.iter().map(|link| link.bytes)).sum();
+    usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
 #[cfg(test)]
@@ -67,18 +76,26 @@ mod tests {
         fs::write(own.join("memory.max"), "400\n").unwrap();
         assert_eq!(of_groups(groups, root.path()), Some(400));
         assert_eq!(of_groups("1:memory:/a\n", root.path()), None);
+        fs::create_dir(root.path().join("memory")).unwrap();
+        fs::write(root.path().join("memory/memory.limit_in_bytes"), "300\n").unwrap();
+        assert_eq!(of_groups("7:cpu:/x\n1:hugetlb,memory:/a\n0::/a/b\n", root.path()), Some(300));
     }
 
     #[test]
     fn weights_are_found_where_exports_put_them() {
         let folder = tempfile::tempdir().unwrap();
+        let put = |name: &str, size: usize| fs::write(folder.path().join(name), vec![0; size]).unwrap();
         fs::create_dir(folder.path().join("onnx")).unwrap();
-        for (name, size) in
-            [("model.onnx", 10), ("model.onnx_data", 200), ("tokenizer.json", 7), ("onnx/model.onnx", 3000)]
-        {
-            fs::write(folder.path().join(name), vec![0; size]).unwrap();
+        for (name, size) in [("onnx/model.onnx", 3000), ("onnx/model.onnx_data", 50), ("onnx/model_q4.onnx", 900)] {
+            put(name, size);
         }
-        assert_eq!(weights(folder.path()), 3210);
-        assert_eq!(weights(&folder.path().join("onnx/model.onnx")), 3000);
+        assert_eq!(weights(folder.path()), 3050);
+        assert_eq!(weights(&folder.path().join("onnx/model_q4.onnx")), 900);
+        // The file beside the folder, where both are there.
+        for (name, size) in [("model.onnx", 10), ("model.onnx_data", 200), ("tokenizer.json", 7)] {
+            put(name, size);
+        }
+        assert_eq!(weights(folder.path()), 210);
+        assert_eq!(weights(&folder.path().join("nothing")), 0);
     }
 }

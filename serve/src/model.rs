@@ -46,8 +46,8 @@ pub(crate) struct TextModel {
     pub(crate) tokenizer: Arc<Tokenizer>,
     pub(crate) config: GenerationConfig,
     pub(crate) vocabulary: Option<usize>,
-    /// Tokens of a chat's answer that says no number, so that as many as there are slots fit into the memory.
-    pub(crate) usual: usize,
+    /// Tokens of a chat with its answer, where nothing is said of its length: as many chats as there are slots fit into the memory.
+    pub(crate) usual: Option<usize>,
     pub(crate) chat: Option<ChatTemplate>,
 }
 

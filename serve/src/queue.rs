@@ -59,11 +59,11 @@ impl<T: Abandoned> Queue<T> {
         self.lock().waiting.len()
     }
 
-    /// Takes the first request, if there is one.
-    pub(crate) fn try_pop(&self) -> Option<T> {
+    /// Takes the first request, if there is one that `fits`: one that does not is left to other threads, and the others wait behind it.
+    pub(crate) fn pop_if(&self, fits: impl FnOnce(&T) -> bool) -> Option<T> {
         let mut inner = self.lock();
         inner.waiting.retain(|waiting| !waiting.is_abandoned());
-        inner.waiting.pop_front()
+        if inner.waiting.front().is_some_and(fits) { inner.waiting.pop_front() } else { None }
     }
 
     /// Takes the first request, waiting for one; `None`: the queue is closed and empty.
@@ -132,8 +132,9 @@ mod tests {
         queue.push(Request(2, true)).unwrap();
         queue.push(Request(3, false)).unwrap();
         assert_eq!(queue.push(Request(4, false)), Err(Refused::Full));
+        assert_eq!(queue.pop_if(|request| request.0 != 1), None);
         assert_eq!(
-            (queue.pop(), queue.try_pop(), queue.try_pop()),
+            (queue.pop(), queue.pop_if(|_| true), queue.pop_if(|_| true)),
             (Some(Request(1, false)), Some(Request(3, false)), None)
         );
     }

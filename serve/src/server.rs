@@ -171,7 +171,7 @@ impl Server {
         if !app.loaded().all(Served::has_ended) {
             tracing::warn!("giving up what still runs");
             app.loaded().for_each(Served::abort);
-            // Enough to tell the clients, but no run of a model is broken off.
+            // Enough to tell the clients. Runs on tensors end when nobody waits for them any more, that of a step with its step.
             let grace = Instant::now() + Duration::from_secs(2);
             while Instant::now() < grace && !(app.loaded().all(Served::has_ended) && connections.is_finished()) {
                 std::thread::sleep(LOOK);

@@ -133,14 +133,18 @@ impl OrtModel {
 
     /// Zeros in memory of onnxruntime's own: ort binds no output to other memory.
     pub(crate) fn zeros(&self, ty: ElementType, shape: Vec<usize>) -> Result<Value> {
-        let beyond = |_| Error::Length { shape: shape.clone(), expected: usize::MAX, found: 0 };
+        let failed = |e: ort::Error| Error::Run {
+            path: self.path.clone(),
+            runtime: NAME,
+            reason: format!("no memory for zeros of shape {shape:?}: {e}"),
+        };
         let bytes = shape.iter().try_fold(ty.size(), |n, &d| n.checked_mul(d)).filter(|&n| isize::try_from(n).is_ok());
         // Of an empty tensor there is nothing to write to; one on a GPU is made by the first run.
         if self.on_cuda || bytes.is_none_or(|bytes| bytes == 0) {
             return Tensor::zeros(ty, shape).map(Value::from);
         }
         // It fills what is in ordinary memory with zeros.
-        let made = DynTensor::new(&Allocator::default(), to_ort_type(ty), shape.clone()).map_err(beyond)?;
+        let made = DynTensor::new(&Allocator::default(), to_ort_type(ty), shape.clone()).map_err(failed)?;
         Value::from_ort("zeros", made.into_dyn())
     }
 

@@ -17,9 +17,6 @@ use std::sync::{Arc, Mutex};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use tokenizers::Tokenizer;
 
-/// Tokens of a text for which a request says no number, at least.
-const LEAST_USUAL: usize = 1024;
-
 /// Loads models.
 pub(crate) struct Loader<'c> {
     config: &'c Config,
@@ -59,6 +56,8 @@ struct TextFacts {
     vocabulary: Option<usize>,
     size: CacheSize,
     slots: usize,
+    /// The model's own longest sequence, whatever fits into the memory.
+    longest: Option<usize>,
 }
 
 impl<'c> Loader<'c> {
@@ -114,20 +113,16 @@ impl<'c> Loader<'c> {
         }
         let seconds = began.elapsed().as_secs_f64();
         tracing::info!(model = spec.name, runtime = facts.runtime, instances = threads.len(), seconds, "loaded");
-        let length = facts.config.max_length;
+        let length = facts.text.as_ref().map_or(facts.config.max_length, |text| text.longest);
         let work = match facts.text {
             None => Work::Tensors(tensors),
-            Some(TextFacts { tokenizer, vocabulary, size, slots }) => {
+            Some(TextFacts { tokenizer, vocabulary, size, slots, .. }) => {
                 let longest = facts.config.max_length.unwrap_or(usize::MAX);
-                let most = size.bytes(slots, longest, longest).min(self.cache);
-                tracing::info!(
-                    model = spec.name,
-                    mib = most >> 20,
-                    kib_a_token = size.token >> 10,
-                    "an instance's cache takes at most"
-                );
-                // What a slot has of the memory.
-                let usual = (self.cache / size.token.max(1) / slots).max(LEAST_USUAL);
+                let most = Some(size.bytes(slots, longest, longest).min(self.cache)).filter(|&most| most < usize::MAX);
+                let mib = most.map_or("unlimited".to_owned(), |bytes| (bytes >> 20).to_string());
+                let kib_a_token = size.token >> 10;
+                tracing::info!(model = spec.name, mib, kib_a_token, "an instance's cache takes at most");
+                let usual = (self.cache < usize::MAX).then(|| size.longest(self.cache, slots));
                 let chat = ChatTemplate::from_folder(&facts.folder)?;
                 let config = facts.config;
                 Work::Text(Box::new(TextModel { queue: texts, tokenizer, config, vocabulary, usual, chat }))
@@ -186,11 +181,18 @@ fn load(model: Model, Bound { limits, cache }: &Bound) -> moh_tasks::Result<(Loa
         facts.notes.push(reason.to_owned());
     }
     let size = model.cache_size();
-    let fits = size.longest(*cache);
-    let longest = config.max_length.unwrap_or(usize::MAX);
-    if *cache < usize::MAX && fits < longest {
-        let words =
-            config.max_length.map_or("as many as there is memory for".to_owned(), |longest| longest.to_string());
+    let fits = size.longest(*cache, 1);
+    let longest = config.max_length;
+    if *cache < usize::MAX && longest.is_none_or(|longest| fits < longest) {
+        // One of the prompt, and one more.
+        if fits < 2 {
+            let needed = size.bytes(1, 2, 2);
+            let reason = format!(
+                "no text fits: an instance's cache may take {cache} bytes, two tokens need {needed}; give more --cache-memory"
+            );
+            return Err(moh_tasks::Error::Setting(reason));
+        }
+        let words = longest.map_or("as many as there is memory for".to_owned(), |longest| longest.to_string());
         facts.notes.push(format!(
             "texts have at most {fits} tokens, not {words}: an instance's cache may take {} MiB; --cache-memory says how much all may take",
             cache >> 20
@@ -199,6 +201,7 @@ fn load(model: Model, Bound { limits, cache }: &Bound) -> moh_tasks::Result<(Loa
         facts.config.max_length = Some(fits);
     }
     let batch = Batch::new(model, limits.slots, config.max_length);
-    facts.text = Some(TextFacts { tokenizer: tokenizer.clone(), vocabulary, size, slots: batch.slots() });
+    let slots = batch.slots();
+    facts.text = Some(TextFacts { tokenizer: tokenizer.clone(), vocabulary, size, slots, longest });
     Ok((Loaded::Text(Box::new(batch), tokenizer, config), facts))
 }

@@ -153,7 +153,7 @@ async fn server() -> axum::Json<Server> {
 }
 
 /// A model's inputs and outputs.
-#[utoipa::path(get, path = "/v2/models/{model}", responses((status = 200, body = Metadata), (status = 404)))]
+#[utoipa::path(get, path = "/v2/models/{model}", responses((status = 200, body = Metadata), (status = 404), (status = 503)))]
 async fn metadata(State(app): State<Arc<App>>, Path(named): Path<Named>) -> Result<axum::Json<Metadata>, Problem> {
     let served = model(&app, &named.model, &named.version)?;
     let port =

@@ -1,6 +1,6 @@
 //! `/v1/chat/completions`: answers a conversation.
 
-use super::generation::{Generation, Source};
+use super::generation::{Generation, Source, Usual};
 use super::options::Options;
 use super::stream::{self, Chunks, Form};
 use super::{Usage, now, text_model, unsupported};
@@ -115,7 +115,7 @@ pub(super) async fn complete(
     // The template writes the tokens that are around texts.
     let source = Source::Text { text: template.render(&messages)?, special: false };
     let (is_stream, include_usage) = (options.stream, options.include_usage());
-    let generation = Generation::begin(&app, found, source, options, Some(found.1.usual), deadline).await?;
+    let generation = Generation::begin(&app, found, source, options, Usual::Chat(found.1.usual), deadline).await?;
     let (id, created) = (format!("chatcmpl-{id}"), now());
     if is_stream {
         return Ok(stream::answer(generation, Chunks { form: Chat, id, created, model, include_usage }));

@@ -1,6 +1,6 @@
 //! `/v1/completions`: continues a prompt.
 
-use super::generation::{Generation, Source};
+use super::generation::{Generation, Source, Usual};
 use super::options::Options;
 use super::stream::{self, Chunks, Form};
 use super::{Usage, now, text_model, unsupported};
@@ -96,7 +96,7 @@ pub(super) async fn complete(
     let found = text_model(&app, &model)?;
     let (is_stream, include_usage) = (options.stream, options.include_usage());
     let source = prompt.source()?;
-    let generation = Generation::begin(&app, found, source, options, Some(USUAL_TOKENS), deadline).await?;
+    let generation = Generation::begin(&app, found, source, options, Usual::Tokens(USUAL_TOKENS), deadline).await?;
     let (id, created) = (format!("cmpl-{id}"), now());
     if is_stream {
         return Ok(stream::answer(generation, Chunks { form: Completion, id, created, model, include_usage }));

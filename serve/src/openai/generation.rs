@@ -34,7 +34,7 @@ pub(super) struct Generation {
 }
 
 impl Generation {
-    /// Gives a text to the model and waits for its first piece. `usual`: the most tokens where the request says nothing.
+    /// Gives a text to the model and waits for its first piece. `usual`: what holds where the request says nothing of its length.
     ///
     /// # Errors
     /// A [`Problem`] for what the model cannot take, a full queue, or a deadline that passes.
@@ -43,7 +43,7 @@ impl Generation {
         (served, model): (&Served, &TextModel),
         source: Source,
         mut options: Options,
-        usual: Option<usize>,
+        usual: Usual,
         deadline: Deadline,
     ) -> Result<Generation, Problem> {
         app.check_open()?;
@@ -128,10 +128,32 @@ async fn tokens(model: &TextModel, source: Source) -> Result<Vec<i64>, Problem> 
     }
 }
 
+/// How long a text may become where the request does not say.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Usual {
+    /// Generated tokens.
+    Tokens(usize),
+    /// Of a chat: tokens with its prompt, or as many as the model takes.
+    Chat(Option<usize>),
+}
+
+impl Usual {
+    /// Generated tokens, after so many of the prompt; `None`: as many as the model takes.
+    fn tokens(self, prompt: usize) -> Option<usize> {
+        match self {
+            Usual::Tokens(tokens) => Some(tokens),
+            Usual::Chat(total) => total.map(|total| total.saturating_sub(prompt).max(USUAL)),
+        }
+    }
+}
+
+/// Generated tokens where neither the request nor the model says anything, and of a chat where memory would permit fewer to all at once: it may
+/// have to wait then.
+const USUAL: usize = 1024;
+
 /// How many tokens may be generated.
-fn room(prompt: usize, most: Option<usize>, usual: Option<usize>, longest: Option<usize>) -> Result<usize, Problem> {
-    /// Where neither the request nor the model says anything.
-    const USUAL: usize = 1024;
+fn room(prompt: usize, most: Option<usize>, usual: Usual, longest: Option<usize>) -> Result<usize, Problem> {
+    let usual = usual.tokens(prompt);
     let Some(longest) = longest else { return Ok(most.or(usual).unwrap_or(USUAL)) };
     let room = longest.saturating_sub(prompt);
     if room == 0 {
@@ -157,13 +179,17 @@ mod tests {
 
     #[test]
     fn a_text_ends_where_the_longest_sequence_does() {
-        assert_eq!(room(10, Some(90), Some(16), Some(100)), Ok(90));
-        assert_eq!(room(10, None, Some(16), Some(100)), Ok(16));
-        assert_eq!(room(90, None, Some(16), Some(100)), Ok(10));
-        assert_eq!(room(10, None, None, Some(100)), Ok(90));
-        assert_eq!(room(10, None, None, None), Ok(1024));
+        let (few, all) = (Usual::Tokens(16), Usual::Chat(None));
+        assert_eq!(room(10, Some(90), few, Some(100)), Ok(90));
+        assert_eq!(room(10, None, few, Some(100)), Ok(16));
+        assert_eq!(room(90, None, few, Some(100)), Ok(10));
+        assert_eq!(room(10, None, all, Some(100)), Ok(90));
+        assert_eq!(room(10, None, all, None), Ok(1024));
+        // A slot's share of the memory is for the prompt, too.
+        assert_eq!(room(500, None, Usual::Chat(Some(4000)), Some(8000)), Ok(3500));
+        assert_eq!(room(5000, None, Usual::Chat(Some(4000)), Some(8000)), Ok(1024));
         for (prompt, most) in [(10, Some(91)), (100, None), (101, Some(1)), (10, Some(usize::MAX))] {
-            assert_eq!(room(prompt, most, Some(16), Some(100)).unwrap_err().kind, Kind::Context, "{prompt} {most:?}");
+            assert_eq!(room(prompt, most, few, Some(100)).unwrap_err().kind, Kind::Context, "{prompt} {most:?}");
         }
     }
 }

@@ -14,7 +14,7 @@ const LONGEST_STOP: usize = 1024;
 /// How a text is generated.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub(super) struct Options {
-    /// The most tokens; default: 16 for completions, the model's longest sequence for chats.
+    /// The most tokens; default: 16 for completions; for chats, what the model and the memory for caches leave, and 1024 where neither has a limit.
     pub(super) max_tokens: Option<usize>,
     /// Another name of `max_tokens`.
     pub(super) max_completion_tokens: Option<usize>,

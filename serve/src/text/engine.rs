@@ -4,7 +4,7 @@ use super::sequence::Sequence;
 use super::{Event, Job, Prompt};
 use crate::measure;
 use crate::problem::Problem;
-use crate::queue::{Abandoned, Queue};
+use crate::queue::Queue;
 use crate::tensors::{self, Run};
 use crate::worker::Health;
 use moh_runtime::{Interrupt, Tensor};
@@ -73,6 +73,9 @@ impl Sequences for Batch {
     }
 }
 
+/// Prompts that are read between two steps, at most.
+const MOST_RUNS: usize = 8;
+
 /// What an engine needs to know.
 pub(crate) struct Engine<'a> {
     /// The model's name, for measurements.
@@ -91,8 +94,6 @@ pub(crate) struct Engine<'a> {
 
 /// What an engine has in hand.
 struct Hand<'t, M: Sequences> {
-    /// For whose cache there is no room yet. The others wait behind it.
-    waiting: Option<Box<Prompt>>,
     joining: Option<(Box<Prompt>, M::Reading)>,
     running: Vec<(M::Id, Sequence<&'t Tokenizer>)>,
 }
@@ -102,14 +103,14 @@ impl<'a> Engine<'a> {
     ///
     /// Where this panics, clients notice that their events end without an end.
     pub(crate) fn serve<M: Sequences>(&self, model: &mut M) {
-        let mut hand: Hand<'a, M> = Hand { waiting: None, joining: None, running: Vec::new() };
+        let mut hand: Hand<'a, M> = Hand { joining: None, running: Vec::new() };
         loop {
             if !self.take_in(model, &mut hand) {
                 return;
             }
             self.give_up(model, &mut hand);
             self.step(model, &mut hand);
-            measure::queue(self.name, self.queue.len() + usize::from(hand.waiting.is_some()));
+            measure::queue(self.name, self.queue.len());
             measure::slots(self.name, self.instance, hand.running.len());
         }
     }
@@ -122,17 +123,10 @@ impl<'a> Engine<'a> {
                 if hand.running.len() >= model.slots() {
                     break;
                 }
+                // Of one that is alone, the cache fits: longer texts are refused before.
                 let is_idle = hand.running.is_empty();
-                let job = match hand.waiting.take() {
-                    Some(prompt) => Some(Job::Text(prompt)),
-                    None if is_idle => self.queue.pop(),
-                    None => self.queue.try_pop(),
-                };
+                let job = if is_idle { self.queue.pop() } else { self.queue.pop_if(|job| self.has_room(model, job)) };
                 match job {
-                    // Of one that is alone, the cache fits: longer texts are refused before.
-                    Some(Job::Text(prompt)) if !is_idle && !self.has_room(model, &prompt) => {
-                        hand.waiting = Some(prompt).filter(|prompt| !prompt.is_abandoned());
-                    }
                     Some(job) => self.begin(model, hand, job),
                     None if is_idle => return false,
                     None => {}
@@ -141,14 +135,19 @@ impl<'a> Engine<'a> {
                     break;
                 }
             }
-            left -= self.read_on(model, hand, left).min(left);
+            let read = self.read_on(model, hand, left);
+            // A run takes its time also for one token, and the others wait.
+            left = left.saturating_sub(read.max(self.prefill.div_ceil(MOST_RUNS)));
         }
         true
     }
 
-    /// Whether the cache may become as large as this text makes it.
-    fn has_room<M: Sequences>(&self, model: &M, prompt: &Prompt) -> bool {
-        model.bytes_with(prompt.tokens.len(), prompt.most()) <= self.memory
+    /// Whether the cache may become as large as this makes it.
+    fn has_room<M: Sequences>(&self, model: &M, job: &Job) -> bool {
+        match job {
+            Job::Text(prompt) => model.bytes_with(prompt.tokens.len(), prompt.most()) <= self.memory,
+            Job::Tensors(_) => true,
+        }
     }
 
     fn begin<M: Sequences>(&self, model: &mut M, hand: &mut Hand<'a, M>, job: Job) {

@@ -43,6 +43,8 @@ impl Sampling {
         if let Some(k) = self.top_k.filter(|&k| k < tokens.len()) {
             tokens.select_nth_unstable_by(k - 1, Weighed::by_probability);
             tokens.truncate(k);
+            // Selecting leaves them in an order that depends on tokens which are gone.
+            tokens.sort_unstable_by_key(|token| token.token);
         }
         for token in &mut tokens {
             token.weight = ((f64::from(token.logit - most) / self.temperature) as f32).exp();
@@ -239,6 +241,19 @@ mod tests {
         // Nearly equal ones: three of them are above two thirds, and above 0.7 no two are.
         let warm = Sampling { temperature: 100.0, top_p: 0.7, ..plain() };
         near(&shares(&PROBABILITIES.map(f32::ln), &warm), &[0.0, 0.336, 0.331, 0.334]);
+    }
+
+    /// As it would be where sums of less probable tokens were added in another order.
+    #[test]
+    fn tokens_that_are_filtered_out_change_no_draw() {
+        let mut logits: Vec<f32> = (0..999u32).map(|i| (i * 7919 % 999) as f32 / 100.0).collect();
+        let draws = |logits: &[f32]| -> Vec<Option<i64>> {
+            let mut random = Random::new(1, 0);
+            (0..99).map(|_| Sampling { top_k: Some(20), ..plain() }.draw(logits, &mut random)).collect()
+        };
+        let before = draws(&logits);
+        logits.iter_mut().filter(|logit| **logit < 9.0).for_each(|logit| *logit = -*logit);
+        assert_eq!(draws(&logits), before);
     }
 
     /// More tokens than are sorted at a time.

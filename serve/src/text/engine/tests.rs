@@ -17,6 +17,8 @@ struct Adder {
     named: u32,
     steps: Vec<usize>,
     parts: Vec<usize>,
+    /// Prompts' parts before each step.
+    parts_before: Vec<usize>,
     slots: usize,
     /// Whether a step with token 24 fails.
     breaks: bool,
@@ -67,10 +69,10 @@ impl Sequences for Adder {
         assert!(part.prompt != [99], "the model panics");
         let until = part.prompt.len().min(part.read + tokens);
         self.parts.push(until - part.read);
-        part.read = until;
         if part.prompt.contains(&77) {
             return Err(error());
         }
+        part.read = until;
         Ok((until == part.prompt.len()).then(|| logits(part.prompt.iter().sum())))
     }
 
@@ -82,6 +84,7 @@ impl Sequences for Adder {
 
     fn step(&mut self, next: &dyn Fn(u32) -> i64) -> moh_tasks::Result<Vec<(u32, Logits)>> {
         self.steps.push(self.sums.len());
+        self.parts_before.push(self.parts.len());
         if self.breaks && self.sums.keys().any(|&id| next(id) == 24) {
             self.sums.clear();
             return Err(error());
@@ -217,6 +220,19 @@ fn short_prompts_are_read_together_between_two_steps() {
     // Three tokens at a time: 1 + 2, 2 + 1, 1.
     assert_eq!(model.steps[..3], [2, 4, 5], "{:?}", model.steps);
     assert_eq!(model.parts, [1, 2, 2, 1, 1]);
+}
+
+/// Neither texts of one token nor prompts that fail take a slot.
+#[test]
+fn prompts_that_take_no_slot_do_not_hold_the_others_up() {
+    let mut model = Adder { slots: 2, ..Adder::default() };
+    let (long, mut received) = prompt(&[2], 20);
+    let others = (0..20).map(|i| prompt(&[if i % 2 == 0 { 77 } else { 3 }], 1));
+    let (prompts, _events): (Vec<_>, Vec<_>) = std::iter::once((long, unbounded_channel().1)).chain(others).unzip();
+    serve(&mut model, prompts, &Health::default(), &[]);
+    assert_eq!(outcome(&mut received), (expected(&[2], 20), end(Finish::Length, 20)));
+    assert_eq!(model.parts.len(), 21);
+    assert!(model.parts_before.windows(2).all(|pair| pair[1] - pair[0] <= 3), "{:?}", model.parts_before);
 }
 
 #[test]

@@ -24,13 +24,12 @@ impl CacheSize {
         cache.saturating_add(twice).saturating_add(self.token.saturating_mul(prompt))
     }
 
-    /// The most tokens that a sequence can have for which [`CacheSize::bytes`] is at most `bytes`, where it is alone and all but a token is
-    /// prompt.
-    pub fn longest(self, bytes: usize) -> usize {
+    /// The most tokens that each of `rows` sequences can have for which [`CacheSize::bytes`] is at most `bytes`, also where all of one is prompt.
+    pub fn longest(self, bytes: usize, rows: usize) -> usize {
         let (mut fits, mut beyond) = (0, bytes / self.token.max(1) + 1);
         while beyond - fits > 1 {
             let middle = fits + (beyond - fits) / 2;
-            if self.bytes(1, middle, middle) <= bytes {
+            if self.bytes(rows, middle, middle) <= bytes {
                 fits = middle;
             } else {
                 beyond = middle;
@@ -49,11 +48,13 @@ mod tests {
         for in_place in [true, false] {
             let size = CacheSize { token: 640, tensors: 32, in_place };
             for bytes in [0, 1, 1000, 5000, 1_000_000] {
-                let longest = size.longest(bytes);
-                assert!(size.bytes(1, longest, longest) <= bytes, "{bytes}");
-                assert!(size.bytes(1, longest + 1, longest + 1) > bytes, "{bytes}");
+                for rows in [1, 16] {
+                    let longest = size.longest(bytes, rows);
+                    assert!(size.bytes(rows, longest, longest) <= bytes, "{bytes} {rows}");
+                    assert!(size.bytes(rows, longest + 1, longest + 1) > bytes, "{bytes} {rows}");
+                }
             }
         }
-        assert_eq!(CacheSize { token: 0, tensors: 0, in_place: true }.longest(9), 9);
+        assert_eq!(CacheSize { token: 0, tensors: 0, in_place: true }.longest(9, 1), 9);
     }
 }
