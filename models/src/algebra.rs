@@ -9,6 +9,20 @@ pub(crate) fn softmax(x: &Tensor) -> Result<Tensor> {
     Ok(exp.broadcast_div(&exp.sum_keepdim(D::Minus1)?)?)
 }
 
+/// Matrix products over the last two axes; leading axes broadcast. One matrix for all rows of `x` is one product.
+pub(crate) fn product(x: &Tensor, matrix: &Tensor) -> Result<Tensor> {
+    match (x.rank(), matrix.dims()) {
+        (3.., &[inner, columns]) => {
+            let mut dims = x.dims().to_vec();
+            if let Some(last) = dims.last_mut() {
+                *last = columns;
+            }
+            Ok(x.contiguous()?.reshape((x.elem_count() / inner.max(1), inner))?.matmul(matrix)?.reshape(dims)?)
+        }
+        _ => Ok(x.contiguous()?.broadcast_matmul(&matrix.contiguous()?)?),
+    }
+}
+
 /// 1 / (1 + exp(-x)).
 pub(crate) fn sigmoid(x: &Tensor) -> Result<Tensor> {
     Ok((x.neg()?.exp()? + 1.0)?.recip()?)
