@@ -338,6 +338,7 @@ impl Ops for Eager {
     }
 
     fn conv2d(&mut self, x: &Tensor, weight: &Weight, bias: Option<&Weight>, conv: Conv) -> Result<Tensor> {
+        let x = &if x.dtype() == self.model { x.clone() } else { x.to_dtype(self.model)? };
         let weight = self.load_as(weight, x)?;
         let (channels, side) = (x.dim(1)?, weight.dim(2)?);
         let is_depthwise = weight.dims() == [channels, 1, side, side] && conv.groups == channels;
@@ -434,7 +435,10 @@ impl Ops for Eager {
 
     fn concat(&mut self, parts: &[&Tensor], along: i64) -> Result<Tensor> {
         let Some(first) = parts.first() else { return Err(Error::Internal("concat of nothing")) };
-        let parts_: Vec<Tensor> = parts.iter().map(|x| x.contiguous()).collect::<candle_core::Result<_>>()?;
+        // Inputs that callers give, such as empty caches, may be wider than the model's type.
+        let alike = parts.iter().all(|x| x.dtype() == first.dtype());
+        let cast = |x: &&Tensor| if alike { x.contiguous() } else { x.to_dtype(self.model)?.contiguous() };
+        let parts_: Vec<Tensor> = parts.iter().map(cast).collect::<candle_core::Result<_>>()?;
         Ok(Tensor::cat(&parts_, axis(first.rank(), along))?)
     }
 

@@ -91,9 +91,11 @@ pub(super) fn attend(
     let scores = mask((q.matmul(&k.t()?)? * f64::from(scale))?)?;
     let max = scores.max_keepdim(D::Minus1)?;
     let dead = max.eq(&Tensor::full(f32::NEG_INFINITY, max.shape(), query.device())?)?;
+    let zero = Tensor::zeros(&[1], DType::F32, query.device())?;
+    // A row that sees nothing would be 0 / 0, and so would its gradients.
+    let scores = select(&dead, &zero, &scores)?;
     let heads_out = softmax(&scores)?.matmul(&v)?;
     let gates = head_gates.transpose(1, 2)?.unsqueeze(D::Minus1)?;
-    let zero = Tensor::zeros(&[1], DType::F32, query.device())?;
     let off = (gates.eq(&gates.zeros_like()?)? + dead)?;
     let gated = heads_out.broadcast_mul(&gates)?;
     let routed = select(&off, &zero, &gated)?;
