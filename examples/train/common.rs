@@ -6,18 +6,18 @@ use moh_train::{Error, Options, Progress};
 use std::path::{Path, PathBuf};
 
 /// The arguments: FOLDER [--steps N] [--data FOLDER] [--seed N].
-pub struct Arguments {
+pub(crate) struct Arguments {
     /// Where checkpoints, plots and the exported model go.
-    pub folder: PathBuf,
+    pub(crate) folder: PathBuf,
     /// What `fetch.sh` fetched.
-    pub data: PathBuf,
+    pub(crate) data: PathBuf,
     steps: Option<usize>,
     seed: u64,
 }
 
 impl Arguments {
     /// Reads them.
-    pub fn read() -> Result<Arguments> {
+    pub(crate) fn read() -> Result<Arguments> {
         let usage = "usage: FOLDER [--steps N] [--data FOLDER] [--seed N]";
         let mut read = Arguments { folder: PathBuf::new(), data: "target/train-data".into(), steps: None, seed: 0 };
         let mut arguments = std::env::args().skip(1);
@@ -38,13 +38,13 @@ impl Arguments {
     }
 
     /// The options with these numbers of steps, unless the arguments say others.
-    pub fn options(&self, options: Options) -> Options {
+    pub(crate) fn options(&self, options: Options) -> Options {
         let steps = self.steps.unwrap_or(options.steps);
         Options { steps, warmup: options.warmup.min(steps / 2), seed: self.seed, ..options }
     }
 
     /// The text of a file among the data.
-    pub fn text(&self, name: &str) -> Result<String, Error> {
+    pub(crate) fn text(&self, name: &str) -> Result<String, Error> {
         let file = self.data.join(name);
         std::fs::read_to_string(&file).map_err(|reason| Error::Data {
             problem: format!("{reason}; examples/train/fetch.sh {} fetches it", self.data.display()),
@@ -54,13 +54,13 @@ impl Arguments {
 }
 
 /// Shows progress.
-pub fn report(progress: &Progress) {
+pub(crate) fn report(progress: &Progress) {
     eprintln!("{progress}");
 }
 
 /// Exports a checkpoint, or a part of it, which compares the file's outputs with candle's, into `onnx/NAME` in the training's folder. Gives
 /// that folder.
-pub fn export(arguments: &Arguments, checkpoint: &Path, part: Option<moh_export::Part>, name: &str) -> Result<PathBuf> {
+pub(crate) fn export(arguments: &Arguments, checkpoint: &Path, part: Option<moh_export::Part>, name: &str) -> Result<PathBuf> {
     let folder = arguments.folder.join("onnx");
     let options = moh_export::Options { force: true, part, ..Default::default() };
     println!("{}", moh_export::export(checkpoint, &folder.join(name), &options)?);
@@ -68,7 +68,7 @@ pub fn export(arguments: &Arguments, checkpoint: &Path, part: Option<moh_export:
 }
 
 /// A model of the folder in tract, which needs no other library.
-pub fn load(folder: &Path, name: &str) -> Result<moh_runtime::Model> {
+pub(crate) fn load(folder: &Path, name: &str) -> Result<moh_runtime::Model> {
     let options =
         moh_runtime::Options { runtime: moh_runtime::RuntimeChoice::Tract, ..moh_runtime::Options::default() };
     Ok(moh_runtime::Model::load(folder.join(name), &options)?)
@@ -76,13 +76,13 @@ pub fn load(folder: &Path, name: &str) -> Result<moh_runtime::Model> {
 
 /// Inputs by name.
 #[allow(dead_code)]
-pub fn inputs<const N: usize>(named: [(&str, candle_core::Tensor); N]) -> Inputs<candle_core::Tensor> {
+pub(crate) fn inputs<const N: usize>(named: [(&str, candle_core::Tensor); N]) -> Inputs<candle_core::Tensor> {
     Inputs::new(named.map(|(name, tensor)| (name.to_owned(), tensor)))
 }
 
 /// The digits of `digits.csv`: 64 numbers from 0 to 16 and a label each.
 #[allow(dead_code)]
-pub fn digits(arguments: &Arguments) -> Result<Vec<([f32; 64], usize)>> {
+pub(crate) fn digits(arguments: &Arguments) -> Result<Vec<([f32; 64], usize)>> {
     let text = arguments.text("digits.csv")?;
     let mut digits = Vec::new();
     for (number, line) in text.lines().enumerate() {
@@ -98,7 +98,7 @@ pub fn digits(arguments: &Arguments) -> Result<Vec<([f32; 64], usize)>> {
 
 /// A digit of -1 to 1 in `side` x `side` pixels, scaled bilinearly, and moved by (down, right) pixels.
 #[allow(dead_code)]
-pub fn scaled(pixels: &[f32; 64], side: usize, (down, right): (f32, f32), out: &mut Vec<f32>) {
+pub(crate) fn scaled(pixels: &[f32; 64], side: usize, (down, right): (f32, f32), out: &mut Vec<f32>) {
     let factor = 8.0 / side as f32;
     // Centres of pixels are at halves.
     let place = |i: usize, by: f32| {

@@ -1,7 +1,7 @@
 //! The vocabulary run by candle: on the CPU in float32 the reference of every export, with [`Parameters`] what a training
 //! differentiates.
 
-use crate::algebra::{product, select, sigmoid, silu, softmax};
+use crate::algebra::{multiply, product, select, sigmoid, silu, softmax};
 use crate::checkpoint::Weight;
 use crate::error::Error;
 use crate::fused::{self, Activation};
@@ -204,7 +204,9 @@ impl Eager {
 
     fn watch(&mut self, value: &Tensor) -> Result<()> {
         let path = self.path();
-        if let Some(first @ None) = &mut self.watched {
+        if let Some(first @ None) = &mut self.watched
+            && value.elem_count() > 0
+        {
             let sum = value.to_dtype(DType::F32)?.abs()?.max_all()?.to_scalar::<f32>()?;
             let not_a_number = value.ne(value)?.to_dtype(DType::F32)?.max_all()?.to_scalar::<f32>()?;
             if !sum.is_finite() || not_a_number != 0.0 {
@@ -316,11 +318,11 @@ impl Ops for Eager {
         let (flat, out) = (x.contiguous()?.reshape((rows, width))?, linear.weight.shape()[0]);
         let step = if self.forgets { (AT_A_TIME / width.max(1)).max(1) } else { out };
         let y = match out <= step {
-            true => flat.matmul(&self.load_as(&linear.weight, x)?.t()?)?,
+            true => multiply(&flat, &self.load_as(&linear.weight, x)?.t()?, Tensor::matmul)?,
             false => {
                 let part = |start: usize| {
                     let part = self.load_as(&linear.weight.rows(start..out.min(start + step)), x)?;
-                    Ok(flat.matmul(&part.t()?)?)
+                    multiply(&flat, &part.t()?, Tensor::matmul)
                 };
                 Tensor::cat(&(0..out).step_by(step).map(part).collect::<Result<Vec<_>>>()?, 1)?
             }
@@ -334,6 +336,7 @@ impl Ops for Eager {
         if let Some(last) = dims.last_mut() {
             *last = out;
         }
+        self.watch(&y)?;
         Ok(y.reshape(dims)?)
     }
 
@@ -349,7 +352,7 @@ impl Ops for Eager {
         }
         let y = match () {
             () if self.fuses(x) && is_depthwise && keeps_size => fused::depthwise(x, &weight)?,
-            () => x.conv2d(&weight, conv.padding, conv.stride, 1, conv.groups)?,
+            () => multiply(x, &weight, |x, weight| x.conv2d(weight, conv.padding, conv.stride, 1, conv.groups))?,
         };
         Ok(match bias {
             Some(bias) => y.broadcast_add(&self.load_as(bias, x)?.reshape((1, (), 1, 1))?)?,
@@ -420,6 +423,7 @@ impl Ops for Eager {
         if choice.is_some() {
             self.choice = choice;
         }
+        self.watch(&output)?;
         let ty = if O::OUTPUT.ty == ElementType::T { self.model } else { DType::F32 };
         Ok(output.to_dtype(ty)?)
     }

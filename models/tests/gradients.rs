@@ -109,14 +109,19 @@ fn check(what: &str, config: &Value) {
         };
         // A selection that changes is a step in the loss, and no slope.
         for &index in order.iter().take(6) {
+            let here = value(&total);
+            // The slope, and how much steeper it is after the point than before.
             let slope = |step: f32| {
                 let ((up, same_up), (down, same_down)) = (moved(index, step), moved(index, -step));
-                (same_up && same_down).then_some(((up - down) / (2.0 * f64::from(step)), up.abs()))
+                let by = f64::from(step);
+                (same_up && same_down).then_some(((up - down) / (2.0 * by), (up - 2.0 * here + down) / by))
             };
-            let (Some((wide, size)), Some((narrow, _))) = (slope(step), slope(step / 2.0)) else { continue };
-            // A curve is nearly straight; at a kink two distances differ, and say nothing.
-            let rounding = 4e-6 * size.max(1.0) / f64::from(step / 2.0);
-            if (wide - narrow).abs() > 0.03 * narrow.abs() + rounding {
+            let (Some((wide, bend)), Some((narrow, half_bend))) = (slope(step), slope(step / 2.0)) else { continue };
+            // A smooth curve is nearly straight, and bends half as much over half the distance. Near a kink of a ReLU it does neither, and
+            // differences say nothing.
+            let rounding = 4e-6 * here.abs().max(1.0) / f64::from(step / 2.0);
+            let kink = (wide - narrow).abs().max((half_bend - bend / 2.0).abs());
+            if kink > 0.03 * narrow.abs() + 2.0 * rounding {
                 continue;
             }
             let (found, expected) = (f64::from(gradient[index]), (4.0 * narrow - wide) / 3.0);
@@ -167,7 +172,7 @@ fn vits() {
         "family": "moh-vit", "img_size": 64, "num_classes": 5, "mlp_ratios": [2, 2, 2, 2], "qkv_bias": true,
         "sr_ratios": [8, 4, 2, 1], "window_size": [3, 3, 3, null], "cpb_hidden": 6, "pretrain_size": 64,
         "embed_dims": [8, 12, 12, 16], "num_heads": [2, 3, 3, 4], "depths": [1, 1, 1, 1],
-        "shared_head": [2, 1, 1, 2], "routed_head": [0, 1, 1, 1],
+        "shared_head": [2, 1, 1, 1], "routed_head": [0, 1, 2, 2],
     });
     check("moh-vit", &config);
     let mut mixture = config.clone();
@@ -196,7 +201,14 @@ fn mixtures_of_attention_heads() {
         config
     };
     check("an encoder", &config(json!({"part": "encoder", "normalize_before": true, "learned_pos": true})));
-    check("experts", &config(json!({"part": "encoder", "ffd_type": "moe", "ffd_moe_k": 2, "task": "masked_lm"})));
+    let experts = |activation: &str| {
+        let more = json!({"ffd_type": "moe", "ffd_moe_k": 2, "task": "masked_lm", "activation_fn": activation});
+        let mut config = config(more);
+        config["part"] = "encoder".into();
+        config
+    };
+    check("experts", &experts("relu"));
+    check("smooth experts", &experts("gelu"));
     check("a decoder", &config(json!({"part": "decoder", "renormalize_gates": true})));
 }
 

@@ -32,6 +32,14 @@ fn export_and_run() {
     }
 }
 
+/// A forward that is written for candle alone, whose tensors have the family's names.
+#[test]
+fn a_model_of_ones_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let said = example("own_model", &[folder.path()]);
+    assert!(said.contains("outputs off by at most") && said.ends_with("; after 0 comes 1\n"), "{said}");
+}
+
 /// A family that no crate of ours knows is trained and exported.
 #[test]
 fn a_family_of_ones_own() {

@@ -30,7 +30,8 @@ impl Run {
         let run = Run { folder: folder.to_owned(), keep };
         for name in run.names()?.iter().filter(|name| name.starts_with('.') && name.ends_with(".tmp")) {
             let path = folder.join(name);
-            std::fs::remove_dir_all(&path).map_err(Error::io(&path))?;
+            let removed = if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
+            removed.map_err(Error::io(&path))?;
         }
         Ok(run)
     }
@@ -52,6 +53,11 @@ impl Run {
     /// The last complete checkpoint.
     pub(crate) fn last(&self) -> Result<Option<PathBuf>> {
         Ok(self.checkpoints()?.pop().map(|(_, path)| path))
+    }
+
+    /// The complete checkpoint of `step`.
+    pub(crate) fn at(&self, step: usize) -> Result<Option<PathBuf>> {
+        Ok(self.checkpoints()?.into_iter().find(|(saved, _)| *saved == step).map(|(_, path)| path))
     }
 
     /// Makes the checkpoint of `step`, which `write` fills, and removes older ones than are to be kept.
@@ -84,10 +90,13 @@ impl Run {
 
     /// Puts a file into the training's folder, in one piece.
     pub(crate) fn put(&self, name: &str, text: &str) -> Result<()> {
-        let unfinished = self.folder.join(format!(".{name}"));
-        write_file(&unfinished, text.as_bytes())?;
-        let path = self.folder.join(name);
-        std::fs::rename(&unfinished, &path).map_err(Error::io(path))
+        let (unfinished, path) = (self.folder.join(format!(".{name}.tmp")), self.folder.join(name));
+        let written = write_file(&unfinished, text.as_bytes())
+            .and_then(|()| std::fs::rename(&unfinished, &path).map_err(Error::io(path)));
+        written.map_err(|error| {
+            let _ = std::fs::remove_file(&unfinished);
+            error
+        })
     }
 }
 

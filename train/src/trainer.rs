@@ -92,6 +92,14 @@ impl Trainer {
         let device = &options.device;
         let frozen = |name: &str| options.frozen.iter().any(|prefix| name.starts_with(prefix.as_str()));
         let trained = || parameters.iter().filter(|(name, _)| !frozen(name));
+        if trained().next().is_none() {
+            let (expected, found) = ("a tensor that is none of them", format!("{:?}", options.frozen));
+            return Err(Error::Option { name: "frozen", expected, found });
+        }
+        if !parameters.device().same_device(device) {
+            let found = format!("{:?}", device.location());
+            return Err(Error::Option { name: "device", expected: "the device of the weights", found });
+        }
         let mut trainer = Trainer {
             optimizer: AdamW::new(trained(), device)?,
             average: options.ema.map(|_| initial_average(&parameters)).transpose()?,
@@ -268,11 +276,14 @@ impl Trainer {
         Error::NotFinite { step: self.step + 1, what: what.to_owned(), layer, last: self.last.clone() }
     }
 
-    /// Writes a checkpoint of now, and the plots.
+    /// Writes a checkpoint of now, unless there is one, and the plots.
     ///
     /// # Errors
     /// [`Error::Io`]: the last checkpoint stays.
     pub fn save(&mut self) -> Result<PathBuf> {
+        if let Some(saved) = self.run.at(self.step)? {
+            return Ok(saved);
+        }
         for (name, var) in self.parameters.iter() {
             if !squares(var.as_tensor())?.is_finite() {
                 return Err(self.not_finite(&format!("the weight {name}"), None::<(&mut Never, usize)>));
@@ -302,12 +313,17 @@ impl Trainer {
             let state = serde_json::json!({"step": self.step, "settings": settings});
             checkpoint::write_file(&folder.join(STATE), format!("{state:#}\n").as_bytes())
         })?;
+        self.last = Some(folder.clone());
+        self.plot().map_err(|error| error.keeping(self.last.clone()))?;
+        Ok(folder)
+    }
+
+    fn plot(&self) -> Result<()> {
         self.run.put("loss.svg", &plot::loss(&self.history))?;
         if !self.history.loads().is_empty() {
             self.run.put("heads.svg", &plot::heads(&self.history))?;
         }
-        self.last = Some(folder.clone());
-        Ok(folder)
+        Ok(())
     }
 
     /// Takes everything from a checkpoint.
