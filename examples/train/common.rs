@@ -60,7 +60,12 @@ pub(crate) fn report(progress: &Progress) {
 
 /// Exports a checkpoint, or a part of it, which compares the file's outputs with candle's, into `onnx/NAME` in the training's folder. Gives
 /// that folder.
-pub(crate) fn export(arguments: &Arguments, checkpoint: &Path, part: Option<moh_export::Part>, name: &str) -> Result<PathBuf> {
+pub(crate) fn export(
+    arguments: &Arguments,
+    checkpoint: &Path,
+    part: Option<moh_export::Part>,
+    name: &str,
+) -> Result<PathBuf> {
     let folder = arguments.folder.join("onnx");
     let options = moh_export::Options { force: true, part, ..Default::default() };
     println!("{}", moh_export::export(checkpoint, &folder.join(name), &options)?);

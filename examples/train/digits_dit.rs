@@ -22,7 +22,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 const CONFIG: &str = include_str!("../checkpoints/digits-moh-dit/config.json");
-const BATCH: usize = 64;
+const BATCH: usize = 32;
 const SIDE: usize = 16;
 const NULL_CLASS: i64 = 10;
 /// Share of the digits that are trained without their class, for guidance.
@@ -119,12 +119,18 @@ impl Task for Digits<'_> {
 
 fn main() -> Result<()> {
     let arguments = Arguments::read()?;
+    let drawn = |(pixels, label): ([f32; 64], usize)| {
+        let mut out = Vec::new();
+        scaled(&pixels, SIDE, (0.0, 0.0), &mut out);
+        (out, label)
+    };
+    let digits = digits(&arguments)?.into_iter().map(drawn).collect();
     let options = arguments.options(Options {
-        steps: 1500,
-        learning_rate: 1.5e-3,
-        warmup: 100,
+        steps: 800,
+        learning_rate: 2e-3,
+        warmup: 50,
         weight_decay: 0.0,
-        ema: Some(0.995),
+        ema: Some(0.99),
         ..Options::default()
     });
     let config = Config::new("config.json", serde_json::from_str(CONFIG)?);
@@ -132,13 +138,6 @@ fn main() -> Result<()> {
     let files = vec![("config.json".to_owned(), CONFIG.as_bytes().to_vec())];
     let start = Parameters::initial(&[&model], options.seed, &options.device)?;
     let mut trainer = Trainer::open(&arguments.folder, start, files, options)?;
-
-    let drawn = |(pixels, label): ([f32; 64], usize)| {
-        let mut out = Vec::new();
-        scaled(&pixels, SIDE, (0.0, 0.0), &mut out);
-        (out, label)
-    };
-    let digits = digits(&arguments)?.into_iter().map(drawn).collect();
     eprintln!("{} parameters; {} steps done", trainer.parameters().count(), trainer.step());
     trainer.train(&mut Digits { model: &model, noise: Noise::new(), digits }, report)?;
     let checkpoint = trainer.averaged().context("an average was asked for")?;

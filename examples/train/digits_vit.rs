@@ -60,11 +60,14 @@ fn picture(digit: &[f32; 64], moved: (f32, f32), out: &mut Vec<f32>) {
 
 fn main() -> Result<()> {
     let arguments = Arguments::read()?;
+    let mut digits = digits(&arguments)?;
+    anyhow::ensure!(digits.len() > TRAINED, "digits.csv: expected more than {TRAINED} digits, found {}", digits.len());
+    let held_out = digits.split_off(TRAINED);
     let options = arguments.options(Options {
-        steps: 600,
+        steps: 150,
         learning_rate: 1e-3,
-        warmup: 50,
-        save_every: 100,
+        warmup: 30,
+        save_every: 50,
         report_every: 10,
         ..Options::default()
     });
@@ -74,10 +77,6 @@ fn main() -> Result<()> {
     let files = files.map(|(name, text)| (name.to_owned(), text.as_bytes().to_vec())).into();
     let start = Parameters::initial(&[&model], options.seed, &options.device)?;
     let mut trainer = Trainer::open(&arguments.folder, start, files, options)?;
-
-    let mut digits = digits(&arguments)?;
-    anyhow::ensure!(digits.len() > TRAINED, "digits.csv: expected more than {TRAINED} digits, found {}", digits.len());
-    let held_out = digits.split_off(TRAINED);
     eprintln!("{} parameters; {} steps done", trainer.parameters().count(), trainer.step());
     let checkpoint = trainer.train(&mut Digits { model: &model, digits }, report)?;
 

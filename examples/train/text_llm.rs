@@ -75,8 +75,9 @@ impl Task for Text<'_> {
 
 fn main() -> Result<()> {
     let arguments = Arguments::read()?;
+    let (train, held_out) = tokens(&arguments)?;
     let options = arguments.options(Options {
-        steps: 1200,
+        steps: 1000,
         learning_rate: 3e-3,
         warmup: 60,
         weight_decay: 0.1,
@@ -88,8 +89,6 @@ fn main() -> Result<()> {
     let files = files.map(|(name, text)| (name.to_owned(), text.as_bytes().to_vec())).into();
     let start = Parameters::initial(&[&model], options.seed, &options.device)?;
     let mut trainer = Trainer::open(&arguments.folder, start, files, options)?;
-
-    let (train, held_out) = tokens(&arguments)?;
     eprintln!(
         "{} parameters, {} tokens to train on, {} held out; {} steps done",
         trainer.parameters().count(),

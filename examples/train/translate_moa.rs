@@ -161,9 +161,9 @@ fn part(part: Part) -> Result<Model> {
 fn main() -> Result<()> {
     let arguments = Arguments::read()?;
     let options = arguments.options(Options {
-        steps: 2000,
+        steps: 1500,
         learning_rate: 2e-3,
-        warmup: 200,
+        warmup: 150,
         weight_decay: 0.01,
         final_rate: 0.02,
         save_every: 500,

@@ -92,7 +92,7 @@ mod tests {
     }
 
     /// Values and gradients of two formulas of the same variables.
-    fn compare(what: &str, vars: &[Var], fused: &Tensor, composed: &Tensor) {
+    fn compare(what: &str, vars: &[&Var], fused: &Tensor, composed: &Tensor) {
         assert_eq!(fused.dims(), composed.dims(), "{what}");
         let near = |a: &Tensor, b: &Tensor, of: &str| {
             let (a, b) = (flat(a), flat(b));
@@ -113,11 +113,11 @@ mod tests {
     fn activations() {
         let x = random(1, &[5, 333]);
         let t = x.as_tensor();
-        compare("silu", &[x.clone()], &activation(t, Activation::Silu).unwrap(), &crate::algebra::silu(t).unwrap());
-        compare("gelu", &[x.clone()], &activation(t, Activation::Gelu).unwrap(), &t.gelu_erf().unwrap());
-        compare("gelu tanh", &[x.clone()], &activation(t, Activation::GeluTanh).unwrap(), &t.gelu().unwrap());
+        compare("silu", &[&x], &activation(t, Activation::Silu).unwrap(), &crate::algebra::silu(t).unwrap());
+        compare("gelu", &[&x], &activation(t, Activation::Gelu).unwrap(), &t.gelu_erf().unwrap());
+        compare("gelu tanh", &[&x], &activation(t, Activation::GeluTanh).unwrap(), &t.gelu().unwrap());
         let b = random(2, &[333]);
-        compare("bias", &[x.clone(), b.clone()], &add_bias(t, &b).unwrap(), &t.broadcast_add(&b).unwrap());
+        compare("bias", &[&x, &b], &add_bias(t, &b).unwrap(), &t.broadcast_add(&b).unwrap());
     }
 
     #[test]
@@ -127,13 +127,13 @@ mod tests {
         let mean = t.sqr().unwrap().mean_keepdim(D::Minus1).unwrap();
         let y = t.broadcast_div(&(mean + 1e-5).unwrap().sqrt().unwrap()).unwrap();
         let y = y.broadcast_mul(&w).unwrap();
-        compare("rms", &[x.clone(), w.clone()], &rms_norm(t, &w, 1e-5).unwrap(), &y);
+        compare("rms", &[&x, &w], &rms_norm(t, &w, 1e-5).unwrap(), &y);
         let centred = t.broadcast_sub(&t.mean_keepdim(D::Minus1).unwrap()).unwrap();
         let variance = centred.sqr().unwrap().mean_keepdim(D::Minus1).unwrap();
         let y = centred.broadcast_div(&(variance + 1e-5).unwrap().sqrt().unwrap()).unwrap();
-        compare("plain", &[x.clone()], &layer_norm(t, None, 1e-5).unwrap(), &y);
+        compare("plain", &[&x], &layer_norm(t, None, 1e-5).unwrap(), &y);
         let y = y.broadcast_mul(&w).unwrap().broadcast_add(&b).unwrap();
-        compare("affine", &[x.clone(), w.clone(), b.clone()], &layer_norm(t, Some((&w, &b)), 1e-5).unwrap(), &y);
+        compare("affine", &[&x, &w, &b], &layer_norm(t, Some((&w, &b)), 1e-5).unwrap(), &y);
     }
 
     #[test]
@@ -145,9 +145,9 @@ mod tests {
         let biased = (s.as_tensor() * 0.5).unwrap().broadcast_add(&bias).unwrap();
         let expected = softmax(&biased.broadcast_add(&mask).unwrap()).unwrap();
         let found = attention_weights(&s, Some(&bias), 0.5, true).unwrap();
-        compare("causal", &[s.clone(), bias.clone()], &found, &expected);
+        compare("causal", &[&s, &bias], &found, &expected);
         let plain = softmax(&(s.as_tensor() * 0.5).unwrap()).unwrap();
-        compare("plain", &[s.clone()], &attention_weights(&s, None, 0.5, false).unwrap(), &plain);
+        compare("plain", &[&s], &attention_weights(&s, None, 0.5, false).unwrap(), &plain);
         // A row that sees nothing gives zeros.
         let nothing = Tensor::full(f32::NEG_INFINITY, (1, 1, 1, 7), &Device::Cpu).unwrap();
         let dead = attention_weights(&s, Some(&nothing), 0.5, false).unwrap();
@@ -160,7 +160,7 @@ mod tests {
         let gated = x.broadcast_mul(&gates.transpose(1, 2).unwrap().unsqueeze(3).unwrap()).unwrap();
         let gated = gated.transpose(1, 2).unwrap().reshape((2, 4, 18)).unwrap();
         let expected = mask_heads(&gated, &gates).unwrap();
-        compare("gates", &[x.clone(), gates.clone()], &gate_heads(&x, &gates).unwrap(), &expected);
+        compare("gates", &[&x, &gates], &gate_heads(&x, &gates).unwrap(), &expected);
     }
 
     #[test]
@@ -169,10 +169,10 @@ mod tests {
         for (padding, stride) in [(1, 2), (0, 3), (2, 1)] {
             let expected = x.conv2d(&w, padding, stride, 1, 1).unwrap();
             let found = conv2d(&x, &w, None, padding, stride).unwrap();
-            compare("conv", &[w.clone()], &found, &expected);
+            compare("conv", &[&w], &found, &expected);
         }
         let (x, w) = (random(3, &[2, 4, 5, 6]), random(4, &[4, 1, 3, 3]));
         let expected = x.conv2d(&w, 1, 1, 1, 4).unwrap();
-        compare("depthwise", &[x.clone(), w.clone()], &depthwise(&x, &w).unwrap(), &expected);
+        compare("depthwise", &[&x, &w], &depthwise(&x, &w).unwrap(), &expected);
     }
 }

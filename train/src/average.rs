@@ -24,7 +24,7 @@ impl Average {
         let Some(average) = self.tensors.get_mut(name) else { return Ok(()) };
         match average.device().is_cpu() {
             true => average.inplace_op2(now, &Mix { share: share as f32 })?,
-            false => *average = ((average.as_ref() * share)? + (now.detach() * (1.0 - share))?)?,
+            false => *average = ((&*average * share)? + (now.detach() * (1.0 - share))?)?,
         }
         Ok(())
     }

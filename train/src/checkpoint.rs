@@ -93,9 +93,8 @@ impl Run {
         let (unfinished, path) = (self.folder.join(format!(".{name}.tmp")), self.folder.join(name));
         let written = write_file(&unfinished, text.as_bytes())
             .and_then(|()| std::fs::rename(&unfinished, &path).map_err(Error::io(path)));
-        written.map_err(|error| {
+        written.inspect_err(|_| {
             let _ = std::fs::remove_file(&unfinished);
-            error
         })
     }
 }

@@ -10,7 +10,8 @@ pub enum Precision {
     #[default]
     F32,
     /// bfloat16 for what the model's `forward` has in the model's type; routers, norms, attention scores and losses stay in float32.
-    /// It is for GPUs: on CPUs candle widens every product to float32, which takes longer than float32 does.
+    /// It is for GPUs: candle has no bfloat16 products on CPUs. There they are computed in float32 and rounded, which takes longer than
+    /// [`Precision::F32`] does.
     Bf16,
 }
 

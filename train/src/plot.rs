@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 
 const WIDTH: f64 = 720.0;
-const LEFT: f64 = 150.0;
+/// Room for the names of layers, of up to 30 letters.
+const LEFT: f64 = 206.0;
 const RIGHT: f64 = 20.0;
 const TOP: f64 = 36.0;
 const BOTTOM: f64 = 40.0;

@@ -7,7 +7,7 @@ use moh_models::eager::Eager;
 use moh_models::families::Inputs;
 use moh_models::sample::Rng;
 use moh_models::{Checkpoint, Config, Model, Parameters, routing};
-use moh_train::{Error, Loss, Options, Result, Task, Trainer, loss};
+use moh_train::{Error, Loss, Options, Precision, Result, Task, Trainer, loss};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -172,6 +172,40 @@ fn it_learns() {
     let last = lines.last().unwrap();
     assert_eq!((last.step, lines.len(), last.active), (80, 16, Some((3.0, 4.0))));
     assert!(last.to_string().starts_with("step 80/80: loss 0."), "{last}");
+}
+
+/// Weights that are smaller than a unit of bfloat16's apart are kept: what is rounded is what the model computes with.
+#[test]
+fn it_learns_in_bfloat16() {
+    let root = tempfile::tempdir().unwrap();
+    let wanted = Options { steps: 80, precision: Precision::Bf16, ..options() };
+    let mut trained = trainer(root.path(), wanted.clone()).unwrap();
+    trained.train(&mut Counting::new(), |_| ()).unwrap();
+    let losses: Vec<f64> = trained.history().losses().map(|(_, loss)| loss).collect();
+    assert!(losses[0] > 2.5 && *losses.last().unwrap() < 0.5, "{losses:?}");
+    let weight = trained.parameters().get("lm_head.weight").unwrap();
+    let rounded = weight.to_dtype(DType::BF16).unwrap().to_dtype(DType::F32).unwrap();
+    let differs = (weight.as_tensor() - rounded).unwrap().abs().unwrap().max_all().unwrap();
+    assert!(differs.to_scalar::<f32>().unwrap() > 0.0);
+    let error = trainer(root.path(), Options { precision: Precision::F32, ..wanted }).err().unwrap().to_string();
+    assert!(error.contains("this training was begun with precision = Bf16, not F32"), "{error}");
+}
+
+#[test]
+fn options_that_train_nothing_are_refused() {
+    let root = tempfile::tempdir().unwrap();
+    let frozen = Options { frozen: vec!["model".to_owned(), "lm_head".to_owned()], ..options() };
+    let error = trainer(root.path(), frozen).err().unwrap().to_string();
+    assert_eq!(error, r#"option frozen: expected a tensor that is none of them, found ["model", "lm_head"]"#);
+}
+
+#[test]
+fn a_checkpoint_that_is_there_is_not_written_again() {
+    let root = tempfile::tempdir().unwrap();
+    let mut trained = trainer(root.path(), Options { steps: 5, ..options() }).unwrap();
+    let saved = trained.train(&mut Counting::new(), |_| ()).unwrap();
+    assert_eq!(trained.save().unwrap(), saved);
+    assert_eq!(trained.checkpoint().unwrap(), saved);
 }
 
 #[test]

@@ -132,11 +132,12 @@ impl Depthwise {
         for i in 0..self.side {
             for j in 0..self.side {
                 // Row y reads row y + i - reach, columns are alike.
-                let (begin, end) = (reach.saturating_sub(j), self.columns.min(self.columns + reach - j));
+                let (begin, end) =
+                    (reach.saturating_sub(j), self.columns.min((self.columns + reach).saturating_sub(j)));
                 if begin >= end {
                     continue;
                 }
-                for y in reach.saturating_sub(i)..self.rows.min(self.rows + reach - i) {
+                for y in reach.saturating_sub(i)..self.rows.min((self.rows + reach).saturating_sub(i)) {
                     let (to, from) = (y * self.columns, (y + i - reach) * self.columns);
                     f(i * self.side + j, to + begin..to + end, from + begin + j - reach..from + end + j - reach);
                 }

@@ -37,7 +37,7 @@ fn normal(x: f32) -> (f32, f32) {
     (if x < 0.0 { upper } else { 1.0 - upper }, bell * 0.398_942_3)
 }
 
-const C: f32 = 0.797_884_56;
+const C: f32 = 0.797_884_6;
 const CUBE: f32 = 0.044_715;
 
 impl Activation {
