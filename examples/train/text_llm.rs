@@ -77,7 +77,7 @@ fn main() -> Result<()> {
     let arguments = Arguments::read()?;
     let (train, held_out) = tokens(&arguments)?;
     let options = arguments.options(Options {
-        steps: 1000,
+        steps: 800,
         learning_rate: 3e-3,
         warmup: 60,
         weight_decay: 0.1,
