@@ -18,6 +18,7 @@ from pathlib import Path
 # Crate: the crates it may use. "?" = only as an optional dependency, behind a feature.
 RULE = {
     "moh-models": ["moh-operators"],
+    "moh-train": ["moh-models"],
     "moh-operators": [],
     "moh-cpu": ["moh-operators"],
     "moh-cuda": ["moh-operators"],
@@ -38,6 +39,7 @@ TASK_LIBRARIES = {"tokenizers", "png", "zune-jpeg", "image-webp"}
 SERVER_LIBRARIES = {"axum", "hyper", "tokio", "tonic", "tower", "utoipa", "metrics-exporter-prometheus"}
 LIGHT = {
     "moh-export": TASK_LIBRARIES | SERVER_LIBRARIES,
+    "moh-train": TASK_LIBRARIES | SERVER_LIBRARIES,
     "moh-ops": TASK_LIBRARIES | SERVER_LIBRARIES,
     "moh-tasks": SERVER_LIBRARIES,
     "moh-runtime": SERVER_LIBRARIES,

@@ -267,8 +267,7 @@ pub fn export(path: &Path, output: &Path, options: &Options) -> Result<Report, E
     if options.both_parts {
         return seq2seq::export(path, output, options);
     }
-    let started = std::time::Instant::now();
-    let ir_version = check_versions(options)?;
+    check_versions(options)?;
     let mut checkpoint = open(path, options)?;
     if let Some(part) = options.part {
         checkpoint.configure("part", part.name());
@@ -277,19 +276,34 @@ pub fn export(path: &Path, output: &Path, options: &Options) -> Result<Report, E
         cache.put(&mut checkpoint);
     }
     let model = Model::load(&checkpoint, options.family.as_deref())?;
-    check_part(options.part, &model)?;
-    Cache::check(options, &model)?;
-    check_sizes(&options.sizes, &model)?;
+    export_model(&checkpoint, &model, output, options)
+}
+
+/// Exports `model`, which was read from `checkpoint`, to `output`: also one of a family of another crate ([`Model::of`]).
+///
+/// [`Options::family`], [`Options::config`] and what else says how to read a checkpoint say nothing here.
+///
+/// # Errors
+/// See [`Error`]; the output is then as it was.
+pub fn export_model(checkpoint: &Checkpoint, model: &Model, output: &Path, options: &Options) -> Result<Report, Error> {
+    let mut options = options.clone();
+    options.passes.gemm.as_stored |= options.weights == Weights::Link;
+    let options = &options;
+    let started = std::time::Instant::now();
+    let ir_version = check_versions(options)?;
+    check_part(options.part, model)?;
+    Cache::check(options, model)?;
+    check_sizes(&options.sizes, model)?;
     options.passes.check()?;
     check_name(output)?;
     let place = Place::new(output, options.layout);
     let models = [place.model.as_str()];
-    check_output(&place, &models, &checkpoint, options)?;
+    check_output(&place, &models, checkpoint, options)?;
 
-    let (dtype, note) = choose_dtype(&model, options);
+    let (dtype, note) = choose_dtype(model, options);
     check_target(options, dtype)?;
     let recording = record::Options { dtype, opset: options.opset, ir_version };
-    let mut recorded = record::record_sized(&model, recording, &options.sizes)?;
+    let mut recorded = record::record_sized(model, recording, &options.sizes)?;
     let quantization = options.quantize.as_ref().map(|how| quantize::apply(&mut recorded, how)).transpose()?;
     let mut graph = recorded.clone();
     passes::run(&mut graph, &options.passes)?;
@@ -298,12 +312,12 @@ pub fn export(path: &Path, output: &Path, options: &Options) -> Result<Report, E
             let problem = format!("the model's outputs cannot be compared with these: {}", verify::NO_BF16);
             return Err(Error::Reference { file: path.clone(), problem });
         }
-        Some(ReferenceFile { path, tolerance }) => Some(Reference::open(path, *tolerance, &model, &graph)?),
+        Some(ReferenceFile { path, tolerance }) => Some(Reference::open(path, *tolerance, model, &graph)?),
         None => None,
     };
     let mut plan = Plan::with(&graph, options.weights, dtype, &place)?;
     let external = plan.iter().next().is_some();
-    let facts = Facts::new(&checkpoint, &model, &graph, dtype, (options.layout, &place), external)?;
+    let facts = Facts::new(checkpoint, model, &graph, dtype, (options.layout, &place), external)?;
     let chosen = Chosen::new(&facts, &[&graph], options)?;
     let (sides, side_notes) = side_files::side_files(&facts, &options.sides)?;
     let (missing, _) = side_files::missing(&sides, &place, &models, options.force)?;
@@ -314,16 +328,16 @@ pub fn export(path: &Path, output: &Path, options: &Options) -> Result<Report, E
         staging.add_data(&graph, &plan, options)
     });
     let quantization = quantization.as_ref();
-    let subject = Subject { model: &model, recorded: &recorded, plan: &plan, dtype, options, quantization };
+    let subject = Subject { model, recorded: &recorded, plan: &plan, dtype, options, quantization };
     let found = staged
-        .and_then(|()| subject.check(&staging, skipped(&model, dtype, options), reference.as_ref()))
+        .and_then(|()| subject.check(&staging, skipped(model, dtype, options), reference.as_ref()))
         .map_err(|error| staging.at_output(error))?;
     // Another export may have put its files there meanwhile.
     let (missing, kept) = side_files::missing(&sides, &place, &models, options.force)?;
     let names: Vec<String> = missing.into_iter().map(|side| side.name).collect();
     let files = staging.commit(&names)?;
     let notes = note.into_iter().map(str::to_owned).chain(plan.note()).chain(side_notes).chain(kept).collect();
-    let mut report = Report::new(&checkpoint, &model, dtype, notes, files, found, started.elapsed())?;
+    let mut report = Report::new(checkpoint, model, dtype, notes, files, found, started.elapsed())?;
     report.target = chosen;
     report.quantization = options.quantize.as_ref().map(|how| QuantizationReport::of(how, quantization));
     Ok(report)

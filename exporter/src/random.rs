@@ -10,6 +10,7 @@ use crate::staging::{Staging, write_file};
 use crate::weights::put;
 use moh_models::families::Tensors;
 use moh_models::families::moa::Part;
+use moh_models::initial::{DEVIATION, constant, seed_of};
 use moh_models::sample::Rng;
 use moh_models::{Config, Model, Warning};
 use serde::Serialize;
@@ -22,9 +23,6 @@ const CHUNK: usize = 1 << 16;
 
 /// Bytes that are worth handing to the thread that writes them.
 const PART: usize = 4 << 20;
-
-/// Standard deviation of the weights, that of LLaMA's initialisation.
-const SPREAD: f32 = 0.02;
 
 /// Names of tensors that a model whose parts share all embeddings has under another name already.
 const SHARED: [&str; 2] = ["decoder.embed_tokens.weight", "decoder.output_projection.weight"];
@@ -196,7 +194,7 @@ fn header(tensors: &[(String, Vec<usize>)], dtype: ElementType, out: &mut Buffer
 fn data(tensors: &[(String, Vec<usize>)], dtype: ElementType, seed: u64, out: &mut Output) -> Result<(), Error> {
     for (name, shape) in tensors {
         let elements: usize = shape.iter().product();
-        let constant = constant_of(name);
+        let constant = constant(name);
         let mut rng = Rng::new(seed_of(seed, name));
         let mut values = vec![constant.unwrap_or(0.0); CHUNK.min(elements)];
         for start in (0..elements).step_by(CHUNK) {
@@ -213,31 +211,14 @@ fn data(tensors: &[(String, Vec<usize>)], dtype: ElementType, seed: u64, out: &m
     Ok(())
 }
 
-/// The generator's seed for a tensor (FNV-1a of its name).
-fn seed_of(seed: u64, name: &str) -> u64 {
-    name.bytes().fold(seed ^ 0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
-}
-
 /// Uniform noise of the wanted standard deviation: normal numbers would take most of the time.
 fn noise(rng: &mut Rng, values: &mut [f32]) {
-    let scale = SPREAD * 3f32.sqrt() / (1u32 << 31) as f32;
+    let scale = DEVIATION * 3f32.sqrt() / (1u32 << 31) as f32;
     for pair in values.chunks_mut(2) {
         let bits = rng.bits();
         for (value, bits) in pair.iter_mut().zip([bits as u32, (bits >> 32) as u32]) {
             *value = bits.cast_signed() as f32 * scale;
         }
-    }
-}
-
-/// The value of tensors that training starts from a constant.
-fn constant_of(name: &str) -> Option<f32> {
-    let (module, kind) = name.rsplit_once('.').unwrap_or(("", name));
-    let is_norm = module.rsplit('.').next().is_some_and(|last| last.contains("norm"));
-    match kind {
-        "weight" if is_norm => Some(1.0),
-        "bias" => Some(0.0),
-        "temperature" => Some(0.5),
-        _ => None,
     }
 }
 
@@ -296,7 +277,7 @@ mod tests {
         assert_ne!(values("one", "b.weight"), values("other", "b.weight"));
         let noise = values("one", "b.weight");
         let spread = (noise.iter().map(|v| v * v).sum::<f32>() / noise.len() as f32).sqrt();
-        assert!((spread - SPREAD).abs() < SPREAD / 50.0, "{spread}");
+        assert!((spread - DEVIATION).abs() < DEVIATION / 50.0, "{spread}");
         assert_eq!((values("one", "b.norm.weight"), values("one", "c.bias")), (vec![1.0; 4], vec![0.0; 2]));
     }
 

@@ -1,12 +1,41 @@
 //! Tensor algebra that candle does not bring along.
 
 use crate::error::Result;
-use candle_core::{D, Tensor};
+use candle_core::{D, DType, Tensor};
 
 /// exp(x) / sum(exp(x)) over the last axis.
 pub(crate) fn softmax(x: &Tensor) -> Result<Tensor> {
     let exp = x.broadcast_sub(&x.max_keepdim(D::Minus1)?)?.exp()?;
     Ok(exp.broadcast_div(&exp.sum_keepdim(D::Minus1)?)?)
+}
+
+/// `multiply` of `x` and `weight`: a matrix product or a convolution.
+///
+/// candle has no bfloat16 products on CPUs. There they are made of the same numbers in float32 and then rounded, as on GPUs.
+pub(crate) fn multiply(
+    x: &Tensor,
+    weight: &Tensor,
+    multiply: impl Fn(&Tensor, &Tensor) -> candle_core::Result<Tensor>,
+) -> Result<Tensor> {
+    match x.dtype() == DType::BF16 && x.device().is_cpu() {
+        true => Ok(multiply(&x.to_dtype(DType::F32)?, &weight.to_dtype(DType::F32)?)?.to_dtype(DType::BF16)?),
+        false => Ok(multiply(x, weight)?),
+    }
+}
+
+/// Matrix products over the last two axes; leading axes broadcast. One matrix for all rows of `x` is one product.
+pub(crate) fn product(x: &Tensor, matrix: &Tensor) -> Result<Tensor> {
+    match (x.rank(), matrix.dims()) {
+        (3.., &[inner, columns]) => {
+            let mut dims = x.dims().to_vec();
+            if let Some(last) = dims.last_mut() {
+                *last = columns;
+            }
+            let rows = x.contiguous()?.reshape((x.elem_count() / inner.max(1), inner))?;
+            Ok(multiply(&rows, matrix, Tensor::matmul)?.reshape(dims)?)
+        }
+        _ => multiply(&x.contiguous()?, &matrix.contiguous()?, Tensor::broadcast_matmul),
+    }
 }
 
 /// 1 / (1 + exp(-x)).

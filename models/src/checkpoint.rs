@@ -30,6 +30,7 @@ pub use crate::weight_type::WeightType;
 pub use config::{Config, DefaultValue};
 pub use loader::Loader;
 pub use preset::{NAMES as PRESET_NAMES, PRESETS, Preset};
+pub(crate) use weight::Part;
 pub use weight::{Place, Weight};
 
 /// The configuration's name beside the weights.

@@ -23,6 +23,14 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// A tensor that cannot be trained.
+    #[error("parameter {tensor:?}: expected a variable in F32 on the chosen device, found {found}")]
+    Variable {
+        /// The tensor.
+        tensor: String,
+        /// What there is.
+        found: String,
+    },
     /// The operating system refused.
     #[error("{}: {reason}", file.display())]
     Io {

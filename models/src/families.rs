@@ -1,5 +1,6 @@
 //! The model families, and which one a checkpoint belongs to. A family is one file, and one line in `families!`.
 
+mod outside;
 mod resolve;
 
 use crate::checkpoint::{Checkpoint, Config, DefaultValue, Prefix, Problem, WeightType};
@@ -9,6 +10,7 @@ use crate::ops::{Ops, Result, Type};
 use crate::router::HeadCounts;
 use crate::sample::Sample;
 use crate::warning::Warning;
+use outside::Outside;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A dimension of an input or output.
@@ -137,7 +139,10 @@ macro_rules! families {
         /// Every family's names.
         pub const NAMES: &[&str] = &[$($($name),+),+];
 
-        enum AnyFamily { $($model($module::$model)),+ }
+        enum AnyFamily {
+            $($model($module::$model),)+
+            Outside(Outside),
+        }
 
         impl AnyFamily {
             fn load(name: &str, checkpoint: &Checkpoint) -> Result<AnyFamily> {
@@ -150,7 +155,7 @@ macro_rules! families {
 
         macro_rules! each {
             ($any:expr, $inner:ident => $body:expr) => {
-                match $any { $(AnyFamily::$model($inner) => $body),+ }
+                match $any { $(AnyFamily::$model($inner) => $body,)+ AnyFamily::Outside($inner) => $body }
             };
         }
     };
@@ -201,9 +206,26 @@ impl Model {
         Model::read(checkpoint, &name).map_err(|error| resolve::explained(error, &name, checkpoint))
     }
 
+    /// Reads `checkpoint` as a family of another crate, `name`. Its `forward` runs once, here, so it must not depend on which interpreter
+    /// it is given; the model is then like any other: it runs in candle, is trained, counted and exported.
+    ///
+    /// # Errors
+    /// As [`Model::load`].
+    pub fn of<F: Family + Send + Sync + 'static>(name: &str, checkpoint: &Checkpoint) -> Result<Model> {
+        resolve::load(name, checkpoint, |checkpoint| Ok(AnyFamily::Outside(Outside::new(F::load(name, checkpoint)?)?)))
+    }
+
+    /// As [`Model::plan`], of a family of another crate.
+    ///
+    /// # Errors
+    /// As [`Model::plan`].
+    pub fn plan_of<F: Family + Send + Sync + 'static>(name: &str, config: &Config) -> Result<(Model, Tensors)> {
+        planned(config, |checkpoint| Model::of::<F>(name, checkpoint))
+    }
+
     /// As [`Model::load`], without looking for what may be wrong.
     pub(crate) fn read(checkpoint: &Checkpoint, name: &str) -> Result<Model> {
-        resolve::load(name, checkpoint)
+        resolve::load(name, checkpoint, |checkpoint| AnyFamily::load(name, checkpoint))
     }
 
     /// The model that `config` describes, without weights, and the names and shapes of the tensors that it has.
@@ -211,25 +233,10 @@ impl Model {
     /// # Errors
     /// As [`Model::load`], but for the tensors.
     pub fn plan(config: &Config, family: Option<&str>) -> Result<(Model, Tensors)> {
-        let tensors = match Model::load(&Checkpoint::planned(config.clone(), &[]), family) {
-            Err(Error::Tensors(mismatch)) => mismatch.problems,
-            Err(error) => return Err(error),
-            Ok(_) => Vec::new(),
-        };
-        let missing = |problem| match problem {
-            Problem::Missing { tensor, expected } => Some((tensor, expected)),
-            _ => None,
-        };
-        let tensors: Tensors = tensors.into_iter().filter_map(missing).collect();
-        let sizes = tensors.iter().map(|(_, shape)| shape.iter().fold(1, |n: usize, &dim| n.saturating_mul(dim)));
-        let parameters = sizes.fold(0, usize::saturating_add);
-        if parameters > MAX_PARAMETERS {
-            return Err(Error::TooLarge { file: config.path().to_owned(), parameters, limit: MAX_PARAMETERS });
-        }
-        Ok((Model::load(&Checkpoint::planned(config.clone(), &tensors), family)?, tensors))
+        planned(config, |checkpoint| Model::load(checkpoint, family))
     }
 
-    /// The family's name: one of [`NAMES`].
+    /// The family's name: one of [`NAMES`], or that of [`Model::of`].
     pub fn family(&self) -> &str {
         &self.name
     }
@@ -346,4 +353,24 @@ impl Model {
             .fold((0, 0), |(active, all), layer| (active + layer.heads.active(), all + layer.heads.num_heads));
         active as f64 / all.max(1) as f64
     }
+}
+
+/// The model that `load` makes of a configuration without weights, and its tensors.
+fn planned(config: &Config, load: impl Fn(&Checkpoint) -> Result<Model>) -> Result<(Model, Tensors)> {
+    let tensors = match load(&Checkpoint::planned(config.clone(), &[])) {
+        Err(Error::Tensors(mismatch)) => mismatch.problems,
+        Err(error) => return Err(error),
+        Ok(_) => Vec::new(),
+    };
+    let missing = |problem| match problem {
+        Problem::Missing { tensor, expected } => Some((tensor, expected)),
+        _ => None,
+    };
+    let tensors: Tensors = tensors.into_iter().filter_map(missing).collect();
+    let sizes = tensors.iter().map(|(_, shape)| shape.iter().fold(1, |n: usize, &dim| n.saturating_mul(dim)));
+    let parameters = sizes.fold(0, usize::saturating_add);
+    if parameters > MAX_PARAMETERS {
+        return Err(Error::TooLarge { file: config.path().to_owned(), parameters, limit: MAX_PARAMETERS });
+    }
+    Ok((load(&Checkpoint::planned(config.clone(), &tensors))?, tensors))
 }

@@ -6,6 +6,7 @@
 use crate::checkpoint::Weight;
 use crate::error::{Error, Result};
 use crate::macs::Macs;
+use crate::ops::Ops;
 use crate::routing::Choice;
 use crate::shape::Shape;
 use candle_core::Tensor;
@@ -18,6 +19,14 @@ pub trait ModelOperator: Definition {
     /// # Errors
     /// What candle fails with.
     fn compute(attributes: &Self::Attributes, inputs: &Self::Inputs<List<'_, &Tensor>>) -> Result<Computed>;
+
+    /// The same in a training on the CPU: the output may come about in another way, with the same gradients.
+    ///
+    /// # Errors
+    /// As [`ModelOperator::compute`].
+    fn train(attributes: &Self::Attributes, inputs: &Self::Inputs<List<'_, &Tensor>>) -> Result<Computed> {
+        Self::compute(attributes, inputs)
+    }
 
     /// Multiply-accumulates of a call.
     fn macs(attributes: &Self::Attributes, inputs: &Self::Inputs<List<'_, &Shape>>) -> Macs;
@@ -84,6 +93,28 @@ macro_rules! operators {
                         attributes,
                         &inputs::<moh_operators::$operator, _>(list)?,
                     );
+                }
+            )+
+            Err(Error::Internal("an operator that models do not use"))
+        }
+
+        /// Calls an operator that is known only at run time; `list` are its inputs, in their order.
+        ///
+        /// # Errors
+        /// An operator that models do not use, or without inputs; what the interpreter fails with.
+        pub(crate) fn play<P: Ops>(
+            ops: &mut P,
+            attributes: &Attributes,
+            list: &[Option<Argument<'_, P::Value>>],
+        ) -> Result<P::Value> {
+            let Some(absent) = list.iter().copied().flatten().next() else {
+                return Err(Error::Internal("an operator without inputs"));
+            };
+            let reader = List { inputs: list, absent };
+            $(
+                if let Ok(attributes) = attributes.get::<moh_operators::$operator>() {
+                    let Ok(inputs) = <moh_operators::$operator as Definition>::inputs(&reader);
+                    return ops.operator::<moh_operators::$operator>(attributes.clone(), &inputs);
                 }
             )+
             Err(Error::Internal("an operator that models do not use"))

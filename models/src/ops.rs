@@ -99,6 +99,11 @@ pub trait Ops {
     fn weight(&mut self, weight: &Weight, ty: Type) -> Result<Self::Value>;
     /// A constant computed from the configuration, of type `ty`; `values.len()` is the product of `shape`.
     fn constant(&mut self, ty: Type, shape: &[usize], values: &[f32]) -> Result<Self::Value>;
+    /// A constant that was computed from tensors of the checkpoint. One that is trained follows them.
+    fn computed(&mut self, weight: &Weight, ty: Type) -> Result<Self::Value> {
+        let values = weight.to_f32()?;
+        self.constant(ty, weight.shape(), &values)
+    }
     /// (dims of `like` but the last, `width`) filled with `value`, of type `ty`.
     fn filled(&mut self, ty: Type, like: &Self::Value, width: usize, value: f32) -> Result<Self::Value>;
 

@@ -120,7 +120,7 @@ fn share(x: &Tensor) -> Result<Tensor> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::operators::ModelOperator;
+    use crate::operators::{Computed, ModelOperator};
     use candle_core::{Device, Var};
     use moh_operators::top_k_router::{Attributes, Inputs, TopKRouter};
 
@@ -167,6 +167,31 @@ mod tests {
         let (biased, load) = loss(&[logits[0]; 4]);
         assert!(biased > 3.9, "{biased}");
         assert_eq!(load, [1.0, 1.0, 1.0, 1.0, 0.0, 0.0]);
+    }
+
+    /// The gate of a single selected head is 1, whatever its score: the scores learn from the balance alone, and from that only where
+    /// heads are not used alike.
+    #[test]
+    fn one_routed_head_learns_from_the_balance_alone() {
+        let gradients = |favours: [f32; 4]| {
+            let rows: Vec<f32> = favours.iter().flat_map(|favour| [*favour, 0.0, 0.3, -0.2]).collect();
+            let scores = Var::from_vec(rows, (1, 4, 4), &Device::Cpu).unwrap();
+            let attributes = Attributes { kind: Kind::TwoStage, num_heads: 3, top_k: 1, shared_heads: vec![0] };
+            let Computed { output, choice, .. } =
+                TopKRouter::compute(&attributes, &Inputs { scores: scores.as_tensor() }).unwrap();
+            let routing = Routing { path: "layer".to_owned(), choice: choice.unwrap(), gates: output.clone() };
+            let weights = Tensor::arange(1f32, 13.0, &Device::Cpu).unwrap().reshape((1, 4, 3)).unwrap();
+            let outputs = (output * weights).unwrap().sum_all().unwrap();
+            [outputs, routing.load_balance().unwrap()].map(|loss| {
+                let gradients = loss.backward().unwrap();
+                let routed = gradients.get(&scores).unwrap().narrow(2, 0, 2).unwrap().abs().unwrap();
+                routed.max_all().unwrap().to_scalar::<f32>().unwrap()
+            })
+        };
+        let [outputs, balance] = gradients([1.0, 1.0, 1.0, -1.0]);
+        assert!(outputs < 1e-6 && balance > 0.01, "{outputs} {balance}");
+        let [outputs, balance] = gradients([1.0, 1.0, -1.0, -1.0]);
+        assert!(outputs < 1e-6 && balance < 1e-6, "{outputs} {balance}");
     }
 
     #[test]

@@ -5,6 +5,8 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use candle_core::Tensor;
+
 use super::map::Source;
 use crate::error::Error;
 use crate::weight_type::WeightType;
@@ -23,12 +25,26 @@ struct Inner {
     data: Data,
     /// Where the elements come from, in order; `None`: from the tensor of this name.
     origins: Option<Arc<[Origin]>>,
+    /// Of a constant that was computed from other tensors: how.
+    derivation: Option<Derivation>,
+}
+
+/// A constant's formula in candle, through which gradients reach the tensors that it is computed from.
+pub(crate) type Formula = Arc<dyn Fn(&[Tensor]) -> Result<Tensor, Error> + Send + Sync>;
+
+/// What a constant is computed from, and how.
+#[derive(Clone)]
+pub(crate) struct Derivation {
+    pub(crate) inputs: Vec<Weight>,
+    pub(crate) formula: Formula,
 }
 
 /// Elements of a tensor in a file.
 #[derive(Debug, Clone)]
 struct Origin {
     file: PathBuf,
+    /// The name in the model.
+    name: String,
     /// The name in the file.
     tensor: String,
     /// Index of the first of them in the weight, and in the file's tensor.
@@ -45,6 +61,15 @@ pub struct Place<'a> {
     pub tensor: &'a str,
     /// Index of the element in row-major order.
     pub index: usize,
+}
+
+/// Elements of a tensor of the model, by its name there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Part {
+    pub(crate) tensor: String,
+    /// Index of the first element in that tensor.
+    pub(crate) at: usize,
+    pub(crate) elements: usize,
 }
 
 #[derive(Clone)]
@@ -64,7 +89,7 @@ enum Data {
 
 impl Weight {
     fn new(name: String, shape: Vec<usize>, dtype: WeightType, data: Data, origins: Option<Arc<[Origin]>>) -> Weight {
-        Weight(Arc::new(Inner { name, shape, dtype, data, origins }))
+        Weight(Arc::new(Inner { name, shape, dtype, data, origins, derivation: None }))
     }
 
     /// The file holds `shape` elements of `dtype` from byte `offset` on.
@@ -86,7 +111,39 @@ impl Weight {
     /// The same tensor by another name.
     pub(super) fn renamed(&self, name: &str) -> Weight {
         let Inner { shape, dtype, data, .. } = &*self.0;
-        Weight::new(name.to_owned(), shape.clone(), *dtype, data.clone(), Some(self.origins()))
+        let origin = |origin: &Origin| Origin { name: name.to_owned(), ..origin.clone() };
+        let origins = self.origins().iter().map(origin).collect();
+        Weight::new(name.to_owned(), shape.clone(), *dtype, data.clone(), Some(origins))
+    }
+
+    /// The same constant, which `formula` computes from `inputs`.
+    pub(crate) fn derived(self, inputs: Vec<Weight>, formula: Formula) -> Weight {
+        let Inner { name, shape, dtype, data, origins, .. } = &*self.0;
+        Weight(Arc::new(Inner {
+            name: name.clone(),
+            shape: shape.clone(),
+            dtype: *dtype,
+            data: data.clone(),
+            origins: origins.clone(),
+            derivation: Some(Derivation { inputs, formula }),
+        }))
+    }
+
+    /// How the elements are computed from other tensors, if they are.
+    pub(crate) fn derivation(&self) -> Option<&Derivation> {
+        self.0.derivation.as_ref()
+    }
+
+    /// The tensors of the model that the elements are of, in order; one that no model has for a computed constant.
+    pub(crate) fn parts(&self) -> Vec<Part> {
+        let origins = self.origins();
+        let end = |i: usize| origins.get(i + 1).map_or(self.elements(), |next| next.start.min(self.elements()));
+        let part = |(i, origin): (usize, &Origin)| Part {
+            tensor: origin.name.clone(),
+            at: origin.at,
+            elements: end(i).saturating_sub(origin.start),
+        };
+        origins.iter().enumerate().map(part).filter(|part| part.elements > 0).collect()
     }
 
     /// A tensor that no file holds: a computed constant.
@@ -141,17 +198,21 @@ impl Weight {
     pub(crate) fn stacked(name: String, parts: &[Weight]) -> Weight {
         let rows = parts.iter().map(|part| part.shape()[0]).sum();
         let shape = [rows, parts.first().map_or(0, |part| part.shape()[1])];
-        // What is only planned, or missing, may be of any size.
-        if parts.iter().any(Weight::is_absent) {
-            return Weight::absent(&name, &shape);
-        }
-        let (mut origins, mut start) = (Vec::new(), 0);
+        let (mut origins, mut start) = (Vec::new(), 0usize);
         for part in parts {
-            origins
-                .extend(part.origins().iter().cloned().map(|origin| Origin { start: start + origin.start, ..origin }));
-            start += part.elements();
+            origins.extend(
+                part.origins()
+                    .iter()
+                    .cloned()
+                    .map(|origin| Origin { start: start.saturating_add(origin.start), ..origin }),
+            );
+            // What is only planned, or missing, may be of any size.
+            start = start.saturating_add(part.elements());
         }
-        let data = Data::Joined(parts.to_vec());
+        let data = match parts.iter().any(Weight::is_absent) {
+            true => Data::Absent,
+            false => Data::Joined(parts.to_vec()),
+        };
         Weight::new(name, shape.to_vec(), WeightType::F32, data, Some(origins.into()))
     }
 
@@ -172,7 +233,13 @@ impl Weight {
     }
 
     fn origins(&self) -> Arc<[Origin]> {
-        let own = || Origin { file: self.file().to_owned(), tensor: self.name().to_owned(), start: 0, at: 0 };
+        let own = || Origin {
+            file: self.file().to_owned(),
+            name: self.name().to_owned(),
+            tensor: self.name().to_owned(),
+            start: 0,
+            at: 0,
+        };
         self.0.origins.clone().unwrap_or_else(|| Arc::new([own()]))
     }
 

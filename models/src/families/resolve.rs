@@ -8,14 +8,22 @@ use crate::warning::Warning;
 
 /// Reads `checkpoint` as family `name`, whose keys are then known.
 fn read(name: &str, checkpoint: &Checkpoint) -> Result<AnyFamily> {
+    read_with(checkpoint, &|checkpoint| AnyFamily::load(name, checkpoint))
+}
+
+fn read_with(checkpoint: &Checkpoint, load: &impl Fn(&Checkpoint) -> Result<AnyFamily>) -> Result<AnyFamily> {
     checkpoint.forget();
     checkpoint.config().know(&["family"]);
-    AnyFamily::load(name, checkpoint)
+    load(checkpoint)
 }
 
 /// Reads `checkpoint` as family `name`, under the names in the files or without a prefix of theirs.
-pub(super) fn load(name: &str, checkpoint: &Checkpoint) -> Result<Model> {
-    let mismatch = match read(name, checkpoint) {
+pub(super) fn load(
+    name: &str,
+    checkpoint: &Checkpoint,
+    load: impl Fn(&Checkpoint) -> Result<AnyFamily>,
+) -> Result<Model> {
+    let mismatch = match read_with(checkpoint, &load) {
         Ok(family) => return model(name, family, checkpoint, None),
         Err(Error::Tensors(mismatch)) => mismatch,
         Err(error) => return Err(error),
@@ -25,7 +33,7 @@ pub(super) fn load(name: &str, checkpoint: &Checkpoint) -> Result<Model> {
     let (mut found, mut best) = (Vec::new(), mismatch.clone());
     for prefix in checkpoint.prefixes(&mismatch) {
         let renamed = checkpoint.renamed(&prefix);
-        match read(name, &renamed) {
+        match read_with(&renamed, &load) {
             Ok(family) => found.push((family, renamed, prefix)),
             // A list of what remains wrong says more than that every name is another.
             Err(Error::Tensors(other)) if other.problems.len() < best.problems.len().div_ceil(2) => {

@@ -5,12 +5,13 @@ use crate::algebra::{mask_heads, softmax};
 use crate::error::Result;
 use crate::macs::Macs;
 use crate::shape::Shape;
-use candle_core::{D, DType, Device, Tensor};
+use candle_core::{D, DType, Tensor};
 use moh_operators::List;
 use moh_operators::aggregated_attention::{Attributes, Inputs, RoutedAggregatedAttention};
 
 impl ModelOperator for RoutedAggregatedAttention {
     fn compute(attributes: &Attributes, inputs: &Inputs<List<'_, &Tensor>>) -> Result<Computed> {
+        let device = inputs.query.device();
         let (batch, tokens, width) = inputs.query.dims3()?;
         let (heads, cells) = (attributes.num_heads, attributes.window * attributes.window);
         let dim = width / heads;
@@ -23,10 +24,10 @@ impl ModelOperator for RoutedAggregatedAttention {
 
         // Window cells as rows of a padded token list: row `tokens` is zero, and -inf in the scores.
         let (cell, outside) = window_cells(attributes);
-        let cell = Tensor::from_vec(cell, (tokens * cells,), &Device::Cpu)?;
-        let outside = Tensor::from_vec(outside, (tokens, cells), &Device::Cpu)?;
+        let cell = Tensor::from_vec(cell, (tokens * cells,), device)?;
+        let outside = Tensor::from_vec(outside, (tokens, cells), device)?;
         let windows = |x: &Tensor| -> Result<Tensor> {
-            let zero = Tensor::zeros((batch, heads, 1, dim), DType::F32, &Device::Cpu)?;
+            let zero = Tensor::zeros((batch, heads, 1, dim), DType::F32, device)?;
             let rows = Tensor::cat(&[x, &zero], 2)?.index_select(&cell, 2)?;
             Ok(rows.reshape((batch, heads, tokens, cells, dim))?)
         };

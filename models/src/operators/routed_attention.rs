@@ -3,9 +3,10 @@
 use super::{Computed, ModelOperator};
 use crate::algebra::{select, softmax};
 use crate::error::Result;
+use crate::fused;
 use crate::macs::Macs;
 use crate::shape::Shape;
-use candle_core::{D, DType, Device, Tensor};
+use candle_core::{D, DType, Tensor};
 use moh_operators::List;
 use moh_operators::routed_attention::{Attributes, Inputs, RoutedAttention};
 
@@ -21,10 +22,33 @@ impl ModelOperator for RoutedAttention {
             if is_causal {
                 let hidden = |(i, j): (usize, usize)| if j + q_len <= i + kv_len { 0.0 } else { f32::NEG_INFINITY };
                 let mask: Vec<f32> = (0..q_len).flat_map(|i| (0..kv_len).map(move |j| (i, j))).map(hidden).collect();
-                scores = scores.broadcast_add(&Tensor::from_vec(mask, (q_len, kv_len), &Device::Cpu)?)?;
+                scores = scores.broadcast_add(&Tensor::from_vec(mask, (q_len, kv_len), query.device())?)?;
             }
             Ok(scores)
         })
+    }
+
+    fn train(attributes: &Attributes, inputs: &Inputs<List<'_, &Tensor>>) -> Result<Computed> {
+        let Attributes { num_heads: heads, kv_num_heads, scale, is_causal } = *attributes;
+        let Inputs { query, key, value, head_gates, attn_bias } = *inputs;
+        let (batch, q_len, _) = query.dims3()?;
+        // The heads of a group, one below the other, share keys and values.
+        let per_head = |x: &Tensor| -> Result<Tensor> {
+            let x = match x.rank() {
+                3 => x.reshape((batch, x.dim(1)?, kv_num_heads, ()))?.transpose(1, 2)?,
+                _ => x.clone(),
+            };
+            Ok(x.contiguous()?)
+        };
+        let (k, v) = (per_head(key)?, per_head(value)?);
+        let kv_len = k.dim(2)?;
+        let group = heads / kv_num_heads * q_len;
+        let q = query.reshape((batch, q_len, heads, ()))?.transpose(1, 2)?.contiguous()?;
+        let q = q.reshape((batch, kv_num_heads, group, ()))?;
+        let scores = q.matmul(&k.t()?)?.reshape((batch, heads, q_len, kv_len))?;
+        let weights = fused::attention_weights(&scores, attn_bias, scale, is_causal)?;
+        let out = weights.reshape((batch, kv_num_heads, group, kv_len))?.matmul(&v)?;
+        Ok(fused::gate_heads(&out.reshape((batch, heads, q_len, ()))?, head_gates)?.into())
     }
 
     fn macs(attributes: &Attributes, inputs: &Inputs<List<'_, &Shape>>) -> Macs {
@@ -66,10 +90,12 @@ pub(super) fn attend(
     let (k, v) = (per_head(key)?, per_head(value)?);
     let scores = mask((q.matmul(&k.t()?)? * f64::from(scale))?)?;
     let max = scores.max_keepdim(D::Minus1)?;
-    let dead = max.eq(&Tensor::full(f32::NEG_INFINITY, max.shape(), &Device::Cpu)?)?;
+    let dead = max.eq(&Tensor::full(f32::NEG_INFINITY, max.shape(), query.device())?)?;
+    let zero = Tensor::zeros(&[1], DType::F32, query.device())?;
+    // A row that sees nothing would be 0 / 0, and so would its gradients.
+    let scores = select(&dead, &zero, &scores)?;
     let heads_out = softmax(&scores)?.matmul(&v)?;
     let gates = head_gates.transpose(1, 2)?.unsqueeze(D::Minus1)?;
-    let zero = Tensor::zeros(&[1], DType::F32, &Device::Cpu)?;
     let off = (gates.eq(&gates.zeros_like()?)? + dead)?;
     let gated = heads_out.broadcast_mul(&gates)?;
     let routed = select(&off, &zero, &gated)?;

@@ -6,7 +6,7 @@ use crate::algebra::select;
 use crate::error::Result;
 use crate::macs::Macs;
 use crate::shape::Shape;
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use moh_operators::List;
 use moh_operators::routed_cached_attention::{Attributes, Inputs, RoutedCachedAttention};
 
@@ -14,18 +14,19 @@ impl ModelOperator for RoutedCachedAttention {
     fn compute(attributes: &Attributes, inputs: &Inputs<List<'_, &Tensor>>) -> Result<Computed> {
         let Attributes { num_heads, kv_num_heads, scale } = *attributes;
         let Inputs { query, key, value, head_gates, first, start } = *inputs;
+        let device = query.device();
         let (batch, _, capacity, _) = key.dims4()?;
         let q_len = query.dim(1)?;
         let positions = |x: &Tensor| Ok::<_, crate::Error>(x.to_dtype(DType::I64)?.reshape((batch, 1, 1, 1))?);
         let (first, start) = (positions(first)?, positions(start)?);
-        let keys = Tensor::arange(0, capacity as i64, &Device::Cpu)?;
-        let queries = Tensor::arange(0, q_len as i64, &Device::Cpu)?.reshape((1, 1, q_len, 1))?;
+        let keys = Tensor::arange(0, capacity as i64, device)?;
+        let queries = Tensor::arange(0, q_len as i64, device)?.reshape((1, 1, q_len, 1))?;
         let newest = start.broadcast_add(&queries)?;
         let of_row = keys.reshape((1, 1, 1, capacity))?;
         // (batch, 1, q_len, capacity)
         let hidden = (of_row.broadcast_lt(&first)?.broadcast_add(&of_row.broadcast_gt(&newest)?))?;
-        let zero = Tensor::zeros(&[1], DType::F32, &Device::Cpu)?;
-        let mask = select(&hidden, &Tensor::full(f32::NEG_INFINITY, &[1], &Device::Cpu)?, &zero)?;
+        let zero = Tensor::zeros(&[1], DType::F32, device)?;
+        let mask = select(&hidden, &Tensor::full(f32::NEG_INFINITY, &[1], device)?, &zero)?;
         // (batch, 1, capacity, 1)
         let of_column = keys.reshape((1, 1, capacity, 1))?;
         let end = (start + q_len as f64)?;

@@ -1,7 +1,7 @@
 //! RoutedMLP: every expert's feed-forward layer, and then the sum with the gates.
 
 use super::{Computed, ModelOperator};
-use crate::algebra::silu;
+use crate::algebra::{product, silu};
 use crate::error::{Error, Result};
 use crate::macs::Macs;
 use crate::shape::Shape;
@@ -13,7 +13,7 @@ impl ModelOperator for RoutedMlp {
     fn compute(attributes: &Attributes, inputs: &Inputs<List<'_, &Tensor>>) -> Result<Computed> {
         let mut sum: Option<Tensor> = None;
         for e in 0..attributes.num_experts {
-            let mut h = inputs.x.broadcast_matmul(&inputs.fc1_weight.get(e)?)?;
+            let mut h = product(inputs.x, &inputs.fc1_weight.get(e)?)?;
             if let Some(bias) = inputs.fc1_bias {
                 h = h.broadcast_add(&bias.get(e)?)?;
             }
@@ -27,7 +27,7 @@ impl ModelOperator for RoutedMlp {
                     (silu(&h.narrow(D::Minus1, 0, hidden)?)? * h.narrow(D::Minus1, hidden, hidden)?)?
                 }
             };
-            let mut y = h.broadcast_matmul(&inputs.fc2_weight.get(e)?)?;
+            let mut y = product(&h, &inputs.fc2_weight.get(e)?)?;
             if let Some(bias) = inputs.fc2_bias {
                 y = y.broadcast_add(&bias.get(e)?)?;
             }

@@ -1,12 +1,15 @@
 //! The two attentions of TransNeXt, gated: full in the last stage, aggregated before.
 
 use super::Shape;
-use super::constants::{BiasMlp, Grid, softplus};
+use super::constants::{BiasMlp, Grid, bias_table, scaled_softplus, softplus};
 use crate::checkpoint::{Loader, Weight};
+use crate::error::Error;
 use crate::layers::HeadLinear;
 use crate::ops::{Argument, Binary, Linear, Ops, Reduce, Result, Tap, Type, Unary};
 use crate::router::{Router, load_linear};
+use candle_core::Tensor;
 use moh_operators::{RoutedAggregatedAttention, RoutedAttention, aggregated_attention, routed_attention};
+use std::sync::Arc;
 
 /// An attention module.
 pub(super) struct Module {
@@ -25,7 +28,7 @@ pub(super) enum Kind {
         /// (num_heads, head_dim).
         query_embedding: Weight,
         /// Factor of a head's queries, (num_heads, 1).
-        query_scale: Vec<f32>,
+        query_scale: Weight,
         /// (1, num_heads, N, N).
         bias: Weight,
     },
@@ -135,9 +138,22 @@ impl Raw {
         self.bias.iter().chain([&self.temperature]).try_for_each(Weight::check_finite)?;
         // A model that is only planned has no numbers, and may be of any size.
         let planned = self.bias.iter().any(Weight::is_absent);
-        let table = |name: String, shape: Vec<usize>, values: &dyn Fn() -> Vec<f32>| match planned {
-            true => Weight::absent(&name, &shape),
-            false => Weight::from_f32(name, shape, values()),
+        let pretrained = shape.pretrained;
+        let table = |name: String, shape: Vec<usize>, grid: Grid, values: &dyn Fn() -> Vec<f32>| {
+            let table = match planned {
+                true => Weight::absent(&name, &shape),
+                false => Weight::from_f32(name, shape, values()),
+            };
+            table.derived(self.bias.to_vec(), Arc::new(move |mlp: &[Tensor]| bias_table(mlp, grid, pretrained)))
+        };
+        let constant = |name: &str, shape: &[usize], factors: Vec<f32>, values| {
+            Weight::from_f32(format!("{}.{name}", self.path), shape.to_vec(), values).derived(
+                vec![self.temperature.clone()],
+                Arc::new(move |temperature: &[Tensor]| match temperature {
+                    [temperature] => scaled_softplus(temperature, &factors),
+                    _ => Err(Error::Internal("one temperature")),
+                }),
+            )
         };
         let [fc1_weight, fc1_bias, fc2_weight, fc2_bias] = &self.bias;
         let mlp = BiasMlp {
@@ -152,11 +168,10 @@ impl Raw {
             (Some(raw), Some(window)) => {
                 let grid = Grid { side: shape.side, pooled: shape.pooled };
                 let pooled = grid.pooled * grid.pooled;
-                let lengths = grid.window_cells(window).into_iter().map(|cells| ((cells + pooled) as f32).ln());
-                let scales = lengths.flat_map(|length| temperatures.iter().map(move |tau| tau * length)).collect();
-                let constant = |name: &str, shape: &[usize], values| {
-                    Weight::from_f32(format!("{}.{name}", self.path), shape.to_vec(), values)
-                };
+                let lengths: Vec<f32> =
+                    grid.window_cells(window).into_iter().map(|cells| ((cells + pooled) as f32).ln()).collect();
+                let scales =
+                    lengths.iter().flat_map(|length| temperatures.iter().map(move |tau| tau * length)).collect();
                 let constants = Aggregation {
                     attributes: aggregated_attention::Attributes {
                         num_heads: heads,
@@ -165,11 +180,14 @@ impl Raw {
                         window,
                     },
                     query_embedding: self.query_embedding,
-                    query_scale: constant("query_scale", &[tokens, heads], scales),
+                    query_scale: constant("query_scale", &[tokens, heads], lengths, scales),
                     local_bias: raw.local_bias,
-                    pooled_bias: table(format!("{}.pooled_bias", self.path), vec![heads, tokens, pooled], &|| {
-                        mlp.table(grid, shape.pretrained)
-                    }),
+                    pooled_bias: table(
+                        format!("{}.pooled_bias", self.path),
+                        vec![heads, tokens, pooled],
+                        grid,
+                        &|| mlp.table(grid, shape.pretrained),
+                    ),
                     learnable_tokens: raw.learnable_tokens,
                     learnable_bias: raw.learnable_bias,
                 };
@@ -185,8 +203,10 @@ impl Raw {
                 let grid = Grid { side: shape.side, pooled: shape.side };
                 Kind::Full {
                     query_embedding: self.query_embedding,
-                    query_scale: temperatures.iter().map(|tau| tau * (tokens as f32).ln()).collect(),
-                    bias: table(format!("{}.bias", self.path), vec![1, heads, tokens, tokens], &|| {
+                    query_scale: constant("query_scale", &[heads, 1], vec![(tokens as f32).ln()], {
+                        temperatures.iter().map(|tau| tau * (tokens as f32).ln()).collect()
+                    }),
+                    bias: table(format!("{}.bias", self.path), vec![1, heads, tokens, tokens], grid, &|| {
                         mlp.table(grid, shape.pretrained)
                     }),
                 }
@@ -259,7 +279,7 @@ impl Module {
         x: &O::Value,
         query: &O::Value,
         gates: &O::Value,
-        (query_embedding, query_scale, bias): (&Weight, &[f32], &Weight),
+        (query_embedding, query_scale, bias): (&Weight, &Weight, &Weight),
     ) -> Result<O::Value> {
         let num_heads = self.query.num_heads;
         let split = [0, 0, num_heads as i64, (self.width() / num_heads) as i64];
@@ -276,7 +296,7 @@ impl Module {
         let q = units(ops, query)?;
         let embedding = ops.weight(query_embedding, Type::F32)?;
         let q = ops.add(&q, &embedding)?;
-        let scale = ops.constant(Type::F32, &[num_heads, 1], query_scale)?;
+        let scale = ops.computed(query_scale, Type::F32)?;
         let q = ops.mul(&q, &scale)?;
         let q = join(ops, &q)?;
         let k = units(ops, &key)?;

@@ -1,5 +1,8 @@
 //! What TransNeXt's attention computes from weights and sizes alone: relative biases, length scales, pooling.
 
+use crate::error::{Error, Result};
+use candle_core::Tensor;
+
 /// The grid of a stage, and the bins that it is pooled into.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Grid {
@@ -74,6 +77,24 @@ impl BiasMlp {
     ///
     /// `pretrained` is the grid's side at the resolution of pre-training, by which distances are measured.
     pub(super) fn table(&self, grid: Grid, pretrained: usize) -> Vec<f32> {
+        let Relative { positions, index } = Relative::new(grid, pretrained);
+        let biases: Vec<Vec<f32>> = positions.iter().map(|&[y, x]| self.at(y, x)).collect();
+        (0..self.heads())
+            .flat_map(|head| index.iter().map(|&at| biases[at as usize][head]).collect::<Vec<_>>())
+            .collect()
+    }
+}
+
+/// The relative positions of a grid's tokens and its pooled tokens.
+struct Relative {
+    /// The distinct ones: rows, columns.
+    positions: Vec<[f64; 2]>,
+    /// For each token and pooled token one of them, (side^2, pooled^2).
+    index: Vec<u32>,
+}
+
+impl Relative {
+    fn new(grid: Grid, pretrained: usize) -> Relative {
         let unit = 8.0 / (pretrained as f64 - 1.0);
         let coordinate = |q: usize, k: usize| {
             let distance = (q as f64 - grid.centre(k)) * unit;
@@ -94,19 +115,44 @@ impl BiasMlp {
             }
         }
         let count = distinct.len();
-        let biases: Vec<Vec<f32>> =
-            (0..count * count).map(|i| self.at(distinct[i / count], distinct[i % count])).collect();
-        let mut table = Vec::with_capacity(self.heads() * (grid.side * grid.pooled).pow(2));
-        for head in 0..self.heads() {
-            for (qy, qx) in pairs(grid.side) {
-                for (ky, kx) in pairs(grid.pooled) {
-                    let (y, x) = (index[qy * grid.pooled + ky], index[qx * grid.pooled + kx]);
-                    table.push(biases[y * count + x][head]);
-                }
+        let positions = (0..count * count).map(|i| [distinct[i / count], distinct[i % count]]).collect();
+        let mut of_pairs = Vec::with_capacity((grid.side * grid.pooled).pow(2));
+        for (qy, qx) in pairs(grid.side) {
+            for (ky, kx) in pairs(grid.pooled) {
+                let (y, x) = (index[qy * grid.pooled + ky], index[qx * grid.pooled + kx]);
+                of_pairs.push((y * count + x) as u32);
             }
         }
-        table
+        Relative { positions, index: of_pairs }
     }
+}
+
+/// What [`BiasMlp::table`] computes, in candle: `weights` are the MLP's, in the order of its fields.
+///
+/// # Errors
+/// What candle fails with.
+pub(super) fn bias_table(weights: &[Tensor], grid: Grid, pretrained: usize) -> Result<Tensor> {
+    let [fc1_weight, fc1_bias, fc2_weight, fc2_bias] = weights else {
+        return Err(Error::Internal("an MLP of four tensors"));
+    };
+    let (device, Relative { positions, index }) = (fc1_weight.device(), Relative::new(grid, pretrained));
+    let values: Vec<f32> = positions.iter().flatten().map(|&at| at as f32).collect();
+    let positions = Tensor::from_vec(values, (positions.len(), 2), device)?;
+    let hidden = positions.matmul(&fc1_weight.t()?)?.broadcast_add(fc1_bias)?.relu()?;
+    let biases = hidden.matmul(&fc2_weight.t()?)?.broadcast_add(fc2_bias)?;
+    let pairs = index.len();
+    Ok(biases.index_select(&Tensor::from_vec(index, pairs, device)?, 0)?.t()?.contiguous()?)
+}
+
+/// [`softplus`] of every number times every one of `factors`, (factors, numbers), in candle.
+///
+/// # Errors
+/// What candle fails with.
+pub(super) fn scaled_softplus(x: &Tensor, factors: &[f32]) -> Result<Tensor> {
+    let x = x.flatten_all()?;
+    let softplus = (x.relu()? + (x.abs()?.neg()?.exp()? + 1.0)?.log()?)?;
+    let factors = Tensor::from_slice(factors, (factors.len(), 1), x.device())?;
+    Ok(factors.broadcast_mul(&softplus)?)
 }
 
 fn pairs(side: usize) -> impl Iterator<Item = (usize, usize)> {
@@ -144,5 +190,36 @@ mod tests {
     fn softplus_has_no_overflow() {
         assert_eq!(softplus(200.0), 200.0);
         assert!(softplus(-200.0) < 1e-30 && (softplus(0.0) - std::f32::consts::LN_2).abs() < 1e-7);
+    }
+
+    /// The tables that are trained and those that are exported.
+    #[test]
+    #[allow(clippy::unwrap_used)]
+    fn candle_computes_the_same() {
+        let (hidden, heads) = (5, 3);
+        let numbers =
+            |n: usize, seed: usize| (0..n).map(|i| ((i * 7 + seed) % 11) as f32 / 5.0 - 1.0).collect::<Vec<f32>>();
+        let mlp = BiasMlp {
+            fc1_weight: numbers(2 * hidden, 1),
+            fc1_bias: numbers(hidden, 2),
+            fc2_weight: numbers(heads * hidden, 3),
+            fc2_bias: numbers(heads, 4),
+        };
+        let tensor =
+            |values: &[f32], shape: &[usize]| Tensor::from_slice(values, shape, &candle_core::Device::Cpu).unwrap();
+        let weights = [
+            tensor(&mlp.fc1_weight, &[hidden, 2]),
+            tensor(&mlp.fc1_bias, &[hidden]),
+            tensor(&mlp.fc2_weight, &[heads, hidden]),
+            tensor(&mlp.fc2_bias, &[heads]),
+        ];
+        let grid = Grid { side: 4, pooled: 2 };
+        let found = bias_table(&weights, grid, 4).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        let expected = mlp.table(grid, 4);
+        assert_eq!(found.len(), expected.len());
+        assert!(found.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-5));
+        let scaled = scaled_softplus(&tensor(&[-3.0, 0.5], &[2, 1, 1]), &[1.0, 2.0]).unwrap().to_vec2::<f32>().unwrap();
+        let expected = [[softplus(-3.0), softplus(0.5)], [2.0 * softplus(-3.0), 2.0 * softplus(0.5)]];
+        assert!(scaled.iter().flatten().zip(expected.iter().flatten()).all(|(a, b)| (a - b).abs() < 1e-6));
     }
 }

@@ -1,0 +1,89 @@
+//! Heads times their gates, from heads side by side in memory to tokens.
+
+use super::rows::each;
+use super::softmax::dot;
+use super::{numbers, of2};
+use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor};
+
+/// (batch, q_len, heads * dim) from (batch, heads, q_len, dim) and the gates (batch, q_len, heads); 0 where a gate is 0.
+pub(crate) fn gate_heads(x: &Tensor, gates: &Tensor) -> Result<Tensor> {
+    let (_, heads, q_len, dim) = x.dims4()?;
+    x.contiguous()?.apply_op2(&gates.contiguous()?, Gate { heads, q_len, dim })
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Gate {
+    heads: usize,
+    q_len: usize,
+    dim: usize,
+}
+
+impl Gate {
+    /// Where head `head` of token `token`, counted over the batch, begins in (batch, heads, q_len, dim).
+    fn at(&self, token: usize, head: usize) -> usize {
+        let (batch, query) = (token / self.q_len, token % self.q_len);
+        ((batch * self.heads + head) * self.q_len + query) * self.dim
+    }
+}
+
+impl CustomOp2 for Gate {
+    fn name(&self) -> &'static str {
+        "gate-heads"
+    }
+
+    fn cpu_fwd(&self, s1: &CpuStorage, l1: &Layout, s2: &CpuStorage, l2: &Layout) -> Result<(CpuStorage, Shape)> {
+        let (x, gates) = (numbers(s1, l1)?, numbers(s2, l2)?);
+        let Gate { heads, q_len, dim } = *self;
+        let mut out = vec![0f32; x.len()];
+        each(&mut out, heads * dim, |first, part| {
+            for (i, out) in part.chunks_mut(heads * dim).enumerate() {
+                for (head, out) in out.chunks_mut(dim).enumerate() {
+                    let gate = gates[(first + i) * heads + head];
+                    if gate != 0.0 {
+                        let x = &x[self.at(first + i, head)..][..dim];
+                        out.iter_mut().zip(x).for_each(|(out, x)| *out = gate * x);
+                    }
+                }
+            }
+        });
+        let batch = l1.dims()[0];
+        Ok((CpuStorage::F32(out), Shape::from((batch, q_len, heads * dim))))
+    }
+
+    fn bwd(
+        &self,
+        x: &Tensor,
+        gates: &Tensor,
+        _: &Tensor,
+        gradient: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let Gate { heads, q_len, dim } = *self;
+        let of_x = of2("gate-heads-backward", x.shape(), (gradient, gates), |gradient, gates, out| {
+            each(out, dim, |first, part| {
+                for (i, out) in part.chunks_mut(dim).enumerate() {
+                    let row = first + i;
+                    let (batch, head, query) = (row / (heads * q_len), row / q_len % heads, row % q_len);
+                    let token = batch * q_len + query;
+                    let gate = gates[token * heads + head];
+                    if gate != 0.0 {
+                        let g = &gradient[(token * heads + head) * dim..][..dim];
+                        out.iter_mut().zip(g).for_each(|(out, g)| *out = gate * g);
+                    }
+                }
+            });
+        })?;
+        let of_gates = match gates.track_op() {
+            false => None,
+            true => Some(of2("gate-heads-backward", gates.shape(), (gradient, x), |gradient, x, out| {
+                each(out, heads, |first, part| {
+                    for (i, out) in part.iter_mut().enumerate() {
+                        let (token, head) = (first + i / heads, i % heads);
+                        let g = &gradient[(token * heads + head) * dim..][..dim];
+                        *out = dot(g, &x[self.at(token, head)..][..dim]);
+                    }
+                });
+            })?),
+        };
+        Ok((Some(of_x), of_gates))
+    }
+}

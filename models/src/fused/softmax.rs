@@ -1,0 +1,173 @@
+//! Attention's softmax with its scale, bias and causal mask.
+
+use super::rows::{each, exp};
+use super::{numbers, of2};
+use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tensor, bail};
+
+/// softmax(scale * scores + bias) over the last axis of (batch, heads, q_len, kv_len), 0 where a query sees no key. `bias` broadcasts. With
+/// `causal`, query i sees the keys up to i + kv_len - q_len.
+pub(crate) fn attention_weights(scores: &Tensor, bias: Option<&Tensor>, scale: f32, causal: bool) -> Result<Tensor> {
+    let (_, _, q_len, kv_len) = scores.dims4()?;
+    let op = Softmax { scale, causal, q_len, kv_len, bias_gradient: bias.is_some_and(Tensor::track_op) };
+    let scores = scores.contiguous()?;
+    match bias {
+        None => scores.apply_op1(op),
+        Some(bias) => scores.apply_op2(&rank4(bias)?.contiguous()?, op),
+    }
+}
+
+fn rank4(bias: &Tensor) -> Result<Tensor> {
+    let missing = 4usize.saturating_sub(bias.rank());
+    (0..missing).try_fold(bias.clone(), |bias, _| bias.unsqueeze(0))
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Softmax {
+    scale: f32,
+    causal: bool,
+    q_len: usize,
+    kv_len: usize,
+    bias_gradient: bool,
+}
+
+impl Softmax {
+    /// The keys that query `row % q_len` sees.
+    fn seen(&self, row: usize) -> usize {
+        match self.causal {
+            true => (row % self.q_len + 1 + self.kv_len).saturating_sub(self.q_len).min(self.kv_len),
+            false => self.kv_len,
+        }
+    }
+
+    fn forward<'a>(&self, scores: &[f32], out: &mut [f32], bias: impl Fn(usize) -> Option<(&'a [f32], usize)> + Sync) {
+        let width = self.kv_len;
+        each(out, width, |first, part| {
+            for (i, out) in part.chunks_mut(width).enumerate() {
+                let row = first + i;
+                let seen = self.seen(row);
+                let (out, hidden) = out.split_at_mut(seen);
+                let scores = &scores[row * width..][..seen];
+                match bias(row) {
+                    None => out.iter_mut().zip(scores).for_each(|(out, s)| *out = self.scale * s),
+                    Some((bias, 0)) => out.iter_mut().zip(scores).for_each(|(out, s)| *out = self.scale * s + bias[0]),
+                    Some((bias, _)) => {
+                        out.iter_mut().zip(scores).zip(bias).for_each(|((out, s), b)| *out = self.scale * s + b);
+                    }
+                }
+                let max = out.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                hidden.fill(0.0);
+                if max == f32::NEG_INFINITY {
+                    out.fill(0.0);
+                    continue;
+                }
+                for x in out.iter_mut() {
+                    // Beyond what float32 has, and of masked keys, nothing is left.
+                    *x = if *x - max < -86.0 { 0.0 } else { exp(*x - max) };
+                }
+                let total: f32 = sum(out);
+                let factor = 1.0 / total;
+                out.iter_mut().for_each(|x| *x *= factor);
+            }
+        });
+    }
+
+    /// p (g - sum(p g)) for the biased scores.
+    fn backward(&self, weights: &Tensor, gradient: &Tensor) -> Result<Tensor> {
+        let width = self.kv_len;
+        of2("softmax-backward", weights.shape(), (weights, gradient), |weights, gradient, out| {
+            each(out, width, |first, part| {
+                for (i, out) in part.chunks_mut(width).enumerate() {
+                    let (from, seen) = ((first + i) * width, self.seen(first + i));
+                    let (p, g) = (&weights[from..][..seen], &gradient[from..][..seen]);
+                    let dot = dot(p, g);
+                    out.iter_mut().zip(p).zip(g).for_each(|((out, p), g)| *out = self.scale * p * (g - dot));
+                }
+            });
+        })
+    }
+}
+
+/// A sum in eight parts, which compilers vectorise.
+fn sum(x: &[f32]) -> f32 {
+    let mut sums = [0f32; 8];
+    let (chunks, rest) = x.as_chunks::<8>();
+    for chunk in chunks {
+        sums.iter_mut().zip(chunk).for_each(|(sum, x)| *sum += x);
+    }
+    sums.iter().sum::<f32>() + rest.iter().sum::<f32>()
+}
+
+pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let mut sums = [0f32; 8];
+    let ((a_chunks, a_rest), (b_chunks, b_rest)) = (a.as_chunks::<8>(), b.as_chunks::<8>());
+    for (a, b) in a_chunks.iter().zip(b_chunks) {
+        for i in 0..8 {
+            sums[i] += a[i] * b[i];
+        }
+    }
+    sums.iter().sum::<f32>() + a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum::<f32>()
+}
+
+impl CustomOp1 for Softmax {
+    fn name(&self) -> &'static str {
+        "attention-softmax"
+    }
+
+    fn cpu_fwd(&self, s1: &CpuStorage, l1: &Layout) -> Result<(CpuStorage, Shape)> {
+        let scores = numbers(s1, l1)?;
+        let mut out = vec![0f32; scores.len()];
+        self.forward(scores, &mut out, |_| None);
+        Ok((CpuStorage::F32(out), l1.shape().clone()))
+    }
+
+    fn bwd(&self, _: &Tensor, weights: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
+        Ok(Some(self.backward(weights, gradient)?))
+    }
+}
+
+impl CustomOp2 for Softmax {
+    fn name(&self) -> &'static str {
+        "attention-softmax"
+    }
+
+    fn cpu_fwd(&self, s1: &CpuStorage, l1: &Layout, s2: &CpuStorage, l2: &Layout) -> Result<(CpuStorage, Shape)> {
+        let (scores, bias) = (numbers(s1, l1)?, numbers(s2, l2)?);
+        let &[_, heads, q_len, kv_len] = l1.dims() else { bail!("scores of four axes") };
+        let dims = l2.dims();
+        let fits = dims.iter().zip(l1.dims()).all(|(bias, scores)| bias == scores || *bias == 1);
+        if !fits || dims.len() != 4 {
+            bail!("a bias {dims:?} for scores {:?}", l1.dims());
+        }
+        let stride = |axis: usize| {
+            if dims[axis] == 1 { 0 } else { dims[axis + 1..].iter().product::<usize>() }
+        };
+        let strides = [stride(0), stride(1), stride(2), stride(3)];
+        let row_of = |row: usize| {
+            let (batch, head, query) = (row / (heads * q_len), row / q_len % heads, row % q_len);
+            let from = batch * strides[0] + head * strides[1] + query * strides[2];
+            Some((&bias[from..from + if strides[3] == 0 { 1 } else { kv_len }], strides[3]))
+        };
+        let mut out = vec![0f32; scores.len()];
+        self.forward(scores, &mut out, row_of);
+        Ok((CpuStorage::F32(out), l1.shape().clone()))
+    }
+
+    fn bwd(
+        &self,
+        _: &Tensor,
+        bias: &Tensor,
+        weights: &Tensor,
+        gradient: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let of_scores = self.backward(weights, gradient)?;
+        let of_bias = match self.bias_gradient {
+            false => None,
+            true => {
+                let axes: Vec<usize> = (0..4).filter(|&axis| bias.dims()[axis] != weights.dims()[axis]).collect();
+                let unscaled = (&of_scores * (1.0 / f64::from(self.scale)))?;
+                Some(if axes.is_empty() { unscaled } else { unscaled.sum_keepdim(axes)? })
+            }
+        };
+        Ok((Some(of_scores), of_bias))
+    }
+}

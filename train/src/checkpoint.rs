@@ -1,0 +1,133 @@
+//! A training's folder, and the checkpoints in it, each of which appears as a whole or not at all.
+
+use crate::error::{Error, Result};
+use candle_core::{Device, Tensor};
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// The weights, as the exporter reads them.
+pub(crate) const MODEL: &str = "model.safetensors";
+/// AdamW's moments.
+pub(crate) const MOMENTS: &str = "optimizer.safetensors";
+/// The folder of the averaged weights, a checkpoint of its own.
+pub(crate) const AVERAGE: &str = "ema";
+/// The step and the settings.
+pub(crate) const STATE: &str = "training.json";
+
+/// A training's folder.
+#[derive(Debug, Clone)]
+pub(crate) struct Run {
+    folder: PathBuf,
+    keep: usize,
+}
+
+impl Run {
+    /// Makes the folder, and removes what a killed training left unfinished.
+    pub(crate) fn open(folder: &Path, keep: usize) -> Result<Run> {
+        std::fs::create_dir_all(folder).map_err(Error::io(folder))?;
+        let run = Run { folder: folder.to_owned(), keep };
+        for name in run.names()?.iter().filter(|name| name.starts_with('.') && name.ends_with(".tmp")) {
+            let path = folder.join(name);
+            let removed = if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
+            removed.map_err(Error::io(&path))?;
+        }
+        Ok(run)
+    }
+
+    fn names(&self) -> Result<Vec<String>> {
+        let entries = std::fs::read_dir(&self.folder).map_err(Error::io(&self.folder))?;
+        let names = entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+        names.collect::<std::io::Result<_>>().map_err(Error::io(&self.folder))
+    }
+
+    /// Complete checkpoints with their steps, the last one last.
+    fn checkpoints(&self) -> Result<Vec<(usize, PathBuf)>> {
+        let step = |name: &String| Some((name.strip_prefix("step-")?.parse().ok()?, self.folder.join(name)));
+        let mut found: Vec<(usize, PathBuf)> = self.names()?.iter().filter_map(step).collect();
+        found.sort();
+        Ok(found)
+    }
+
+    /// The last complete checkpoint.
+    pub(crate) fn last(&self) -> Result<Option<PathBuf>> {
+        Ok(self.checkpoints()?.pop().map(|(_, path)| path))
+    }
+
+    /// The complete checkpoint of `step`.
+    pub(crate) fn at(&self, step: usize) -> Result<Option<PathBuf>> {
+        Ok(self.checkpoints()?.into_iter().find(|(saved, _)| *saved == step).map(|(_, path)| path))
+    }
+
+    /// Makes the checkpoint of `step`, which `write` fills, and removes older ones than are to be kept.
+    ///
+    /// The folder takes its name when everything in it is on the disk.
+    pub(crate) fn save(&self, step: usize, write: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
+        let name = format!("step-{step:08}");
+        let (unfinished, finished) = (self.folder.join(format!(".{name}.tmp")), self.folder.join(&name));
+        let prepare = || {
+            std::fs::create_dir(&unfinished).map_err(Error::io(&unfinished))?;
+            write(&unfinished)?;
+            sync_folder(&unfinished)?;
+            std::fs::rename(&unfinished, &finished).map_err(Error::io(&finished))?;
+            sync_folder(&self.folder)
+        };
+        if let Err(error) = prepare() {
+            // The first error says what went wrong; what cannot be removed now is when the training goes on.
+            let _ = std::fs::remove_dir_all(&unfinished);
+            return Err(error.keeping(self.last()?));
+        }
+        let checkpoints = self.checkpoints()?;
+        for (step, old) in checkpoints.iter().take(checkpoints.len().saturating_sub(self.keep)) {
+            // Under a name that is no checkpoint's, so that what remains of it after a kill is none either.
+            let removed = self.folder.join(format!(".removed-{step:08}.tmp"));
+            std::fs::rename(old, &removed).map_err(Error::io(old))?;
+            std::fs::remove_dir_all(&removed).map_err(Error::io(&removed))?;
+        }
+        Ok(finished)
+    }
+
+    /// Puts a file into the training's folder, in one piece.
+    pub(crate) fn put(&self, name: &str, text: &str) -> Result<()> {
+        let (unfinished, path) = (self.folder.join(format!(".{name}.tmp")), self.folder.join(name));
+        let written = write_file(&unfinished, text.as_bytes())
+            .and_then(|()| std::fs::rename(&unfinished, &path).map_err(Error::io(path)));
+        written.inspect_err(|_| {
+            let _ = std::fs::remove_file(&unfinished);
+        })
+    }
+}
+
+fn sync_folder(folder: &Path) -> Result<()> {
+    File::open(folder).and_then(|folder| folder.sync_all()).map_err(Error::io(folder))
+}
+
+/// Writes a file and waits until it is on the disk.
+pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
+    let write = || {
+        let mut file = File::create(path)?;
+        file.write_all(bytes)?;
+        file.sync_all()
+    };
+    write().map_err(Error::io(path))
+}
+
+/// Writes tensors as safetensors and waits until they are on the disk.
+pub(crate) fn write_tensors(path: &Path, tensors: &BTreeMap<String, Tensor>) -> Result<()> {
+    let tensors: HashMap<&str, Tensor> =
+        tensors.iter().map(|(name, tensor)| (name.as_str(), tensor.detach())).collect();
+    let written = candle_core::safetensors::save(&tensors, path);
+    // candle's error hides the system's, which says that the disk is full.
+    match (written, File::open(path).and_then(|file| file.sync_all())) {
+        (Ok(()), synced) => synced.map_err(Error::io(path)),
+        (Err(error), _) => Err(Error::io(path)(std::io::Error::other(error.to_string()))),
+    }
+}
+
+/// Reads all tensors of a file.
+pub(crate) fn read_tensors(path: &Path, device: &Device) -> Result<BTreeMap<String, Tensor>> {
+    let read = candle_core::safetensors::load(path, device);
+    let tensors = read.map_err(|error| Error::Checkpoint { file: path.to_owned(), problem: error.to_string() })?;
+    Ok(tensors.into_iter().collect())
+}

@@ -1,0 +1,29 @@
+//! Trains MoH and MoA models, so that what is saved exports as it is.
+//!
+//! A [`Task`] gives the loss of a batch; the [`Trainer`] does the rest: AdamW with warm-up and a cosine ([`Options`]), clipping, a moving
+//! average of the weights, accumulated gradients, checkpoints. The models' own `forward` is what is differentiated
+//! ([`moh_models::eager::Eager::with_parameters`]): there is no second definition of a model for training.
+//!
+//! A training is a folder. `step-N` in it is a checkpoint, with `model.safetensors` and `config.json` as the exporter reads them. A
+//! checkpoint appears as a whole or not at all, and a training that was killed goes on from the last one to the same bits, on the
+//! same machine with the same number of threads.
+
+#![forbid(unsafe_code)]
+
+mod adamw;
+mod average;
+mod checkpoint;
+mod error;
+mod history;
+pub mod loss;
+mod options;
+pub mod plot;
+mod progress;
+mod slices;
+mod trainer;
+
+pub use error::{Error, Result};
+pub use history::{History, Load};
+pub use options::{Options, Precision};
+pub use progress::Progress;
+pub use trainer::{Loss, Task, Trainer};
