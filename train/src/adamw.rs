@@ -21,6 +21,15 @@ pub(crate) struct Rates {
     pub(crate) scale: f64,
 }
 
+/// Tables of positions and queries, which are no products' weights.
+const TABLES: [&str; 4] = ["pos_embed", "query_embedding", "learnable_tokens", "temperature"];
+
+/// Whether a tensor's numbers become smaller by themselves: those of matrices and kernels do, biases, whatever their shape, and tables do not.
+fn decays(name: &str, shape: &[usize]) -> bool {
+    let last = name.rsplit('.').next().unwrap_or(name);
+    shape.iter().filter(|&&n| n > 1).count() > 1 && !last.contains("bias") && !TABLES.contains(&last)
+}
+
 impl AdamW {
     /// Moments of 0.
     pub(crate) fn new<'a>(vars: impl Iterator<Item = (&'a str, &'a Var)>, device: &Device) -> Result<AdamW> {
@@ -51,7 +60,7 @@ impl AdamW {
         let Some(moments) = self.moments.get(name) else { return Ok(()) };
         let (beta1, beta2) = options.betas;
         let correction = |beta: f64| 1.0 - beta.powi(i32::try_from(rates.step).unwrap_or(i32::MAX));
-        let decay = if var.rank() > 1 { options.weight_decay } else { 0.0 };
+        let decay = if decays(name, var.dims()) { options.weight_decay } else { 0.0 };
         let gradient = gradient.flatten_all()?.contiguous()?;
         if !moments.device().is_cpu() {
             let scaled = (&gradient * rates.scale)?;
@@ -129,6 +138,27 @@ impl InplaceOp2 for Weights {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn norms_biases_and_tables_do_not_decay() {
+        for (name, shape) in [
+            ("q_proj.weight", &[8, 4][..]),
+            ("patch_embed.proj.weight", &[8, 3, 2, 2]),
+            ("experts.fc1.weight", &[2, 8, 4]),
+        ] {
+            assert!(decays(name, shape), "{name}");
+        }
+        for (name, shape) in [
+            ("norm.weight", &[8][..]),
+            ("attn.temperature", &[8, 1, 1]),
+            ("experts.fc1.bias", &[2, 8]),
+            ("attn.relative_pos_bias_local", &[8, 9]),
+            ("attn.query_embedding", &[8, 1, 4]),
+            ("pos_embed", &[1, 16, 8]),
+        ] {
+            assert!(!decays(name, shape), "{name}");
+        }
+    }
 
     /// Three steps of a matrix and a vector, against the formulas in float64.
     #[test]

@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use candle_core::{Device, Tensor};
 use std::collections::{BTreeMap, HashMap};
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -15,24 +15,34 @@ pub(crate) const MOMENTS: &str = "optimizer.safetensors";
 pub(crate) const AVERAGE: &str = "ema";
 /// The step and the settings.
 pub(crate) const STATE: &str = "training.json";
+/// Of the losses, and of the heads' loads.
+pub(crate) const PLOTS: [&str; 2] = ["loss.svg", "heads.svg"];
 
-/// A training's folder.
-#[derive(Debug, Clone)]
+/// A training's folder, which nobody else trains in meanwhile.
+#[derive(Debug)]
 pub(crate) struct Run {
     folder: PathBuf,
     keep: usize,
+    _lock: File,
 }
 
 impl Run {
-    /// Makes the folder, and removes what a killed training left unfinished.
+    /// Makes the folder, and removes what a killed training left unfinished, and of its checkpoints those that are not kept.
     pub(crate) fn open(folder: &Path, keep: usize) -> Result<Run> {
         std::fs::create_dir_all(folder).map_err(Error::io(folder))?;
-        let run = Run { folder: folder.to_owned(), keep };
-        for name in run.names()?.iter().filter(|name| name.starts_with('.') && name.ends_with(".tmp")) {
+        let lock = File::open(folder).map_err(Error::io(folder))?;
+        // File systems without locks do without.
+        if let Err(TryLockError::WouldBlock) = lock.try_lock() {
+            let busy = std::io::Error::new(std::io::ErrorKind::ResourceBusy, "another process trains in this folder");
+            return Err(Error::io(folder)(busy));
+        }
+        let run = Run { folder: folder.to_owned(), keep, _lock: lock };
+        for name in run.names()?.iter().filter(|name| is_unfinished(name)) {
             let path = folder.join(name);
             let removed = if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
             removed.map_err(Error::io(&path))?;
         }
+        run.prune()?;
         Ok(run)
     }
 
@@ -78,6 +88,12 @@ impl Run {
             let _ = std::fs::remove_dir_all(&unfinished);
             return Err(error.keeping(self.last()?));
         }
+        self.prune()?;
+        Ok(finished)
+    }
+
+    /// Removes older checkpoints than are to be kept.
+    fn prune(&self) -> Result<()> {
         let checkpoints = self.checkpoints()?;
         for (step, old) in checkpoints.iter().take(checkpoints.len().saturating_sub(self.keep)) {
             // Under a name that is no checkpoint's, so that what remains of it after a kill is none either.
@@ -85,7 +101,7 @@ impl Run {
             std::fs::rename(old, &removed).map_err(Error::io(old))?;
             std::fs::remove_dir_all(&removed).map_err(Error::io(&removed))?;
         }
-        Ok(finished)
+        Ok(())
     }
 
     /// Puts a file into the training's folder, in one piece.
@@ -99,7 +115,18 @@ impl Run {
     }
 }
 
-fn sync_folder(folder: &Path) -> Result<()> {
+/// Whether [`Run`] gives such a name to what is not complete, or not wanted any more.
+fn is_unfinished(name: &str) -> bool {
+    let Some(name) = name.strip_prefix('.').and_then(|name| name.strip_suffix(".tmp")) else { return false };
+    let of_a_step = |prefix: &str| {
+        name.strip_prefix(prefix)
+            .is_some_and(|step| !step.is_empty() && step.bytes().all(|digit| digit.is_ascii_digit()))
+    };
+    of_a_step("step-") || of_a_step("removed-") || PLOTS.contains(&name)
+}
+
+/// Waits until a folder's entries are on the disk.
+pub(crate) fn sync_folder(folder: &Path) -> Result<()> {
     File::open(folder).and_then(|folder| folder.sync_all()).map_err(Error::io(folder))
 }
 
@@ -115,11 +142,13 @@ pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
 
 /// Writes tensors as safetensors and waits until they are on the disk.
 pub(crate) fn write_tensors(path: &Path, tensors: &BTreeMap<String, Tensor>) -> Result<()> {
+    // safetensors puts a file that nobody else may read into its place: it gets the rights that others have.
+    let rights = File::create(path).and_then(|file| Ok(file.metadata()?.permissions())).map_err(Error::io(path))?;
     let tensors: HashMap<&str, Tensor> =
         tensors.iter().map(|(name, tensor)| (name.as_str(), tensor.detach())).collect();
     let written = candle_core::safetensors::save(&tensors, path);
     // candle's error hides the system's, which says that the disk is full.
-    match (written, File::open(path).and_then(|file| file.sync_all())) {
+    match (written, File::open(path).and_then(|file| file.set_permissions(rights).and_then(|()| file.sync_all()))) {
         (Ok(()), synced) => synced.map_err(Error::io(path)),
         (Err(error), _) => Err(Error::io(path)(std::io::Error::other(error.to_string()))),
     }
@@ -130,4 +159,45 @@ pub(crate) fn read_tensors(path: &Path, device: &Device) -> Result<BTreeMap<Stri
     let read = candle_core::safetensors::load(path, device);
     let tensors = read.map_err(|error| Error::Checkpoint { file: path.to_owned(), problem: error.to_string() })?;
     Ok(tensors.into_iter().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn what_a_kill_left_goes_and_what_is_not_ours_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in
+            [".step-00000003.tmp", ".removed-00000001.tmp", ".mine.tmp", "step-00000001", "step-00000002", "step-x"]
+        {
+            std::fs::create_dir(folder.path().join(name)).unwrap();
+        }
+        for name in [".loss.svg.tmp", ".step-.tmp", "notes.tmp"] {
+            std::fs::write(folder.path().join(name), "").unwrap();
+        }
+        // Of the checkpoints, too many: it was killed before it removed them.
+        let run = Run::open(folder.path(), 1).unwrap();
+        let mut names = run.names().unwrap();
+        names.sort();
+        assert_eq!(names, [".mine.tmp", ".step-.tmp", "notes.tmp", "step-00000002", "step-x"]);
+        let busy = Run::open(folder.path(), 1).unwrap_err().to_string();
+        assert!(busy.contains("another process trains in this folder"), "{busy}");
+        drop(run);
+        Run::open(folder.path(), 1).unwrap();
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn others_may_read_weights_as_they_may_other_files() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let (weights, other) = (folder.path().join("w.safetensors"), folder.path().join("other"));
+        let tensor = Tensor::new(&[1f32, 2.0], &Device::Cpu).unwrap();
+        write_tensors(&weights, &BTreeMap::from([("x".to_owned(), tensor)])).unwrap();
+        write_file(&other, b"").unwrap();
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode();
+        assert_eq!(mode(&weights), mode(&other));
+    }
 }

@@ -46,12 +46,15 @@ impl History {
         &self.loads
     }
 
-    /// Keeps the loads of a step.
-    pub(crate) fn add_loads(&mut self, step: usize, routing: &[Routing]) -> Result<()> {
-        for layer in routing {
-            self.loads.push(Load { step, layer: layer.path.clone(), shares: layer.load()? });
-        }
-        Ok(())
+    /// The loads of a step.
+    pub(crate) fn loads_of(step: usize, routing: &[Routing]) -> Result<Vec<Load>> {
+        let load = |layer: &Routing| Ok(Load { step, layer: layer.path.clone(), shares: layer.load()? });
+        routing.iter().map(load).collect()
+    }
+
+    /// Adds loads of a step.
+    pub(crate) fn add_loads(&mut self, loads: Vec<Load>) {
+        self.loads.extend(loads);
     }
 
     /// The tables as files. Rust writes numbers so that reading gives the same ones.

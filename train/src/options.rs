@@ -30,7 +30,7 @@ pub struct Options {
     pub betas: (f64, f64),
     /// AdamW's addend to the square root.
     pub eps: f64,
-    /// AdamW's decay, of matrices and kernels; vectors (norms, biases) have none.
+    /// AdamW's decay, of matrices and kernels; norms, biases and tables of positions have none.
     pub weight_decay: f64,
     /// The largest norm of all gradients together; longer ones are scaled to it.
     pub clip: Option<f64>,

@@ -4,7 +4,7 @@ use crate::adamw::{AdamW, Rates};
 use crate::average::Average;
 use crate::checkpoint::{self, AVERAGE, MODEL, MOMENTS, Run, STATE};
 use crate::error::{Error, Result};
-use crate::history::{History, Step};
+use crate::history::{History, Load, Step};
 use crate::options::{Options, Precision};
 use crate::plot;
 use crate::progress::Progress;
@@ -92,6 +92,11 @@ impl Trainer {
         let device = &options.device;
         let frozen = |name: &str| options.frozen.iter().any(|prefix| name.starts_with(prefix.as_str()));
         let trained = || parameters.iter().filter(|(name, _)| !frozen(name));
+        let reaches = |prefix: &&String| parameters.iter().any(|(name, _)| name.starts_with(prefix.as_str()));
+        if let Some(wrong) = options.frozen.iter().find(|prefix| !reaches(prefix)) {
+            let expected = "what the names of tensors begin with";
+            return Err(Error::Option { name: "frozen", expected, found: wrong.clone() });
+        }
         if trained().next().is_none() {
             let (expected, found) = ("a tensor that is none of them", format!("{:?}", options.frozen));
             return Err(Error::Option { name: "frozen", expected, found });
@@ -113,6 +118,8 @@ impl Trainer {
         };
         if let Some(folder) = last {
             trainer.resume(&folder)?;
+            // A killed training may not have come to it.
+            trainer.plot()?;
         }
         Ok(trainer)
     }
@@ -193,20 +200,20 @@ impl Trainer {
     fn take_step(&mut self, task: &mut impl Task, reports: bool) -> Result<Taken> {
         let batches = self.options.accumulate;
         let mut gradients: BTreeMap<String, Tensor> = BTreeMap::new();
-        let mut taken = Taken { loss: 0.0, norm: 0.0, parts: Vec::new(), active: None };
+        let mut taken = Taken { loss: 0.0, norm: 0.0, parts: Vec::new(), loads: Vec::new(), active: None };
         for batch in 0..batches {
             let mut eager = self.eager();
             let loss = task.loss(&mut eager, &mut self.rng(batch))?;
             let value = f64::from(loss.total.to_scalar::<f32>()?);
             if !value.is_finite() {
-                return Err(self.not_finite("the loss", Some((task, batch))));
+                return Err(self.not_finite(self.step + 1, "the loss", Some((task, batch))));
             }
             taken.loss += value / batches as f64;
             if reports && batch + 1 == batches {
                 for (name, part) in &loss.parts {
                     taken.parts.push((name, f64::from(part.to_scalar::<f32>()?)));
                 }
-                self.history.add_loads(self.step + 1, eager.routing())?;
+                taken.loads = History::loads_of(self.step + 1, eager.routing())?;
                 taken.active = active(eager.routing())?;
             }
             // What the interpreter holds of the forward is not needed any more.
@@ -236,6 +243,7 @@ impl Trainer {
                 average.update(name, var.as_tensor(), share)?;
             }
         }
+        self.history.add_loads(std::mem::take(&mut taken.loads));
         self.history.steps.push(Step { step: self.step, loss: taken.loss, rate, norm: taken.norm });
         Ok(taken)
     }
@@ -257,15 +265,15 @@ impl Trainer {
             let Some(gradient) = gradients.get(name) else { continue };
             let squares = squares(gradient)?;
             if !squares.is_finite() {
-                return Err(self.not_finite(&format!("the gradient of {name}"), Some((task, 0))));
+                return Err(self.not_finite(self.step + 1, &format!("the gradient of {name}"), Some((task, 0))));
             }
             sum += squares;
         }
         Ok(sum.sqrt())
     }
 
-    /// The error that something in the step after this one is not finite. The batch is computed again to see where it begins.
-    fn not_finite(&self, what: &str, batch: Option<(&mut impl Task, usize)>) -> Error {
+    /// The error that something in a step is not finite. The batch of the step after this one is computed again to see where it begins.
+    fn not_finite(&self, step: usize, what: &str, batch: Option<(&mut impl Task, usize)>) -> Error {
         let mut layer = None;
         if let Some((task, batch)) = batch {
             let mut eager = self.eager().watching();
@@ -273,7 +281,7 @@ impl Trainer {
             let _ = task.loss(&mut eager, &mut self.rng(batch));
             layer = eager.first_not_finite().map(str::to_owned);
         }
-        Error::NotFinite { step: self.step + 1, what: what.to_owned(), layer, last: self.last.clone() }
+        Error::NotFinite { step, what: what.to_owned(), layer, last: self.last.clone() }
     }
 
     /// Writes a checkpoint of now, unless there is one, and the plots.
@@ -282,11 +290,12 @@ impl Trainer {
     /// [`Error::Io`]: the last checkpoint stays.
     pub fn save(&mut self) -> Result<PathBuf> {
         if let Some(saved) = self.run.at(self.step)? {
+            self.last = Some(saved.clone());
             return Ok(saved);
         }
         for (name, var) in self.parameters.iter() {
             if !squares(var.as_tensor())?.is_finite() {
-                return Err(self.not_finite(&format!("the weight {name}"), None::<(&mut Never, usize)>));
+                return Err(self.not_finite(self.step, &format!("the weight {name}"), None::<(&mut Never, usize)>));
             }
         }
         let tensors = |vars: &Parameters| {
@@ -305,6 +314,7 @@ impl Trainer {
                 let folder = folder.join(AVERAGE);
                 std::fs::create_dir(&folder).map_err(Error::io(&folder))?;
                 model(&folder, average.tensors())?;
+                checkpoint::sync_folder(&folder)?;
             }
             for (name, bytes) in self.history.files() {
                 checkpoint::write_file(&folder.join(name), &bytes)?;
@@ -319,9 +329,9 @@ impl Trainer {
     }
 
     fn plot(&self) -> Result<()> {
-        self.run.put("loss.svg", &plot::loss(&self.history))?;
+        self.run.put(checkpoint::PLOTS[0], &plot::loss(&self.history))?;
         if !self.history.loads().is_empty() {
-            self.run.put("heads.svg", &plot::heads(&self.history))?;
+            self.run.put(checkpoint::PLOTS[1], &plot::heads(&self.history))?;
         }
         Ok(())
     }
@@ -385,6 +395,7 @@ struct Taken {
     loss: f64,
     norm: f64,
     parts: Vec<(&'static str, f64)>,
+    loads: Vec<Load>,
     active: Option<(f64, f64)>,
 }
 
