@@ -187,6 +187,7 @@ fn it_learns_in_bfloat16() {
     let rounded = weight.to_dtype(DType::BF16).unwrap().to_dtype(DType::F32).unwrap();
     let differs = (weight.as_tensor() - rounded).unwrap().abs().unwrap().max_all().unwrap();
     assert!(differs.to_scalar::<f32>().unwrap() > 0.0);
+    drop(trained);
     let error = trainer(root.path(), Options { precision: Precision::F32, ..wanted }).err().unwrap().to_string();
     assert!(error.contains("this training was begun with precision = Bf16, not F32"), "{error}");
 }
@@ -234,6 +235,7 @@ fn what_cannot_be_written_is_an_error_and_the_last_checkpoint_stays() {
     let root = tempfile::tempdir().unwrap();
     let mut trained = trainer(root.path(), Options { steps: 10, ..options() }).unwrap();
     trained.train(&mut Counting::new(), |_| ()).unwrap();
+    drop(trained);
     let before = contents(root.path());
     // A file of 40 kB is the largest that this process may write: as if the disk were full.
     let program = std::env::current_exe().unwrap();
@@ -265,6 +267,7 @@ fn a_training_goes_on_with_its_own_settings_only() {
     let root = tempfile::tempdir().unwrap();
     let mut trained = trainer(root.path(), Options { steps: 5, ..options() }).unwrap();
     trained.train(&mut Counting::new(), |_| ()).unwrap();
+    drop(trained);
     let error = trainer(root.path(), Options { steps: 5, clip: None, ..options() }).err().unwrap().to_string();
     assert!(error.contains("this training was begun with clip = Some(1.0), not None"), "{error}");
     std::fs::write(root.path().join("step-00000005/history.csv"), "step\nnothing\n").unwrap();
