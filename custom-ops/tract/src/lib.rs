@@ -25,6 +25,7 @@ mod pool;
 mod prepare;
 mod softmax;
 mod threads;
+mod widen;
 
 pub use moh_cpu::{instruction_set, instruction_sets};
 pub use optimize::optimize;

@@ -7,8 +7,10 @@ use crate::linear::{Layout, Linear};
 use crate::nbits::BlockLinear;
 use crate::op::MohOp;
 use crate::softmax::softmax;
+use crate::widen::{Convert, widen};
 use std::sync::Arc;
 use tract_onnx::tract_core::ops::binary::TypedBinOp;
+use tract_onnx::tract_core::ops::cast::Cast;
 use tract_onnx::tract_core::ops::einsum::EinSum;
 use tract_onnx::tract_core::ops::math::Add;
 use tract_onnx::tract_hir::internal::*;
@@ -33,6 +35,7 @@ pub fn optimize(mut model: TypedModel) -> TractResult<TypedModel> {
         .with_rule_for("constants", constants)
         .with_rule_for("convolution", convolution)
         .rewrite(&(), &mut model)?;
+    widen(Rewriter::default()).rewrite(&(), &mut model)?;
     Rewriter::default()
         .with_rule_for("elementwise", elementwise)
         .with_rule_for("softmax", softmax)
@@ -40,8 +43,12 @@ pub fn optimize(mut model: TypedModel) -> TractResult<TypedModel> {
     let mut model = model.into_optimized()?;
     let mut made = Made::default();
     // One node at a time, and after other references to the tensors are dropped, so that memory is never doubled.
-    for node in &mut model.nodes {
-        if let Some(op) = node.op_as_mut::<Linear>() {
+    for i in 0..model.nodes.len() {
+        let from = model.nodes[i].inputs.first().map(|&x| model.outlet_fact(x).map(|fact| fact.datum_type)).transpose()?;
+        let node = &mut model.nodes[i];
+        if let Some(convert) = node.op_as::<Cast>().zip(from).and_then(|(cast, from)| Convert::of(cast, from)) {
+            node.op = Box::new(convert);
+        } else if let Some(op) = node.op_as_mut::<Linear>() {
             op.pack(&mut made)?;
         } else if let Some(op) = node.op_as_mut::<MohOp>() {
             op.pack(&mut made)?;

@@ -3,10 +3,13 @@
 use crate::support::{numbers, tensor};
 use moh_operators::tolerance::TRACT_LAYER_F32;
 use tract_onnx::prelude::*;
+use tract_onnx::tract_core::floats::FloatPrecisionTranslator;
 use tract_onnx::tract_core::ops::cnn::{Conv, KernelFormat, PaddingSpec, PoolSpec};
 use tract_onnx::tract_core::ops::einsum::EinSum;
-use tract_onnx::tract_core::ops::math::{add, mul};
-use tract_onnx::tract_core::ops::nn::{DataFormat, Softmax, SoftmaxKind};
+use tract_onnx::tract_core::ops::math::{add, mul, tanh};
+use tract_onnx::tract_core::ops::nn::{DataFormat, Reduce, Reducer, Softmax, SoftmaxKind};
+use tract_onnx::tract_core::ops::nn::gelu_exact::gelu_exact;
+use tract_onnx::tract_core::transform::ModelTransform as _;
 use tract_onnx::tract_hir::internal::*;
 
 /// A model with input "x", whose first axis is symbolic.
@@ -22,7 +25,8 @@ fn model(shape: &[usize], build: impl Fn(&mut TypedModel, OutletId) -> OutletId)
 
 fn constant(model: &mut TypedModel, name: &str, shape: &[usize]) -> OutletId {
     let count = shape.iter().product();
-    model.add_const(name, tensor(shape, &numbers(count, count as u32))).unwrap()
+    let rounded: Vec<f32> = numbers(count, count as u32).iter().map(|&x| f16::from_f32(x).to_f32()).collect();
+    model.add_const(name, tensor(shape, &rounded)).unwrap()
 }
 
 /// Runs the model with and without our rewrites on numbers in -1..1, compares, and returns the names of our operators.
@@ -207,5 +211,56 @@ fn product_between_axis_moves_equals_tract() {
             model.wire_node("back", AxisOp::Move(back.0, back.1), &[product]).unwrap()[0]
         });
         assert_eq!(check(&shape, &model), ["Linear"], "{there:?} {back:?}");
+    }
+}
+
+/// tract's own operators compute a float16 model in float32, with one rounding at its end, and its interface stays as it was.
+#[test]
+fn float16_is_computed_in_float32() {
+    let exact = model(&[6, 5, 4], |model, x| {
+        let kernel = constant(model, "kernel", &[8, 6, 3, 3]);
+        let bias = constant(model, "bias", &[8]);
+        let pool_spec = PoolSpec {
+            data_format: DataFormat::NCHW,
+            kernel_shape: tvec![3, 3],
+            padding: PaddingSpec::Explicit(tvec![1, 1], tvec![1, 1]),
+            dilations: None,
+            strides: None,
+            input_channels: 6,
+            output_channels: 8,
+        };
+        let conv = Conv { pool_spec, kernel_fmt: KernelFormat::OIHW, group: 1, q_params: None };
+        let mut y = model.wire_node("conv", conv, &[x, kernel, bias]).unwrap()[0];
+        y = model.wire_node("gelu", gelu_exact(), &[y]).unwrap()[0];
+        let squares = EinSum::new("abhw,abhx->abwx".parse().unwrap(), f32::datum_type());
+        y = model.wire_node("squares", squares, &[y, y]).unwrap()[0];
+        let softmax = Softmax { axes: tvec!(3), quant_output_dt: None, kind: SoftmaxKind::Softmax };
+        let weights = model.wire_node("softmax", softmax, &[y]).unwrap()[0];
+        y = model.wire_node("weighted", mul(), &[y, weights]).unwrap()[0];
+        y = model.wire_node("sum", Reduce::new(tvec!(3), Reducer::Sum), &[y]).unwrap()[0];
+        model.wire_node("tanh", tanh(), &[y]).unwrap()[0]
+    });
+    let mut narrow = exact.clone();
+    FloatPrecisionTranslator::new(f32::datum_type(), f16::datum_type()).transform(&mut narrow).unwrap();
+    let narrow = moh_tract::optimize(narrow).unwrap();
+    let f16_fact = |outlet: OutletId| narrow.outlet_fact(outlet).unwrap().datum_type == f16::datum_type();
+    assert!(f16_fact(narrow.input_outlets().unwrap()[0]) && f16_fact(narrow.output_outlets().unwrap()[0]));
+    for node in narrow.nodes().iter().filter(|node| node.op.name() != "Cast") {
+        assert!(!node.inputs.iter().any(|&input| f16_fact(input)), "{node} reads float16");
+    }
+    assert_eq!(narrow.nodes().iter().filter(|node| node.op.name() == "Cast").count(), 2, "one at each end");
+
+    let [found, expected] = [narrow, exact.into_optimized().unwrap()].map(|model| model.into_runnable().unwrap());
+    let x: Vec<f16> = numbers(2 * 6 * 5 * 4, 5).into_iter().map(f16::from_f32).collect();
+    let x = tensor(&[2, 6, 5, 4], &x);
+    let found = found.run(tvec!(x.clone().into_tvalue())).unwrap().remove(0);
+    let expected = expected.run(tvec!(x.cast_to::<f32>().unwrap().into_owned().into_tvalue())).unwrap().remove(0);
+    let (found, expected) = (found.try_as_plain_ram().unwrap(), expected.try_as_plain_ram().unwrap());
+    let (found, expected) = (found.as_slice::<f16>().unwrap(), expected.as_slice::<f32>().unwrap());
+    assert_eq!(found.len(), expected.len());
+    for (found, expected) in found.iter().zip(expected) {
+        // One rounding to 11 bits, of numbers up to 1.
+        let error = (found.to_f32() - expected).abs();
+        assert!(error <= TRACT_LAYER_F32 + 1.0 / 4096.0, "{expected}, found {found}");
     }
 }
