@@ -44,7 +44,8 @@ pub fn optimize(mut model: TypedModel) -> TractResult<TypedModel> {
     let mut made = Made::default();
     // One node at a time, and after other references to the tensors are dropped, so that memory is never doubled.
     for i in 0..model.nodes.len() {
-        let from = model.nodes[i].inputs.first().map(|&x| model.outlet_fact(x).map(|fact| fact.datum_type)).transpose()?;
+        let from =
+            model.nodes[i].inputs.first().map(|&x| model.outlet_fact(x).map(|fact| fact.datum_type)).transpose()?;
         let node = &mut model.nodes[i];
         if let Some(convert) = node.op_as::<Cast>().zip(from).and_then(|(cast, from)| Convert::of(cast, from)) {
             node.op = Box::new(convert);

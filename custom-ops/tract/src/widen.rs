@@ -107,13 +107,7 @@ fn rule<O: Widen + TypedOp>(
 }
 
 /// Reads a float32 tensor that was rounded to float16 and back as it was before, as onnxruntime does.
-fn cancel(
-    _: &(),
-    model: &TypedModel,
-    node: &TypedNode,
-    _: &str,
-    op: &Cast,
-) -> TractResult<Option<TypedModelPatch>> {
+fn cancel(_: &(), model: &TypedModel, node: &TypedNode, _: &str, op: &Cast) -> TractResult<Option<TypedModelPatch>> {
     let narrowed = model.node(node.inputs[0].node);
     rule_if!(op.to == WIDE && narrowed.op_as::<Cast>().is_some_and(|cast| cast.to == NARROW));
     rule_if!(model.outlet_fact(narrowed.inputs[0])?.datum_type == WIDE);

@@ -7,8 +7,8 @@ use tract_onnx::tract_core::floats::FloatPrecisionTranslator;
 use tract_onnx::tract_core::ops::cnn::{Conv, KernelFormat, PaddingSpec, PoolSpec};
 use tract_onnx::tract_core::ops::einsum::EinSum;
 use tract_onnx::tract_core::ops::math::{add, mul, tanh};
-use tract_onnx::tract_core::ops::nn::{DataFormat, Reduce, Reducer, Softmax, SoftmaxKind};
 use tract_onnx::tract_core::ops::nn::gelu_exact::gelu_exact;
+use tract_onnx::tract_core::ops::nn::{DataFormat, Reduce, Reducer, Softmax, SoftmaxKind};
 use tract_onnx::tract_core::transform::ModelTransform as _;
 use tract_onnx::tract_hir::internal::*;
 
