@@ -4,14 +4,14 @@
 //! Its `forward` knows no crate of ours. It is a small MoH-LLaMA, which learns to count upwards. `moh-train` trains it, but any optimizer of
 //! candle's would do: all that the exporter reads are the weights and a configuration.
 
-use anyhow::{Context, Result, ensure};
-use candle_core::{D, Device, Tensor, Var};
+use anyhow::{Context, Result, anyhow, ensure};
+use candle_core::{D, DType, Device, Tensor};
+use candle_nn::{Embedding, Init, Linear, Module, VarBuilder, VarMap, embedding, linear_no_bias};
 use moh_models::eager::Eager;
 use moh_models::sample::Rng;
 use moh_models::{Config, Model, Parameters};
 use moh_runtime::RuntimeChoice;
 use moh_train::{Loss, Options, Task, Trainer, loss};
-use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 const CONFIG: &str = r#"{
@@ -19,6 +19,8 @@ const CONFIG: &str = r#"{
     "num_attention_heads": 8, "num_key_value_heads": 4, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 64
 }
 "#;
+const WIDTH: usize = 32;
+const HIDDEN: usize = 48;
 const LAYERS: usize = 2;
 const HEADS: usize = 8;
 const KV_HEADS: usize = 4;
@@ -29,62 +31,93 @@ const TOP_K: usize = HEADS / 4;
 const VOCABULARY: usize = 16;
 const WINDOW: usize = 12;
 
-/// The weights by name, as candle-nn's `VarMap` has them.
+/// A model as candle's users write them: layers that a `VarBuilder` made.
 struct Counter {
-    vars: HashMap<String, Var>,
+    embed_tokens: Embedding,
+    blocks: Vec<Block>,
+    norm: Tensor,
+    lm_head: Linear,
+}
+
+struct Block {
+    input_norm: Tensor,
+    query: Linear,
+    key: Linear,
+    value: Linear,
+    output: Linear,
+    post_attention_norm: Tensor,
+    gate: Linear,
+    up: Linear,
+    down: Linear,
 }
 
 impl Counter {
-    fn get(&self, name: &str) -> candle_core::Result<&Tensor> {
-        self.vars.get(name).map(Var::as_tensor).ok_or_else(|| candle_core::Error::Msg(format!("no tensor {name}")))
-    }
-
-    fn linear(&self, x: &Tensor, name: &str) -> candle_core::Result<Tensor> {
-        x.broadcast_matmul(&self.get(&format!("{name}.weight"))?.t()?)
-    }
-
-    fn norm(&self, x: &Tensor, name: &str) -> candle_core::Result<Tensor> {
-        let mean = x.sqr()?.mean_keepdim(D::Minus1)?;
-        x.broadcast_div(&(mean + 1e-6)?.sqrt()?)?.broadcast_mul(self.get(&format!("{name}.weight"))?)
+    /// The names are those of the family's checkpoints.
+    fn new(vb: &VarBuilder<'_>) -> candle_core::Result<Counter> {
+        let norm = |vb: VarBuilder<'_>| vb.get_with_hints(WIDTH, "weight", Init::Const(1.0));
+        let block = |vb: VarBuilder<'_>| {
+            let (attention, mlp) = (vb.pp("self_attn"), vb.pp("mlp"));
+            Ok(Block {
+                input_norm: norm(vb.pp("input_layernorm"))?,
+                query: linear_no_bias(WIDTH, HEADS * DIM, attention.pp("q_proj"))?,
+                key: linear_no_bias(WIDTH, KV_HEADS * DIM, attention.pp("k_proj"))?,
+                value: linear_no_bias(WIDTH, KV_HEADS * DIM, attention.pp("v_proj"))?,
+                output: linear_no_bias(HEADS * DIM, WIDTH, attention.pp("o_proj"))?,
+                post_attention_norm: norm(vb.pp("post_attention_layernorm"))?,
+                gate: linear_no_bias(WIDTH, HIDDEN, mlp.pp("gate_proj"))?,
+                up: linear_no_bias(WIDTH, HIDDEN, mlp.pp("up_proj"))?,
+                down: linear_no_bias(HIDDEN, WIDTH, mlp.pp("down_proj"))?,
+            })
+        };
+        let blocks = (0..LAYERS).map(|i| block(vb.pp(format!("model.layers.{i}"))));
+        Ok(Counter {
+            embed_tokens: embedding(VOCABULARY, WIDTH, vb.pp("model.embed_tokens"))?,
+            blocks: blocks.collect::<candle_core::Result<_>>()?,
+            norm: norm(vb.pp("model.norm"))?,
+            lm_head: linear_no_bias(WIDTH, VOCABULARY, vb.pp("lm_head"))?,
+        })
     }
 
     /// Logits (batch, tokens, vocabulary) of the tokens `ids` (batch, tokens).
     fn forward(&self, ids: &Tensor) -> candle_core::Result<Tensor> {
-        let (batch, tokens) = ids.dims2()?;
-        let embedded = self.get("model.embed_tokens.weight")?.index_select(&ids.flatten_all()?, 0)?;
-        let mut x = embedded.reshape((batch, tokens, ()))?;
-        for i in 0..LAYERS {
-            let path = |name: &str| format!("model.layers.{i}.{name}");
-            x = (&x + self.attention(&self.norm(&x, &path("input_layernorm"))?, &path("self_attn"))?)?;
-            let h = self.norm(&x, &path("post_attention_layernorm"))?;
-            let gate = self.linear(&h, &path("mlp.gate_proj"))?.silu()?;
-            let hidden = (gate * self.linear(&h, &path("mlp.up_proj"))?)?;
-            x = (x + self.linear(&hidden, &path("mlp.down_proj"))?)?;
+        let mut x = self.embed_tokens.forward(ids)?;
+        for block in &self.blocks {
+            x = (&x + block.attention(&normed(&x, &block.input_norm)?)?)?;
+            let h = normed(&x, &block.post_attention_norm)?;
+            let hidden = (block.gate.forward(&h)?.silu()? * block.up.forward(&h)?)?;
+            x = (x + block.down.forward(&hidden)?)?;
         }
-        self.linear(&self.norm(&x, "model.norm")?, "lm_head")
+        self.lm_head.forward(&normed(&x, &self.norm)?)
     }
+}
 
-    fn attention(&self, x: &Tensor, path: &str) -> candle_core::Result<Tensor> {
+/// The norm of candle-nn has no backward pass.
+fn normed(x: &Tensor, weight: &Tensor) -> candle_core::Result<Tensor> {
+    let mean = x.sqr()?.mean_keepdim(D::Minus1)?;
+    x.broadcast_div(&(mean + 1e-6)?.sqrt()?)?.broadcast_mul(weight)
+}
+
+impl Block {
+    fn attention(&self, x: &Tensor) -> candle_core::Result<Tensor> {
         let (batch, tokens, _) = x.dims3()?;
-        let heads = |name: &str, count: usize| {
-            self.linear(x, &format!("{path}.{name}"))?.reshape((batch, tokens, count, DIM))?.transpose(1, 2)
-        };
-        let query = heads("q_proj", HEADS)?;
+        let heads =
+            |linear: &Linear, count: usize| linear.forward(x)?.reshape((batch, tokens, count, DIM))?.transpose(1, 2);
+        let query = heads(&self.query, HEADS)?;
         let mask = routed(&query)?;
         let grouped = |x: Tensor| {
             let shape = (batch, KV_HEADS, HEADS / KV_HEADS, tokens, DIM);
             x.unsqueeze(2)?.broadcast_as(shape)?.reshape((batch, HEADS, tokens, DIM))?.contiguous()
         };
-        let key = grouped(rotated(&heads("k_proj", KV_HEADS)?)?)?;
-        let value = grouped(heads("v_proj", KV_HEADS)?)?;
+        let key = grouped(rotated(&heads(&self.key, KV_HEADS)?)?)?;
+        let value = grouped(heads(&self.value, KV_HEADS)?)?;
         let scores = (rotated(&query)?.contiguous()?.matmul(&key.t()?)? / (DIM as f64).sqrt())?;
         let hidden = (0..tokens).flat_map(|i| (0..tokens).map(move |j| if j > i { f32::NEG_INFINITY } else { 0.0 }));
         let scores = scores.broadcast_add(&Tensor::from_iter(hidden, x.device())?.reshape((tokens, tokens))?)?;
-        // Of the softmax of candle-nn that has a gradient.
+        // candle-nn's fused softmax has no backward pass.
         let scores = scores.broadcast_sub(&scores.max_keepdim(D::Minus1)?)?.exp()?;
         let weights = scores.broadcast_div(&scores.sum_keepdim(D::Minus1)?)?;
         let out = weights.matmul(&value)?.broadcast_mul(&mask)?;
-        self.linear(&out.transpose(1, 2)?.reshape((batch, tokens, HEADS * DIM))?, &format!("{path}.o_proj"))
+        self.output.forward(&out.transpose(1, 2)?.reshape((batch, tokens, HEADS * DIM))?)
     }
 }
 
@@ -126,24 +159,25 @@ impl Task for Counter {
 
 fn main() -> Result<()> {
     let folder: PathBuf = std::env::args_os().nth(1).context("usage: own_model FOLDER")?.into();
-    // Initial numbers for the names and shapes of a configuration. A model's own `VarMap` does as well.
-    let config = Config::new("config.json", serde_json::from_str(CONFIG)?);
-    let parameters = Parameters::initial(&[&Model::plan(&config, None)?.0], 0, &Device::Cpu)?;
-    let mut counter = Counter { vars: parameters.iter().map(|(name, var)| (name.to_owned(), var.clone())).collect() };
+    let mut varmap = VarMap::new();
+    let mut counter = Counter::new(&VarBuilder::from_varmap(&varmap, DType::F32, &Device::Cpu))?;
 
+    let config = Config::new("config.json", serde_json::from_str(CONFIG)?);
+    let (model, _) = Model::plan(&config, None)?;
+    // candle's initial numbers are others in every run; these follow a seed.
+    let initial = Parameters::initial(&[&model], 0, &Device::Cpu)?;
+    varmap.set(initial.iter().map(|(name, var)| (name, var.as_tensor())))?;
+    let vars = varmap.data().lock().map_err(|_| anyhow!("a thread that held the variables panicked"))?.clone();
+    let parameters = Parameters::new(vars, &[&model], &Device::Cpu)?;
     let options = Options { steps: 150, learning_rate: 1e-2, warmup: 10, report_every: 50, ..Options::default() };
     let files = vec![("config.json".to_owned(), CONFIG.as_bytes().to_vec())];
-    let shared = Parameters::new(counter.vars.clone(), &Device::Cpu)?;
-    Trainer::open(&folder.join("training"), shared, files, options)?.train(&mut counter, |progress| {
+    Trainer::open(&folder.join("training"), parameters, files, options)?.train(&mut counter, |progress| {
         eprintln!("{progress}");
     })?;
 
-    // What `VarMap::save` does.
     let checkpoint = folder.join("checkpoint");
     std::fs::create_dir_all(&checkpoint)?;
-    let tensors: HashMap<&str, Tensor> =
-        counter.vars.iter().map(|(name, var)| (name.as_str(), var.as_detached_tensor())).collect();
-    candle_core::safetensors::save(&tensors, checkpoint.join("model.safetensors"))?;
+    varmap.save(checkpoint.join("model.safetensors"))?;
     std::fs::write(checkpoint.join("config.json"), CONFIG)?;
 
     let path = folder.join("model.onnx");

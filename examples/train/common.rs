@@ -5,6 +5,10 @@ use moh_models::families::Inputs;
 use moh_train::{Error, Options, Progress};
 use std::path::{Path, PathBuf};
 
+/// Steps take the memory of those before them.
+#[global_allocator]
+static MEMORY: moh_train::Memory = moh_train::Memory::new();
+
 /// The arguments: FOLDER [--steps N] [--data FOLDER] [--seed N].
 pub(crate) struct Arguments {
     /// Where checkpoints, plots and the exported model go.

@@ -267,6 +267,7 @@ pub fn export(path: &Path, output: &Path, options: &Options) -> Result<Report, E
     if options.both_parts {
         return seq2seq::export(path, output, options);
     }
+    let started = std::time::Instant::now();
     check_versions(options)?;
     let mut checkpoint = open(path, options)?;
     if let Some(part) = options.part {
@@ -276,7 +277,7 @@ pub fn export(path: &Path, output: &Path, options: &Options) -> Result<Report, E
         cache.put(&mut checkpoint);
     }
     let model = Model::load(&checkpoint, options.family.as_deref())?;
-    export_model(&checkpoint, &model, output, options)
+    export_since(started, &checkpoint, &model, output, options)
 }
 
 /// Exports `model`, which was read from `checkpoint`, to `output`: also one of a family of another crate ([`Model::of`]).
@@ -288,8 +289,16 @@ pub fn export(path: &Path, output: &Path, options: &Options) -> Result<Report, E
 pub fn export_model(checkpoint: &Checkpoint, model: &Model, output: &Path, options: &Options) -> Result<Report, Error> {
     let mut options = options.clone();
     options.passes.gemm.as_stored |= options.weights == Weights::Link;
-    let options = &options;
-    let started = std::time::Instant::now();
+    export_since(std::time::Instant::now(), checkpoint, model, output, &options)
+}
+
+fn export_since(
+    started: std::time::Instant,
+    checkpoint: &Checkpoint,
+    model: &Model,
+    output: &Path,
+    options: &Options,
+) -> Result<Report, Error> {
     let ir_version = check_versions(options)?;
     check_part(options.part, model)?;
     Cache::check(options, model)?;

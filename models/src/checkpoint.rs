@@ -31,7 +31,7 @@ pub use config::{Config, DefaultValue};
 pub use loader::Loader;
 pub use preset::{NAMES as PRESET_NAMES, PRESETS, Preset};
 pub(crate) use weight::Part;
-pub use weight::{Place, Weight};
+pub use weight::{Formula, Place, Weight};
 
 /// The configuration's name beside the weights.
 pub(crate) const CONFIG: &str = "config.json";

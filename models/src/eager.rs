@@ -4,13 +4,14 @@
 use crate::algebra::{multiply, product, select, sigmoid, silu, softmax};
 use crate::checkpoint::Weight;
 use crate::error::Error;
-use crate::fused::{self, Activation};
+use crate::fused::{self, Activation, Norm};
+use crate::graph::{self, Graph};
 use crate::operators::{self, Computed};
 use crate::ops::{Argument, Binary, Conv, Linear, ModelOperator, Ops, Reduce, Result, Tap, Type, Unary};
 use crate::parameters::Parameters;
 use crate::routing::{Choice, Routing};
 use crate::shape::{axis, reshaped};
-use candle_core::{D, DType, Device, Tensor};
+use candle_core::{CustomOp1, CustomOp2, CustomOp3, D, DType, Device, Tensor, Var};
 use moh_operators::{ElementType, GATES, List};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,6 +27,10 @@ pub struct Eager {
     model: DType,
     /// Variables in the place of the checkpoint's tensors.
     parameters: Option<Arc<Parameters>>,
+    /// Of a training in float32 on the CPU: how gradients go back. Elsewhere candle knows.
+    graph: Option<Graph>,
+    /// The parameters' numbers in that graph, by name.
+    leaves: BTreeMap<String, Tensor>,
     /// What weights are read with.
     reader: Option<Reader>,
     weights: BTreeMap<String, Tensor>,
@@ -47,6 +52,8 @@ impl Default for Eager {
             device: Device::Cpu,
             model: DType::F32,
             parameters: None,
+            graph: None,
+            leaves: BTreeMap::new(),
             reader: None,
             weights: BTreeMap::new(),
             path: Vec::new(),
@@ -72,19 +79,52 @@ impl Eager {
         Eager::default()
     }
 
-    /// Computes with `parameters`, on their device, in the place of the checkpoint's tensors: gradients of the outputs reach them.
+    /// Computes with `parameters`, on their device, in the place of the checkpoint's tensors: [`Eager::backward`] gives their gradients.
     ///
     /// Where a variable changes, a new interpreter has to be made.
     pub fn with_parameters(mut self, parameters: Arc<Parameters>) -> Eager {
         self.device = parameters.device().clone();
         self.parameters = Some(parameters);
-        self
+        self.begin()
     }
 
     /// Computes what is of the model's type in bfloat16, with weights that are rounded to it.
     pub fn in_bf16(mut self) -> Eager {
         self.model = DType::BF16;
+        self.begin()
+    }
+
+    /// Begins a graph where there can be one.
+    fn begin(mut self) -> Eager {
+        (self.graph, self.leaves) = (None, BTreeMap::new());
+        if let Some(parameters) = self.parameters.as_ref().filter(|_| self.device.is_cpu() && self.model == DType::F32)
+        {
+            let mut graph = Graph::default();
+            for (name, var) in parameters.iter() {
+                let leaf = var.as_detached_tensor();
+                graph.leaf(var, &leaf);
+                self.leaves.insert(name.to_owned(), leaf);
+            }
+            self.graph = Some(graph);
+        }
         self
+    }
+
+    /// The gradients of a loss, a scalar in candle's graph that was computed from outputs and routing of this interpreter's forwards, or
+    /// from the variables themselves: by the names of the parameters that it depends on.
+    ///
+    /// # Errors
+    /// What candle fails with.
+    pub fn backward(self, loss: &Tensor) -> Result<BTreeMap<String, Tensor>> {
+        let mut found = loss.backward()?;
+        let Some(parameters) = self.parameters else { return Ok(BTreeMap::new()) };
+        let Some(graph) = self.graph else {
+            let gradients = parameters.iter().map(|(name, var)| Some((name.to_owned(), found.remove(var)?)));
+            return Ok(gradients.flatten().collect());
+        };
+        let mut sums = graph.backward(&mut found)?;
+        let gradients = self.leaves.into_iter().map(|(name, leaf)| Some((name, sums.remove(leaf.id())?)));
+        Ok(gradients.flatten().collect())
     }
 
     /// Looks for numbers that are not finite in what modules give back.
@@ -154,7 +194,7 @@ impl Eager {
             return Ok(tensor.clone());
         }
         let tensor = match self.parameters.clone() {
-            Some(parameters) => self.differentiable(&parameters, weight)?,
+            Some(parameters) => self.trained(&parameters, weight)?,
             None => Tensor::from_vec(self.read(weight)?, weight.shape(), &self.device)?,
         };
         if self.forgets {
@@ -164,10 +204,165 @@ impl Eager {
         Ok(tensor)
     }
 
-    fn differentiable(&mut self, parameters: &Parameters, weight: &Weight) -> Result<Tensor> {
-        let Some(derivation) = weight.derivation() else { return parameters.value(weight) };
-        let inputs = derivation.inputs.iter().map(|input| self.load(input)).collect::<Result<Vec<_>>>()?;
-        Ok((derivation.formula)(&inputs)?.reshape(weight.shape())?)
+    fn trained(&mut self, parameters: &Parameters, weight: &Weight) -> Result<Tensor> {
+        if let Some(derivation) = weight.derivation() {
+            let inputs = derivation.inputs.iter().map(|input| self.load(input)).collect::<Result<Vec<_>>>()?;
+            let inputs: Vec<&Tensor> = inputs.iter().collect();
+            return self.composed(&inputs, |inputs| Ok((derivation.formula)(inputs)?.reshape(weight.shape())?));
+        }
+        if self.graph.is_none() {
+            return parameters.value(weight);
+        }
+        let mut parts = Vec::new();
+        for part in weight.parts() {
+            let missing = || Error::Variable { tensor: part.tensor.clone(), found: "none of this name".to_owned() };
+            let leaf = self.leaves.get(&part.tensor).ok_or_else(missing)?.clone();
+            // Whole rows of the first axis: a weight is never cut otherwise.
+            let row = (leaf.elem_count() / leaf.dim(0).unwrap_or(1).max(1)).max(1);
+            parts.push(match part.elements == leaf.elem_count() {
+                true => leaf,
+                false => self.slice(&leaf, 0, part.at / row, (part.at + part.elements) / row)?,
+            });
+        }
+        let joined = match parts.as_slice() {
+            [one] => one.clone(),
+            [] => Tensor::zeros(weight.shape(), DType::F32, &self.device)?,
+            // Matrices one below the other, which have one width.
+            _ => self.concat(&parts.iter().collect::<Vec<_>>(), 0)?,
+        };
+        let shape: Vec<i64> = weight.shape().iter().map(|&n| n as i64).collect();
+        if joined.dims() == weight.shape() { Ok(joined) } else { self.reshape(&joined, &shape) }
+    }
+
+    /// Adds a step to the graph, if there is one.
+    fn step(
+        &mut self,
+        output: Tensor,
+        inputs: &[&Tensor],
+        back: impl FnOnce(&Tensor) -> Result<Vec<Option<Tensor>>> + 'static,
+    ) -> Tensor {
+        if let Some(graph) = &mut self.graph {
+            graph.step(&output, inputs, Box::new(back));
+        }
+        output
+    }
+
+    /// Whether the graph wants the gradient of `x`.
+    fn wants(&self, x: &Tensor) -> bool {
+        self.graph.as_ref().is_some_and(|graph| graph.knows(x))
+    }
+
+    /// A formula in candle, which differentiates it.
+    fn composed(&mut self, inputs: &[&Tensor], formula: impl FnOnce(&[Tensor]) -> Result<Tensor>) -> Result<Tensor> {
+        let vars = self.variables(inputs)?;
+        let output = formula(&vars)?;
+        Ok(self.step_of_candle(output, inputs, vars))
+    }
+
+    /// Variables in candle's graph in the place of what gradients are wanted of.
+    fn variables(&self, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
+        let variable = |x: &&Tensor| match self.wants(x) {
+            true => Ok(Var::from_tensor(x)?.into_inner()),
+            false => Ok((*x).clone()),
+        };
+        inputs.iter().map(variable).collect()
+    }
+
+    fn step_of_candle(&mut self, output: Tensor, inputs: &[&Tensor], vars: Vec<Tensor>) -> Tensor {
+        if self.graph.is_none() {
+            return output;
+        }
+        let inside = output.detach();
+        self.step(inside, inputs, move |gradient| {
+            let mut found = graph::backward(&output, gradient)?;
+            Ok(vars.iter().map(|var| found.remove(var)).collect())
+        })
+    }
+
+    /// An operation of one tensor that brings its gradient along.
+    fn fused<F: CustomOp1 + Copy + Send + Sync + 'static>(&mut self, x: &Tensor, op: F) -> Result<Tensor> {
+        let x = self.contiguous(x)?;
+        let y = x.apply_op1_no_bwd(&op)?;
+        let (input, output) = (x.clone(), y.clone());
+        Ok(self.step(y, &[&x], move |gradient| Ok(vec![op.bwd(&input, &output, gradient)?])))
+    }
+
+    /// The same of two tensors.
+    fn fused2<F: CustomOp2 + Copy + Send + Sync + 'static>(&mut self, x: &Tensor, w: &Tensor, op: F) -> Result<Tensor> {
+        let (x, w) = (self.contiguous(x)?, self.contiguous(w)?);
+        let y = x.apply_op2_no_bwd(&w, &op)?;
+        let (a, b, output) = (x.clone(), w.clone(), y.clone());
+        Ok(self.step(y, &[&x, &w], move |gradient| {
+            let (of_a, of_b) = op.bwd(&a, &b, &output, gradient)?;
+            Ok(vec![of_a, of_b])
+        }))
+    }
+
+    /// The same of three tensors.
+    fn fused3<F: CustomOp3 + Copy + Send + Sync + 'static>(
+        &mut self,
+        x: &Tensor,
+        w: &Tensor,
+        b: &Tensor,
+        op: F,
+    ) -> Result<Tensor> {
+        let (x, w, b) = (self.contiguous(x)?, self.contiguous(w)?, self.contiguous(b)?);
+        let y = x.apply_op3_no_bwd(&w, &b, &op)?;
+        let (inputs, output) = ([x.clone(), w.clone(), b.clone()], y.clone());
+        Ok(self.step(y, &[&x, &w, &b], move |gradient| {
+            let (of_x, of_w, of_b) = op.bwd(&inputs[0], &inputs[1], &inputs[2], &output, gradient)?;
+            Ok(vec![of_x, of_w, of_b])
+        }))
+    }
+
+    /// x W^T + b of rows.
+    fn product_of_rows(&mut self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        let mut inputs = vec![x, weight];
+        inputs.extend(bias);
+        let y = fused::linear(x, weight, bias)?;
+        let (x_, weight_, wanted) = (x.clone(), weight.clone(), [self.wants(x), true, bias.is_some()]);
+        Ok(self.step(y, &inputs, move |gradient| Ok(fused::linear_gradients(gradient, &x_, &weight_, wanted)?.into())))
+    }
+
+    /// An operator, with its gradients.
+    fn trained_operator<O: ModelOperator>(
+        &mut self,
+        attributes: &O::Attributes,
+        tensors: &[Option<Tensor>],
+    ) -> Result<Computed> {
+        let given: Vec<&Tensor> = tensors.iter().flatten().collect();
+        let list: Vec<Option<&Tensor>> = tensors.iter().map(Option::as_ref).collect();
+        let wants = |x: &Tensor| self.wants(x);
+        if let Some((output, back)) = O::train(attributes, &operators::inputs::<O, _>(&list)?, &wants)? {
+            let output = match &mut self.graph {
+                Some(graph) => {
+                    graph.step(&output, &given, back);
+                    output
+                }
+                None => output,
+            };
+            return Ok(output.into());
+        }
+        let vars = self.variables(&given)?;
+        let mut in_order = vars.iter();
+        let list: Vec<Option<&Tensor>> =
+            tensors.iter().map(|tensor| tensor.as_ref().and_then(|_| in_order.next())).collect();
+        let mut computed = O::compute(attributes, &operators::inputs::<O, _>(&list)?)?;
+        // Losses of what was chosen are candle's.
+        if let (Some(graph), Some(_)) = (&mut self.graph, &computed.choice) {
+            given.iter().zip(&vars).filter(|(_, var)| var.is_variable()).for_each(|(x, var)| graph.stands_for(var, x));
+        }
+        computed.output = self.step_of_candle(computed.output, &given, vars);
+        Ok(computed)
+    }
+
+    /// The same numbers side by side in memory.
+    fn contiguous(&mut self, x: &Tensor) -> Result<Tensor> {
+        let y = fused::packed(x)?;
+        if y.id() == x.id() {
+            return Ok(y);
+        }
+        Ok(self.step(y, &[x], |gradient| Ok(vec![Some(gradient.clone())])))
     }
 
     /// The tensor in the type of `x`.
@@ -177,7 +372,7 @@ impl Eager {
 
     /// Whether `x` is of a training on the CPU in float32.
     fn fuses(&self, x: &Tensor) -> bool {
-        self.parameters.is_some() && self.device.is_cpu() && x.dtype() == DType::F32
+        self.graph.is_some() && x.dtype() == DType::F32
     }
 
     fn dtype(&self, ty: Type) -> DType {
@@ -241,79 +436,142 @@ impl Ops for Eager {
     }
 
     fn cast(&mut self, x: &Tensor, ty: Type) -> Result<Tensor> {
-        Ok(x.to_dtype(self.dtype(ty))?)
+        let dtype = self.dtype(ty);
+        match x.dtype() == dtype {
+            true => Ok(x.clone()),
+            false => self.composed(&[x], |x| Ok(x[0].to_dtype(dtype)?)),
+        }
     }
 
     fn unary(&mut self, op: Unary, x: &Tensor) -> Result<Tensor> {
-        Ok(match op {
-            Unary::Neg => x.neg()?,
-            Unary::Exp => x.exp()?,
-            Unary::Log => x.log()?,
-            Unary::Sqrt => x.sqrt()?,
-            Unary::Cos => x.cos()?,
-            Unary::Sin => x.sin()?,
-            Unary::Sigmoid => sigmoid(x)?,
-            Unary::Relu => x.relu()?,
-            Unary::Gelu if self.fuses(x) => fused::activation(x, Activation::Gelu)?,
-            Unary::GeluTanh if self.fuses(x) => fused::activation(x, Activation::GeluTanh)?,
-            Unary::Gelu => x.gelu_erf()?,
-            Unary::GeluTanh => x.gelu()?,
+        match op {
+            Unary::Gelu if self.fuses(x) => return self.fused(x, Activation::Gelu),
+            Unary::GeluTanh if self.fuses(x) => return self.fused(x, Activation::GeluTanh),
+            _ => {}
+        }
+        self.composed(&[x], |x| {
+            let x = &x[0];
+            Ok(match op {
+                Unary::Neg => x.neg()?,
+                Unary::Exp => x.exp()?,
+                Unary::Log => x.log()?,
+                Unary::Sqrt => x.sqrt()?,
+                Unary::Cos => x.cos()?,
+                Unary::Sin => x.sin()?,
+                Unary::Sigmoid => sigmoid(x)?,
+                Unary::Relu => x.relu()?,
+                Unary::Gelu => x.gelu_erf()?,
+                Unary::GeluTanh => x.gelu()?,
+            })
         })
     }
 
     fn binary(&mut self, op: Binary, a: &Tensor, b: &Tensor) -> Result<Tensor> {
-        Ok(match op {
-            Binary::Add => a.broadcast_add(b)?,
-            Binary::Sub => a.broadcast_sub(b)?,
-            Binary::Mul => a.broadcast_mul(b)?,
-            Binary::Div => a.broadcast_div(b)?,
-            Binary::Max => a.broadcast_maximum(b)?,
-            Binary::Equal => a.broadcast_eq(b)?,
+        if self.graph.is_some() && a.dtype() == DType::F32 && b.dtype() == DType::F32 {
+            let wanted = [a, b].map(|x| self.wants(x));
+            let shapes = [a, b].map(|x| x.dims().to_vec());
+            match op {
+                Binary::Add | Binary::Sub => {
+                    let y = if op == Binary::Add { a.broadcast_add(b)? } else { a.broadcast_sub(b)? };
+                    return Ok(self.step(y, &[a, b], move |g| {
+                        let of_a = wanted[0].then(|| fused::reduced(g, &shapes[0])).transpose()?;
+                        let of_b = wanted[1].then(|| fused::reduced(g, &shapes[1])).transpose()?;
+                        let of_b = if op == Binary::Sub { of_b.map(|g| g.neg()).transpose()? } else { of_b };
+                        Ok(vec![of_a, of_b])
+                    }));
+                }
+                Binary::Mul => {
+                    let y = a.broadcast_mul(b)?;
+                    let kept = [a.clone(), b.clone()];
+                    return Ok(self.step(y, &[a, b], move |g| {
+                        let [a, b] = &kept;
+                        let of_a = wanted[0].then(|| fused::reduced_product(g, b, &shapes[0])).transpose()?;
+                        let of_b = wanted[1].then(|| fused::reduced_product(g, a, &shapes[1])).transpose()?;
+                        Ok(vec![of_a, of_b])
+                    }));
+                }
+                _ => {}
+            }
+        }
+        self.composed(&[a, b], |x| {
+            let (a, b) = (&x[0], &x[1]);
+            Ok(match op {
+                Binary::Add => a.broadcast_add(b)?,
+                Binary::Sub => a.broadcast_sub(b)?,
+                Binary::Mul => a.broadcast_mul(b)?,
+                Binary::Div => a.broadcast_div(b)?,
+                Binary::Max => a.broadcast_maximum(b)?,
+                Binary::Equal => a.broadcast_eq(b)?,
+            })
         })
     }
 
     fn silu(&mut self, x: &Tensor) -> Result<Tensor> {
         match self.fuses(x) {
-            true => Ok(fused::activation(x, Activation::Silu)?),
+            true => self.fused(x, Activation::Silu),
             false => silu(x),
         }
     }
 
     fn select(&mut self, condition: &Tensor, a: &Tensor, b: &Tensor) -> Result<Tensor> {
-        select(condition, a, b)
+        self.composed(&[condition, a, b], |x| select(&x[0], &x[1], &x[2]))
     }
 
     fn reduce(&mut self, op: Reduce, x: &Tensor, axes: &[i64]) -> Result<Tensor> {
         let axes: Vec<usize> = axes.iter().map(|&a| axis(x.rank(), a)).collect();
-        Ok(match op {
-            Reduce::Sum => x.sum_keepdim(axes)?,
-            Reduce::Mean => x.mean_keepdim(axes)?,
-            Reduce::Max => axes.into_iter().try_fold(x.clone(), |x, axis| x.max_keepdim(axis))?,
+        if self.graph.is_some() && x.dtype() == DType::F32 && op != Reduce::Max {
+            let mut dims = x.dims().to_vec();
+            axes.iter().for_each(|&axis| dims[axis] = 1);
+            let of = if op == Reduce::Mean { axes.iter().map(|&axis| x.dims()[axis]).product() } else { 1 };
+            let factor = 1.0 / of as f64;
+            let scaled = move |x: Tensor| if of == 1 { Ok(x) } else { x * factor };
+            let (y, shape) = (scaled(fused::reduced(x, &dims)?)?, x.dims().to_vec());
+            return Ok(
+                self.step(y, &[x], move |g| Ok(vec![Some(scaled(g.clone())?.broadcast_as(shape)?.contiguous()?)]))
+            );
+        }
+        self.composed(&[x], |x| {
+            let x = &x[0];
+            Ok(match op {
+                Reduce::Sum => x.sum_keepdim(axes)?,
+                Reduce::Mean => x.mean_keepdim(axes)?,
+                Reduce::Max => axes.into_iter().try_fold(x.clone(), |x, axis| x.max_keepdim(axis))?,
+            })
         })
     }
 
     fn softmax(&mut self, x: &Tensor) -> Result<Tensor> {
-        softmax(x)
+        self.composed(&[x], |x| softmax(&x[0]))
     }
 
     fn cumulative_sum(&mut self, x: &Tensor, along: i64) -> Result<Tensor> {
         let axis = axis(x.rank(), along);
-        let mut sums = Vec::with_capacity(x.dim(axis)?);
-        for i in 0..x.dim(axis)? {
-            let one = x.narrow(axis, i, 1)?;
-            sums.push(match sums.last() {
-                Some(last) => (last + one)?,
-                None => one,
-            });
-        }
-        Ok(if sums.is_empty() { x.clone() } else { Tensor::cat(&sums, axis)? })
+        self.composed(&[x], |x| {
+            let x = &x[0];
+            let mut sums = Vec::with_capacity(x.dim(axis)?);
+            for i in 0..x.dim(axis)? {
+                let one = x.narrow(axis, i, 1)?;
+                sums.push(match sums.last() {
+                    Some(last) => (last + one)?,
+                    None => one,
+                });
+            }
+            Ok(if sums.is_empty() { x.clone() } else { Tensor::cat(&sums, axis)? })
+        })
     }
 
     fn matmul(&mut self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
-        product(a, b)
+        self.composed(&[a, b], |x| product(&x[0], &x[1]))
     }
 
     fn linear(&mut self, x: &Tensor, linear: &Linear) -> Result<Tensor> {
+        if self.graph.is_some() && x.dtype() == DType::F32 {
+            let weight = self.load(&linear.weight)?;
+            let bias = linear.bias.as_ref().map(|bias| self.load(bias)).transpose()?;
+            let y = self.product_of_rows(x, &weight, bias.as_ref())?;
+            self.watch(&y)?;
+            return Ok(y);
+        }
         let (rows, width) = (x.elem_count() / x.dim(D::Minus1)?.max(1), x.dim(D::Minus1)?);
         let (flat, out) = (x.contiguous()?.reshape((rows, width))?, linear.weight.shape()[0]);
         let step = if self.forgets { (AT_A_TIME / width.max(1)).max(1) } else { out };
@@ -328,7 +586,6 @@ impl Ops for Eager {
             }
         };
         let y = match &linear.bias {
-            Some(bias) if self.fuses(x) => fused::add_bias(&y, &self.load(bias)?)?,
             Some(bias) => y.broadcast_add(&self.load_as(bias, x)?)?,
             None => y,
         };
@@ -346,17 +603,36 @@ impl Ops for Eager {
         let (channels, side) = (x.dim(1)?, weight.dim(2)?);
         let is_depthwise = weight.dims() == [channels, 1, side, side] && conv.groups == channels;
         let keeps_size = conv.stride == 1 && side == 2 * conv.padding + 1;
-        if self.fuses(x) && conv.groups == 1 {
-            let bias = bias.map(|bias| self.load(bias)).transpose()?;
-            return Ok(fused::conv2d(x, &weight, bias.as_ref(), conv.padding, conv.stride)?);
+        let bias = bias.map(|bias| self.load_as(bias, x)).transpose()?;
+        if self.graph.is_some() && conv.groups == 1 {
+            let windows = fused::windows(x, &weight, conv.padding, conv.stride)?;
+            let flat = self.fused(x, windows)?;
+            let [y, z] = windows.places();
+            let (out, batch) = (weight.dim(0)?, x.dim(0)?);
+            let flat_weight = self.reshape(&weight, &[out as i64, -1])?;
+            let product = self.product_of_rows(&flat, &flat_weight, bias.as_ref())?;
+            let product = self.reshape(&product, &[batch, y, z, out].map(|n| n as i64))?;
+            return self.transpose(&product, &[0, 3, 1, 2]);
         }
-        let y = match () {
-            () if self.fuses(x) && is_depthwise && keeps_size => fused::depthwise(x, &weight)?,
-            () => multiply(x, &weight, |x, weight| x.conv2d(weight, conv.padding, conv.stride, 1, conv.groups))?,
-        };
-        Ok(match bias {
-            Some(bias) => y.broadcast_add(&self.load_as(bias, x)?.reshape((1, (), 1, 1))?)?,
-            None => y,
+        if self.fuses(x) && is_depthwise && keeps_size {
+            let y = self.fused2(x, &weight, fused::depthwise(x, &weight)?)?;
+            return match bias {
+                Some(bias) => {
+                    let bias = self.reshape(&bias, &[1, -1, 1, 1])?;
+                    self.binary(Binary::Add, &y, &bias)
+                }
+                None => Ok(y),
+            };
+        }
+        let mut inputs = vec![x, &weight];
+        inputs.extend(&bias);
+        self.composed(&inputs, |inputs| {
+            let convolve = |x: &Tensor, weight: &Tensor| x.conv2d(weight, conv.padding, conv.stride, 1, conv.groups);
+            let y = multiply(&inputs[0], &inputs[1], convolve)?;
+            Ok(match inputs.get(2) {
+                Some(bias) => y.broadcast_add(&bias.reshape((1, (), 1, 1))?)?,
+                None => y,
+            })
         })
     }
 
@@ -368,9 +644,14 @@ impl Ops for Eager {
         eps: f32,
     ) -> Result<Tensor> {
         if self.fuses(x) {
-            let affine =
-                affine.map(|(weight, bias)| Ok::<_, Error>((self.load(weight)?, self.load(bias)?))).transpose()?;
-            return Ok(fused::layer_norm(x, affine.as_ref().map(|(weight, bias)| (weight, bias)), eps)?);
+            let norm = Norm { eps, centres: true };
+            return match affine {
+                None => self.fused(x, norm),
+                Some((weight, bias)) => {
+                    let (weight, bias) = (self.load(weight)?, self.load(bias)?);
+                    self.fused3(x, &weight, &bias, norm)
+                }
+            };
         }
         let wide = x.to_dtype(DType::F32)?;
         let centred = wide.broadcast_sub(&wide.mean_keepdim(D::Minus1)?)?;
@@ -385,7 +666,8 @@ impl Ops for Eager {
 
     fn rms_norm(&mut self, x: &Tensor, weight: &Weight, eps: f32) -> Result<Tensor> {
         if self.fuses(x) {
-            return Ok(fused::rms_norm(x, &self.load(weight)?, eps)?);
+            let weight = self.load(weight)?;
+            return self.fused2(x, &weight, Norm { eps, centres: false });
         }
         let wide = x.to_dtype(DType::F32)?;
         let mean = wide.sqr()?.mean_keepdim(D::Minus1)?;
@@ -411,11 +693,12 @@ impl Ops for Eager {
                 None => None,
             });
         }
-        let tensors: Vec<Option<&Tensor>> = tensors.iter().map(Option::as_ref).collect();
-        let inputs = operators::inputs::<O, _>(&tensors)?;
-        let Computed { output, margins, choice } = match self.parameters.is_some() && self.device.is_cpu() {
-            true => O::train(&attributes, &inputs)?,
-            false => O::compute(&attributes, &inputs)?,
+        let Computed { output, margins, choice } = match self.graph.is_some() {
+            true => self.trained_operator::<O>(&attributes, &tensors)?,
+            false => {
+                let tensors: Vec<Option<&Tensor>> = tensors.iter().map(Option::as_ref).collect();
+                O::compute(&attributes, &operators::inputs::<O, _>(&tensors)?)?
+            }
         };
         if let Some(margins) = margins {
             self.keep(format!("{GAPS}{}", self.path()), &margins);
@@ -429,12 +712,16 @@ impl Ops for Eager {
     }
 
     fn reshape(&mut self, x: &Tensor, shape: &[i64]) -> Result<Tensor> {
-        let shape = reshaped(x.dims(), shape)?;
-        Ok(x.contiguous()?.reshape(shape)?)
+        let (shape, from) = (reshaped(x.dims(), shape)?, x.dims().to_vec());
+        let y = fused::packed(x)?.reshape(shape)?;
+        Ok(self.step(y, &[x], move |gradient| Ok(vec![Some(fused::packed(gradient)?.reshape(from)?)])))
     }
 
     fn transpose(&mut self, x: &Tensor, perm: &[usize]) -> Result<Tensor> {
-        Ok(x.permute(perm)?)
+        let y = x.permute(perm)?;
+        let mut back = vec![0; perm.len()];
+        perm.iter().enumerate().for_each(|(to, &from)| back[from] = to);
+        Ok(self.step(y, &[x], move |gradient| Ok(vec![Some(gradient.permute(back)?)])))
     }
 
     fn concat(&mut self, parts: &[&Tensor], along: i64) -> Result<Tensor> {
@@ -443,17 +730,33 @@ impl Ops for Eager {
         let alike = parts.iter().all(|x| x.dtype() == first.dtype());
         let cast = |x: &&Tensor| if alike { x.contiguous() } else { x.to_dtype(self.model)?.contiguous() };
         let parts_: Vec<Tensor> = parts.iter().map(cast).collect::<candle_core::Result<_>>()?;
-        Ok(Tensor::cat(&parts_, axis(first.rank(), along))?)
+        let axis = axis(first.rank(), along);
+        let (y, lengths) =
+            (Tensor::cat(&parts_, axis)?, parts.iter().map(|part| part.dims()[axis]).collect::<Vec<_>>());
+        Ok(self.step(y, parts, move |gradient| {
+            let mut at = 0;
+            let part = |length: usize| {
+                at += length;
+                Ok(Some(gradient.narrow(axis, at - length, length)?))
+            };
+            lengths.into_iter().map(part).collect()
+        }))
     }
 
     fn slice(&mut self, x: &Tensor, along: i64, start: usize, end: usize) -> Result<Tensor> {
-        Ok(x.narrow(axis(x.rank(), along), start, end - start)?)
+        let axis = axis(x.rank(), along);
+        let (y, length) = (x.narrow(axis, start, end - start)?, x.dims()[axis]);
+        Ok(self.step(y, &[x], move |gradient| Ok(vec![Some(gradient.pad_with_zeros(axis, start, length - end)?)])))
     }
 
     fn embedding(&mut self, weight: &Weight, indices: &Tensor) -> Result<Tensor> {
         let (indices_of, width) = (indices.flatten_all()?, weight.shape()[1]);
         let rows = match self.forgets {
-            false => self.load(weight)?.index_select(&indices_of, 0)?.to_dtype(self.model)?,
+            false => {
+                let table = self.load(weight)?;
+                let rows = self.composed(&[&table], |table| Ok(table[0].index_select(&indices_of, 0)?))?;
+                rows.to_dtype(self.model)?
+            }
             true => {
                 let mut values = Vec::new();
                 for row in indices_of.to_vec1::<i64>()? {
@@ -464,9 +767,9 @@ impl Ops for Eager {
                 Tensor::from_vec(values, (indices_of.elem_count(), width), &self.device)?
             }
         };
-        let mut dims = indices.dims().to_vec();
-        dims.push(width);
-        Ok(rows.reshape(dims)?)
+        let mut dims: Vec<i64> = indices.dims().iter().map(|&n| n as i64).collect();
+        dims.push(width as i64);
+        self.reshape(&rows, &dims)
     }
 
     fn enter(&mut self, name: &str) {
@@ -488,9 +791,27 @@ impl Ops for Eager {
         let choice = self.choice.take();
         let path = self.path();
         if let (Some(routing), Some(choice)) = (&mut self.routing, choice) {
-            routing.push(Routing { path, choice, gates: gates.clone() });
+            let shown = match &mut self.graph {
+                Some(graph) => graph.bridge(&gates)?,
+                None => gates.clone(),
+            };
+            routing.push(Routing { path, choice, gates: shown });
         }
         Ok(gates)
+    }
+
+    fn input(&mut self, value: Tensor) -> Result<Tensor> {
+        Ok(match &mut self.graph {
+            Some(graph) => graph.enter(&value),
+            None => value,
+        })
+    }
+
+    fn output(&mut self, value: Tensor) -> Result<Tensor> {
+        match &mut self.graph {
+            Some(graph) => graph.bridge(&value),
+            None => Ok(value),
+        }
     }
 
     fn tap(&mut self, kind: Tap, value: &Tensor) -> Result<()> {

@@ -318,7 +318,10 @@ impl Model {
     /// # Errors
     /// What an operation of the interpreter fails with, or a missing input.
     pub fn forward<O: Ops>(&self, ops: &mut O, inputs: &Inputs<O::Value>) -> Result<Vec<O::Value>> {
-        each!(&self.family, model => model.forward(ops, inputs))
+        let given = inputs.0.iter().map(|(name, value)| Ok((name.clone(), ops.input(value.clone())?)));
+        let inputs = Inputs(given.collect::<Result<_>>()?);
+        let outputs = each!(&self.family, model => model.forward(ops, &inputs))?;
+        outputs.into_iter().map(|output| ops.output(output)).collect()
     }
 
     /// Multiply-accumulates of one forward with the named dimensions at `sizes`.

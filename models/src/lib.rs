@@ -9,6 +9,7 @@ pub mod eager;
 pub mod error;
 pub mod families;
 mod fused;
+mod graph;
 pub mod heads;
 pub mod initial;
 pub mod layers;

@@ -169,6 +169,15 @@ pub trait Ops {
     /// Shows an intermediate value under the current module path.
     fn tap(&mut self, kind: Tap, value: &Self::Value) -> Result<()>;
 
+    /// Every input of a model passes through here.
+    fn input(&mut self, value: Self::Value) -> Result<Self::Value> {
+        Ok(value)
+    }
+    /// Every output of a model passes through here.
+    fn output(&mut self, value: Self::Value) -> Result<Self::Value> {
+        Ok(value)
+    }
+
     /// Runs `body` inside module `name`.
     fn scoped<R>(&mut self, name: &str, body: impl FnOnce(&mut Self) -> Result<R>) -> Result<R>
     where

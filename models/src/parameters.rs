@@ -18,12 +18,25 @@ pub struct Parameters {
 }
 
 impl Parameters {
-    /// Variables that exist already, such as those of candle's `VarMap`. They are shared, not copied.
+    /// Variables of the tensors of `models` that exist already, such as those of candle's `VarMap`. They are shared, not copied.
     ///
     /// # Errors
-    /// [`Error::Variable`] for one that is not in float32 or on another device.
-    pub fn new(vars: impl IntoIterator<Item = (String, Var)>, device: &Device) -> Result<Parameters> {
+    /// [`Error::Variable`] for one that is not in float32, on another device or of another shape than the models', and for a tensor
+    /// without a variable.
+    pub fn new(
+        vars: impl IntoIterator<Item = (String, Var)>,
+        models: &[&Model],
+        device: &Device,
+    ) -> Result<Parameters> {
         let vars: BTreeMap<String, Var> = vars.into_iter().collect();
+        for (name, shape) in models.iter().flat_map(|model| model.tensors()) {
+            let found = match vars.get(name) {
+                Some(var) if var.dims() == shape.as_slice() => continue,
+                Some(var) => format!("one of shape {:?} where the model's is {shape:?}", var.dims()),
+                None => "none of this name".to_owned(),
+            };
+            return Err(Error::Variable { tensor: name.clone(), found });
+        }
         for (name, var) in &vars {
             if var.dtype() != DType::F32 || !var.device().same_device(device) {
                 let found = format!("{:?} on {:?}", var.dtype(), var.device().location());
@@ -124,7 +137,7 @@ mod tests {
             let values = (0..2 * rows).map(|i| first + i as f32).collect();
             (name.to_owned(), Var::from_vec(values, (rows, 2), &Device::Cpu).unwrap())
         };
-        let parameters = Parameters::new([tensor("a", 3, 0.0), tensor("b", 2, 10.0)], &Device::Cpu).unwrap();
+        let parameters = Parameters::new([tensor("a", 3, 0.0), tensor("b", 2, 10.0)], &[], &Device::Cpu).unwrap();
         let weights = [Weight::absent("a", &[3, 2]), Weight::absent("b", &[2, 2])];
         let stacked = Weight::stacked("both".to_owned(), &weights);
         let rows = |weight: &Weight| parameters.value(weight).unwrap().to_vec2::<f32>().unwrap();

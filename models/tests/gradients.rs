@@ -31,7 +31,7 @@ fn parameters(model: &Model) -> Arc<Parameters> {
         let values = (0..shape.iter().product()).map(|_| centre + bound * (2.0 * rng.uniform() - 1.0)).collect();
         (name.clone(), Var::from_vec(values, shape.as_slice(), &Device::Cpu).unwrap())
     };
-    Arc::new(Parameters::new(model.tensors().iter().map(var), &Device::Cpu).unwrap())
+    Arc::new(Parameters::new(model.tensors().iter().map(var), &[model], &Device::Cpu).unwrap())
 }
 
 fn scale(width: usize) -> f32 {
@@ -46,7 +46,7 @@ fn tensor(sample: &Sample) -> Tensor {
 }
 
 /// A loss of the first output and of the routing, and what was selected.
-fn loss(model: &Model, eager: Eager) -> (Tensor, Vec<Routing>) {
+fn loss(model: &Model, eager: Eager) -> (Tensor, Vec<Routing>, Eager) {
     let mut eager = eager.with_routing();
     let samples = model.samples(&Sizes::default()).swap_remove(0);
     let inputs = Inputs::new(samples.iter().map(|sample| (sample.name.clone(), tensor(sample))));
@@ -64,7 +64,7 @@ fn loss(model: &Model, eager: Eager) -> (Tensor, Vec<Routing>) {
         };
         total = (total + added).unwrap();
     }
-    (total, routing)
+    (total, routing, eager)
 }
 
 fn value(loss: &Tensor) -> f64 {
@@ -83,12 +83,12 @@ fn check(what: &str, config: &Value) {
     let model = model(config);
     let parameters = parameters(&model);
     let eager = || Eager::new().with_parameters(parameters.clone());
-    let (total, routing) = loss(&model, eager());
+    let (total, routing, interpreter) = loss(&model, eager());
     let selected = selections(&routing);
-    let gradients = total.backward().unwrap();
+    let gradients = interpreter.backward(&total).unwrap();
     let mut compared = 0;
     for (name, var) in parameters.iter() {
-        let gradient = gradients.get(var).unwrap_or_else(|| panic!("{what}: {name} has no gradient"));
+        let gradient = gradients.get(name).unwrap_or_else(|| panic!("{what}: {name} has no gradient"));
         let gradient = numbers(gradient);
         // In full attention, a number that is added to all scores of a head changes no weight of its softmax.
         if name.ends_with("cpb_fc2.bias") && gradient.iter().all(|g| g.abs() < 1e-3) {
@@ -104,7 +104,7 @@ fn check(what: &str, config: &Value) {
             let mut values = values.clone();
             values[index] += by;
             var.set(&Tensor::from_vec(values, var.shape(), &Device::Cpu).unwrap()).unwrap();
-            let (total, routing) = loss(&model, eager());
+            let (total, routing, _) = loss(&model, eager());
             (value(&total), selections(&routing) == selected)
         };
         // A selection that changes is a step in the loss, and no slope.
@@ -227,13 +227,13 @@ fn in_bfloat16() {
         let model = model(&config);
         let parameters = parameters(&model);
         let eager = || Eager::new().with_parameters(parameters.clone());
-        let (exact, _) = loss(&model, eager());
-        let (rounded, _) = loss(&model, eager().in_bf16());
+        let (exact, ..) = loss(&model, eager());
+        let (rounded, _, interpreter) = loss(&model, eager().in_bf16());
         let (exact, of_rounded) = (value(&exact), value(&rounded));
         assert!(exact != of_rounded && (exact - of_rounded).abs() < 0.3 * exact.abs().max(3.0), "{exact} {of_rounded}");
-        let gradients = rounded.backward().unwrap();
-        for (name, var) in parameters.iter() {
-            let gradient = gradients.get(var).unwrap_or_else(|| panic!("{name} has no gradient"));
+        let gradients = interpreter.backward(&rounded).unwrap();
+        for (name, _) in parameters.iter() {
+            let gradient = gradients.get(name).unwrap_or_else(|| panic!("{name} has no gradient"));
             assert!(numbers(gradient).iter().any(|g| *g != 0.0), "{name} has a gradient of 0");
         }
     }

@@ -2,8 +2,9 @@
 
 use crate::error::Result;
 use crate::options::Options;
-use crate::slices;
+use crate::slices::{self, TASK, vectorised};
 use candle_core::{CpuStorage, DType, Device, InplaceOp2, Layout, Tensor, Var};
+use rayon::prelude::*;
 use std::collections::BTreeMap;
 
 /// The moments of every tensor: (2, elements), first the mean of gradients, then that of their squares.
@@ -103,11 +104,16 @@ impl InplaceOp2 for Moments {
         let (moments, gradient) = (slices::of_mut(s1, l1)?, slices::of(s2, l2)?);
         let (means, squares) = moments.split_at_mut(gradient.len());
         let Moments { beta1, beta2, scale } = *self;
-        for ((mean, square), gradient) in means.iter_mut().zip(squares).zip(gradient) {
-            let gradient = gradient * scale;
-            *mean = beta1 * *mean + (1.0 - beta1) * gradient;
-            *square = beta2 * *square + (1.0 - beta2) * gradient * gradient;
-        }
+        let parts = means.par_chunks_mut(TASK).zip(squares.par_chunks_mut(TASK)).zip(gradient.par_chunks(TASK));
+        parts.for_each(|((means, squares), gradient)| {
+            vectorised(|| {
+                for ((mean, square), gradient) in means.iter_mut().zip(squares).zip(gradient) {
+                    let gradient = gradient * scale;
+                    *mean = beta1 * *mean + (1.0 - beta1) * gradient;
+                    *square = beta2 * *square + (1.0 - beta2) * gradient * gradient;
+                }
+            });
+        });
         Ok(())
     }
 }
@@ -127,9 +133,14 @@ impl InplaceOp2 for Weights {
     fn cpu_fwd(&self, s1: &mut CpuStorage, l1: &Layout, s2: &CpuStorage, l2: &Layout) -> candle_core::Result<()> {
         let (weights, moments) = (slices::of_mut(s1, l1)?, slices::of(s2, l2)?);
         let (means, squares) = moments.split_at(weights.len());
-        for ((weight, mean), square) in weights.iter_mut().zip(means).zip(squares) {
-            *weight = self.kept * *weight - self.rate * mean / ((square * self.square).sqrt() + self.eps);
-        }
+        let parts = weights.par_chunks_mut(TASK).zip(means.par_chunks(TASK)).zip(squares.par_chunks(TASK));
+        parts.for_each(|((weights, means), squares)| {
+            vectorised(|| {
+                for ((weight, mean), square) in weights.iter_mut().zip(means).zip(squares) {
+                    *weight = self.kept * *weight - self.rate * mean / ((square * self.square).sqrt() + self.eps);
+                }
+            });
+        });
         Ok(())
     }
 }

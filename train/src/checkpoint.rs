@@ -1,11 +1,12 @@
 //! A training's folder, and the checkpoints in it, each of which appears as a whole or not at all.
 
 use crate::error::{Error, Result};
+use crate::history::{LOADS, STEPS};
 use candle_core::{Device, Tensor};
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{File, TryLockError};
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 /// The weights, as the exporter reads them.
 pub(crate) const MODEL: &str = "model.safetensors";
@@ -17,6 +18,13 @@ pub(crate) const AVERAGE: &str = "ema";
 pub(crate) const STATE: &str = "training.json";
 /// Of the losses, and of the heads' loads.
 pub(crate) const PLOTS: [&str; 2] = ["loss.svg", "heads.svg"];
+
+/// Whether a checkpoint may have a file of this name beside its own.
+pub(crate) fn may_add(name: &str) -> bool {
+    let mut parts = Path::new(name).components();
+    let plain = matches!((parts.next(), parts.next()), (Some(Component::Normal(part)), None) if part == name);
+    plain && ![MODEL, MOMENTS, AVERAGE, STATE, STEPS, LOADS].contains(&name)
+}
 
 /// A training's folder, which nobody else trains in meanwhile.
 #[derive(Debug)]
@@ -165,6 +173,16 @@ pub(crate) fn read_tensors(path: &Path, device: &Device) -> Result<BTreeMap<Stri
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+
+    #[test]
+    fn names_of_files_beside_the_weights() {
+        for name in ["config.json", "tokenizer.json", "model-00002.safetensors"] {
+            assert!(may_add(name), "{name}");
+        }
+        for name in ["", ".", "..", "a/b", "/a", "../a", "a/", MODEL, MOMENTS, AVERAGE, STATE, STEPS, LOADS] {
+            assert!(!may_add(name), "{name}");
+        }
+    }
 
     #[test]
     fn what_a_kill_left_goes_and_what_is_not_ours_stays() {

@@ -32,8 +32,8 @@ pub struct History {
     pub(crate) loads: Vec<Load>,
 }
 
-const STEPS: &str = "history.csv";
-const LOADS: &str = "loads.csv";
+pub(crate) const STEPS: &str = "history.csv";
+pub(crate) const LOADS: &str = "loads.csv";
 
 impl History {
     /// Steps, counted from 1, and their losses.

@@ -8,7 +8,7 @@
 //! checkpoint appears as a whole or not at all, and a training that was killed goes on from the last one to the same bits, on the
 //! same machine with the same number of threads.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod adamw;
 mod average;
@@ -16,6 +16,8 @@ mod checkpoint;
 mod error;
 mod history;
 pub mod loss;
+#[allow(unsafe_code)]
+mod memory;
 mod options;
 pub mod plot;
 mod progress;
@@ -24,6 +26,7 @@ mod trainer;
 
 pub use error::{Error, Result};
 pub use history::{History, Load};
+pub use memory::Memory;
 pub use options::{Options, Precision};
 pub use progress::Progress;
 pub use trainer::{Loss, Task, Trainer};

@@ -1,6 +1,34 @@
 //! Tensors on the CPU as the numbers that they are.
 
 use candle_core::{CpuStorage, Layout, Result, bail};
+use rayon::prelude::*;
+
+/// Numbers that a thread takes at a time.
+pub(crate) const TASK: usize = 1 << 15;
+
+/// `f` with the vector instructions of this processor.
+#[inline(always)]
+pub(crate) fn vectorised<R>(f: impl FnOnce() -> R) -> R {
+    pulp::Arch::new().dispatch(
+        #[inline(always)]
+        || f(),
+    )
+}
+
+/// The sum of the squares, in an order that does not depend on the number of threads.
+pub(crate) fn squares(x: &[f32]) -> f64 {
+    let part = |x: &[f32]| {
+        vectorised(|| {
+            let mut sums = [0f64; 8];
+            let (chunks, rest) = x.as_chunks::<8>();
+            for chunk in chunks {
+                sums.iter_mut().zip(chunk).for_each(|(sum, x)| *sum += f64::from(*x) * f64::from(*x));
+            }
+            sums.iter().sum::<f64>() + rest.iter().map(|x| f64::from(*x) * f64::from(*x)).sum::<f64>()
+        })
+    };
+    x.par_chunks(TASK).map(part).collect::<Vec<f64>>().iter().sum()
+}
 
 /// The numbers of a contiguous tensor in float32.
 pub(crate) fn of<'a>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [f32]> {

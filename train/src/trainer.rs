@@ -79,13 +79,17 @@ impl Trainer {
     /// Goes on with the training in `folder`, or begins one there with the weights `start`.
     ///
     /// `files` are put beside the weights in every checkpoint: `config.json`, which the exporter needs, and what else a checkpoint of
-    /// this model has, such as `tokenizer.json`.
+    /// this model has, such as `tokenizer.json`. They have plain names, which no other file of a checkpoint has.
     ///
     /// # Errors
     /// Options that cannot train; a training in the folder that was begun with other options ([`Error::Other`]); files that cannot be
     /// read or written.
     pub fn open(folder: &Path, start: Parameters, files: Vec<(String, Vec<u8>)>, options: Options) -> Result<Trainer> {
         options.check()?;
+        if let Some((name, _)) = files.iter().find(|(name, _)| !checkpoint::may_add(name)) {
+            let expected = "names of files in the checkpoint, other than its own";
+            return Err(Error::Option { name: "files", expected, found: name.clone() });
+        }
         let run = Run::open(folder, options.keep)?;
         let last = run.last()?;
         let parameters = Arc::new(start);
@@ -216,17 +220,12 @@ impl Trainer {
                 taken.loads = History::loads_of(self.step + 1, eager.routing())?;
                 taken.active = active(eager.routing())?;
             }
-            // What the interpreter holds of the forward is not needed any more.
-            drop(eager);
-            let mut found = loss.total.backward()?;
-            for (name, var) in self.parameters.iter() {
-                let Some(gradient) = found.remove(var) else { continue };
-                match gradients.get_mut(name) {
-                    Some(sum) => *sum = (&*sum + gradient)?,
-                    None => {
-                        gradients.insert(name.to_owned(), gradient);
-                    }
-                }
+            for (name, gradient) in eager.backward(&loss.total)? {
+                let sum = match gradients.get(&name) {
+                    Some(sum) => (sum + gradient)?,
+                    None => gradient,
+                };
+                gradients.insert(name, sum);
             }
         }
         self.check_reached(&gradients)?;
@@ -419,7 +418,7 @@ fn squares(x: &Tensor) -> Result<f64> {
     let x = x.contiguous()?;
     let (storage, layout) = x.storage_and_layout();
     match &*storage {
-        Storage::Cpu(storage) => Ok(slices::of(storage, layout)?.iter().map(|x| f64::from(*x) * f64::from(*x)).sum()),
+        Storage::Cpu(storage) => Ok(slices::squares(slices::of(storage, layout)?)),
         _ => {
             drop(storage);
             Ok(f64::from(x.sqr()?.sum_all()?.to_scalar::<f32>()?))

@@ -29,8 +29,8 @@ struct Inner {
     derivation: Option<Derivation>,
 }
 
-/// A constant's formula in candle, through which gradients reach the tensors that it is computed from.
-pub(crate) type Formula = Arc<dyn Fn(&[Tensor]) -> Result<Tensor, Error> + Send + Sync>;
+/// A constant's formula in candle, through which gradients reach the tensors that it is computed from: their values in, the constant out.
+pub type Formula = Arc<dyn Fn(&[Tensor]) -> Result<Tensor, Error> + Send + Sync>;
 
 /// What a constant is computed from, and how.
 #[derive(Clone)]
@@ -116,8 +116,9 @@ impl Weight {
         Weight::new(name.to_owned(), shape.clone(), *dtype, data.clone(), Some(origins))
     }
 
-    /// The same constant, which `formula` computes from `inputs`.
-    pub(crate) fn derived(self, inputs: Vec<Weight>, formula: Formula) -> Weight {
+    /// The same constant, which `formula` computes from `inputs`: [`crate::ops::Ops::computed`] reads it. In a training the formula gives it
+    /// its shape; otherwise its elements are used.
+    pub fn derived(self, inputs: Vec<Weight>, formula: Formula) -> Weight {
         let Inner { name, shape, dtype, data, origins, .. } = &*self.0;
         Weight(Arc::new(Inner {
             name: name.clone(),

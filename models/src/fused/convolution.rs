@@ -1,35 +1,20 @@
 //! Convolutions: as one matrix product of windows, and channel by channel.
 
-use super::elementwise::add_bias;
 use super::rows::{each, sum};
 use super::{numbers, of1, of2};
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tensor, bail};
 use rayon::prelude::*;
 
-/// Cross-correlation of (batch, in, rows, columns) with (out, in, rows, columns), in one group, plus a bias (out).
-pub(crate) fn conv2d(
-    x: &Tensor,
-    kernel: &Tensor,
-    bias: Option<&Tensor>,
-    padding: usize,
-    stride: usize,
-) -> Result<Tensor> {
-    let (batch, channels, rows, columns) = x.dims4()?;
-    let (out, _, kernel_rows, kernel_columns) = kernel.dims4()?;
-    let windows = Windows { channels, size: [rows, columns], kernel: [kernel_rows, kernel_columns], padding, stride };
-    let [y, z] = windows.places();
-    let flat = x.contiguous()?.apply_op1(windows)?.reshape((batch * y * z, windows.width()))?;
-    let product = flat.matmul(&kernel.reshape((out, windows.width()))?.t()?)?;
-    let product = match bias {
-        Some(bias) => add_bias(&product, bias)?,
-        None => product,
-    };
-    product.reshape((batch, y, z, out))?.permute((0, 3, 1, 2))
+/// The windows that (out, in, rows, columns) kernels see in `x` (batch, in, rows, columns): their product with a kernel is a convolution.
+pub(crate) fn windows(x: &Tensor, kernel: &Tensor, padding: usize, stride: usize) -> Result<Windows> {
+    let (_, channels, rows, columns) = x.dims4()?;
+    let (_, _, kernel_rows, kernel_columns) = kernel.dims4()?;
+    Ok(Windows { channels, size: [rows, columns], kernel: [kernel_rows, kernel_columns], padding, stride })
 }
 
 /// The windows of a picture, one a row: (batch * places, channels * kernel rows * kernel columns).
 #[derive(Debug, Clone, Copy)]
-struct Windows {
+pub(crate) struct Windows {
     channels: usize,
     size: [usize; 2],
     kernel: [usize; 2],
@@ -39,7 +24,7 @@ struct Windows {
 
 impl Windows {
     /// Rows and columns of places.
-    fn places(&self) -> [usize; 2] {
+    pub(crate) fn places(&self) -> [usize; 2] {
         [0, 1].map(|axis| (self.size[axis] + 2 * self.padding - self.kernel[axis]) / self.stride + 1)
     }
 
@@ -48,6 +33,7 @@ impl Windows {
     }
 
     /// Calls `f` with the index in a row of `place` and that in its picture, for what lies inside the picture.
+    #[inline(always)]
     fn inside(&self, place: usize, mut f: impl FnMut(usize, usize)) {
         let [rows, columns] = self.size;
         let across = self.places()[1];
@@ -107,17 +93,17 @@ impl CustomOp1 for Windows {
 
 /// Cross-correlation of each channel of (batch, channels, rows, columns) with its own kernel, (channels, 1, k, k), k odd, with zeros
 /// around that keep the size.
-pub(crate) fn depthwise(x: &Tensor, kernel: &Tensor) -> Result<Tensor> {
+pub(crate) fn depthwise(x: &Tensor, kernel: &Tensor) -> Result<Depthwise> {
     let (_, channels, rows, columns) = x.dims4()?;
     let side = kernel.dim(2)?;
     if kernel.dims() != [channels, 1, side, side] || side % 2 == 0 {
         bail!("a depthwise kernel {:?} for {channels} channels", kernel.dims());
     }
-    x.contiguous()?.apply_op2(&kernel.contiguous()?, Depthwise { channels, rows, columns, side })
+    Ok(Depthwise { channels, rows, columns, side })
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Depthwise {
+pub(crate) struct Depthwise {
     channels: usize,
     rows: usize,
     columns: usize,
@@ -127,6 +113,7 @@ struct Depthwise {
 impl Depthwise {
     /// Calls `f` for every row of a place's plane and every number of the kernel with that number's index, and the ranges of `wide` and
     /// `narrow` that lie over each other when the kernel is there.
+    #[inline(always)]
     fn overlaps(&self, mut f: impl FnMut(usize, std::ops::Range<usize>, std::ops::Range<usize>)) {
         let reach = self.side / 2;
         for i in 0..self.side {

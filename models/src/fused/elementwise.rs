@@ -1,8 +1,8 @@
-//! Activations, and biases.
+//! Activations.
 
-use super::rows::{each, exp, sum};
-use super::{numbers, of1, of2};
-use candle_core::{CpuStorage, CustomOp1, CustomOp2, D, Layout, Result, Shape, Tensor};
+use super::rows::{each, exp};
+use super::{numbers, of2};
+use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
 
 /// A function of one number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -12,21 +12,13 @@ pub(crate) enum Activation {
     GeluTanh,
 }
 
-/// The function of every number.
-pub(crate) fn activation(x: &Tensor, of: Activation) -> Result<Tensor> {
-    x.contiguous()?.apply_op1(of)
-}
-
-/// x + bias, which the last axis is added to.
-pub(crate) fn add_bias(x: &Tensor, bias: &Tensor) -> Result<Tensor> {
-    x.contiguous()?.apply_op2(&bias.contiguous()?, AddBias)
-}
-
+#[inline(always)]
 fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
 /// The normal distribution function, and its density.
+#[inline(always)]
 fn normal(x: f32) -> (f32, f32) {
     // Abramowitz and Stegun, 7.1.26: an error of 1.5e-7.
     let z = x.abs() * std::f32::consts::FRAC_1_SQRT_2;
@@ -41,6 +33,7 @@ const C: f32 = 0.797_884_6;
 const CUBE: f32 = 0.044_715;
 
 impl Activation {
+    #[inline(always)]
     fn value(self, x: f32) -> f32 {
         match self {
             Activation::Silu => x * sigmoid(x),
@@ -50,6 +43,7 @@ impl Activation {
         }
     }
 
+    #[inline(always)]
     fn slope(self, x: f32) -> f32 {
         match self {
             Activation::Silu => {
@@ -113,43 +107,5 @@ impl CustomOp1 for Activation {
             }
         })?;
         Ok(Some(found))
-    }
-}
-
-struct AddBias;
-
-impl CustomOp2 for AddBias {
-    fn name(&self) -> &'static str {
-        "add-bias"
-    }
-
-    fn cpu_fwd(&self, s1: &CpuStorage, l1: &Layout, s2: &CpuStorage, l2: &Layout) -> Result<(CpuStorage, Shape)> {
-        let (x, bias) = (numbers(s1, l1)?, numbers(s2, l2)?);
-        let mut out = vec![0f32; x.len()];
-        each(&mut out, bias.len(), |first, part| {
-            let rows = part.chunks_mut(bias.len()).zip(x[first * bias.len()..].chunks(bias.len()));
-            for (out, x) in rows {
-                out.iter_mut().zip(x).zip(bias).for_each(|((out, x), b)| *out = x + b);
-            }
-        });
-        Ok((CpuStorage::F32(out), l1.shape().clone()))
-    }
-
-    fn bwd(
-        &self,
-        x: &Tensor,
-        bias: &Tensor,
-        _: &Tensor,
-        gradient: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let width = x.dim(D::Minus1)?;
-        let of_bias = of1("add-bias-backward", bias.shape(), gradient, |gradient, out| {
-            sum(gradient.len() / width.max(1), width, out, |first, end, sums| {
-                for row in gradient[first * width..end * width].chunks(width) {
-                    sums.iter_mut().zip(row).for_each(|(sum, g)| *sum += g);
-                }
-            });
-        })?;
-        Ok((Some(gradient.clone()), Some(of_bias)))
     }
 }

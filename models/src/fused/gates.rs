@@ -1,24 +1,66 @@
-//! Heads times their gates, from heads side by side in memory to tokens.
+//! Heads times their gates, from heads side by side in memory to tokens; and zeros in the blocks of heads that are off.
 
 use super::rows::each;
 use super::softmax::dot;
-use super::{numbers, of2};
-use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor};
+use super::{numbers, numbers_mut, of2};
+use candle_core::{CpuStorage, CustomOp2, InplaceOp2, Layout, Result, Shape, Tensor};
 
-/// (batch, q_len, heads * dim) from (batch, heads, q_len, dim) and the gates (batch, q_len, heads); 0 where a gate is 0.
-pub(crate) fn gate_heads(x: &Tensor, gates: &Tensor) -> Result<Tensor> {
-    let (_, heads, q_len, dim) = x.dims4()?;
-    x.contiguous()?.apply_op2(&gates.contiguous()?, Gate { heads, q_len, dim })
+/// `x` (batch, q_len, heads * dim) with zeros in the blocks whose gates, (batch, q_len, heads), are 0.
+pub(crate) fn mask_heads(x: &Tensor, gates: &Tensor) -> Result<Tensor> {
+    of2("mask-heads", x.shape(), (x, gates), |x, gates, out| {
+        let dim = out.len() / gates.len().max(1);
+        each(out, dim, |first, part| {
+            let from = &x[first * dim..];
+            for ((out, x), gate) in part.chunks_mut(dim).zip(from.chunks(dim)).zip(&gates[first..]) {
+                if *gate != 0.0 {
+                    out.copy_from_slice(x);
+                }
+            }
+        });
+    })
 }
 
+/// Puts them into `x`, which nobody else reads.
+pub(crate) fn mask_in_place(x: &Tensor, gates: &Tensor) -> Result<()> {
+    x.inplace_op2(&gates.contiguous()?, &Mask)
+}
+
+struct Mask;
+
+impl InplaceOp2 for Mask {
+    fn name(&self) -> &'static str {
+        "mask-heads"
+    }
+
+    fn cpu_fwd(&self, s1: &mut CpuStorage, l1: &Layout, s2: &CpuStorage, l2: &Layout) -> Result<()> {
+        let (x, gates) = (numbers_mut(s1, l1)?, numbers(s2, l2)?);
+        let dim = x.len() / gates.len().max(1);
+        each(x, dim, |first, part| {
+            for (x, gate) in part.chunks_mut(dim).zip(&gates[first..]) {
+                if *gate == 0.0 {
+                    x.fill(0.0);
+                }
+            }
+        });
+        Ok(())
+    }
+}
+
+/// (batch, q_len, heads * dim) from (batch, heads, q_len, dim) and the gates (batch, q_len, heads); 0 where a gate is 0.
 #[derive(Debug, Clone, Copy)]
-struct Gate {
+pub(crate) struct GateHeads {
     heads: usize,
     q_len: usize,
     dim: usize,
 }
 
-impl Gate {
+impl GateHeads {
+    /// That of such heads.
+    pub(crate) fn of(x: &Tensor) -> Result<GateHeads> {
+        let (_, heads, q_len, dim) = x.dims4()?;
+        Ok(GateHeads { heads, q_len, dim })
+    }
+
     /// Where head `head` of token `token`, counted over the batch, begins in (batch, heads, q_len, dim).
     fn at(&self, token: usize, head: usize) -> usize {
         let (batch, query) = (token / self.q_len, token % self.q_len);
@@ -26,14 +68,14 @@ impl Gate {
     }
 }
 
-impl CustomOp2 for Gate {
+impl CustomOp2 for GateHeads {
     fn name(&self) -> &'static str {
         "gate-heads"
     }
 
     fn cpu_fwd(&self, s1: &CpuStorage, l1: &Layout, s2: &CpuStorage, l2: &Layout) -> Result<(CpuStorage, Shape)> {
         let (x, gates) = (numbers(s1, l1)?, numbers(s2, l2)?);
-        let Gate { heads, q_len, dim } = *self;
+        let GateHeads { heads, q_len, dim } = *self;
         let mut out = vec![0f32; x.len()];
         each(&mut out, heads * dim, |first, part| {
             for (i, out) in part.chunks_mut(heads * dim).enumerate() {
@@ -57,7 +99,7 @@ impl CustomOp2 for Gate {
         _: &Tensor,
         gradient: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let Gate { heads, q_len, dim } = *self;
+        let GateHeads { heads, q_len, dim } = *self;
         let of_x = of2("gate-heads-backward", x.shape(), (gradient, gates), |gradient, gates, out| {
             each(out, dim, |first, part| {
                 for (i, out) in part.chunks_mut(dim).enumerate() {
@@ -72,18 +114,15 @@ impl CustomOp2 for Gate {
                 }
             });
         })?;
-        let of_gates = match gates.track_op() {
-            false => None,
-            true => Some(of2("gate-heads-backward", gates.shape(), (gradient, x), |gradient, x, out| {
-                each(out, heads, |first, part| {
-                    for (i, out) in part.iter_mut().enumerate() {
-                        let (token, head) = (first + i / heads, i % heads);
-                        let g = &gradient[(token * heads + head) * dim..][..dim];
-                        *out = dot(g, &x[self.at(token, head)..][..dim]);
-                    }
-                });
-            })?),
-        };
-        Ok((Some(of_x), of_gates))
+        let of_gates = of2("gate-heads-backward", gates.shape(), (gradient, x), |gradient, x, out| {
+            each(out, heads, |first, part| {
+                for (i, out) in part.iter_mut().enumerate() {
+                    let (token, head) = (first + i / heads, i % heads);
+                    let g = &gradient[(token * heads + head) * dim..][..dim];
+                    *out = dot(g, &x[self.at(token, head)..][..dim]);
+                }
+            });
+        })?;
+        Ok((Some(of_x), Some(of_gates)))
     }
 }

@@ -5,29 +5,18 @@ use super::softmax::dot;
 use super::{numbers, of2};
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, CustomOp3, D, Layout, Result, Shape, Tensor};
 
-/// weight x / sqrt(mean(x^2) + eps).
-pub(crate) fn rms_norm(x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor> {
-    x.contiguous()?.apply_op2(&weight.contiguous()?, Norm { eps, centres: false })
-}
-
-/// (x - mean) / sqrt(variance + eps), times and plus `affine`.
-pub(crate) fn layer_norm(x: &Tensor, affine: Option<(&Tensor, &Tensor)>, eps: f32) -> Result<Tensor> {
-    let (x, norm) = (x.contiguous()?, Norm { eps, centres: true });
-    match affine {
-        None => x.apply_op1(norm),
-        Some((weight, bias)) => x.apply_op3(&weight.contiguous()?, &bias.contiguous()?, norm),
-    }
-}
-
+/// RMSNorm, weight x / sqrt(mean(x^2) + eps); or LayerNorm, (x - mean) / sqrt(variance + eps), and that times a weight plus a bias.
 #[derive(Debug, Clone, Copy)]
-struct Norm {
-    eps: f32,
+pub(crate) struct Norm {
+    /// Added to the variance.
+    pub(crate) eps: f32,
     /// Whether the mean is taken away.
-    centres: bool,
+    pub(crate) centres: bool,
 }
 
 impl Norm {
     /// The mean (0 where it stays), and 1 / sqrt(variance + eps).
+    #[inline(always)]
     fn moments(self, row: &[f32]) -> (f32, f32) {
         let n = row.len() as f32;
         let mean = if self.centres { row.iter().sum::<f32>() / n } else { 0.0 };

@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 
 /// Numbers that are worth a task.
-const TASK: usize = 1 << 14;
+const TASK: usize = 1 << 15;
 
 /// Rows of `width` in a task.
 pub(super) fn per_task(width: usize) -> usize {
@@ -12,19 +12,32 @@ pub(super) fn per_task(width: usize) -> usize {
 
 /// Calls `f` with the index of a stretch's first row and the stretch of `out`, whose rows have `width` numbers.
 pub(super) fn each(out: &mut [f32], width: usize, f: impl Fn(usize, &mut [f32]) + Sync) {
+    if out.is_empty() {
+        return;
+    }
     let rows = per_task(width);
     match out.len() <= rows * width {
-        true => f(0, out),
-        false => out.par_chunks_mut(rows * width).enumerate().for_each(|(i, part)| f(i * rows, part)),
+        true => vectorised(&f, 0, out),
+        false => out.par_chunks_mut(rows * width).enumerate().for_each(|(i, part)| vectorised(&f, i * rows, part)),
     }
+}
+
+/// `f` with the vector instructions of this processor. It is in one place, so that compilers put it there as a whole.
+#[inline(never)]
+fn vectorised(f: &impl Fn(usize, &mut [f32]), at: usize, part: &mut [f32]) {
+    pulp::Arch::new().dispatch(
+        #[inline(always)]
+        || f(at, part),
+    );
 }
 
 /// Sums what `f` adds up over stretches of rows (first, end), each into numbers of its own, in the order of the stretches.
 pub(super) fn sum(rows: usize, width: usize, out: &mut [f32], f: impl Fn(usize, usize, &mut [f32]) + Sync) {
     let step = per_task(width);
+    let f = |first: usize, sums: &mut [f32]| f(first, rows.min(first + step), sums);
     let part = |i: usize| {
         let mut sums = vec![0f32; out.len()];
-        f(i * step, rows.min((i + 1) * step), &mut sums);
+        vectorised(&f, i * step, &mut sums);
         sums
     };
     let parts: Vec<Vec<f32>> = (0..rows.div_ceil(step)).into_par_iter().map(part).collect();
@@ -36,6 +49,7 @@ pub(super) fn sum(rows: usize, width: usize, out: &mut [f32], f: impl Fn(usize, 
 }
 
 /// e^x to 2 units in the last place, for compilers to vectorise: 0 or infinity beyond float32's exponents are not needed, x is bounded.
+#[inline(always)]
 pub(super) fn exp(x: f32) -> f32 {
     // The nearest integer to x / ln 2, as the last bits of a number near 1.5 * 2^23.
     const MAGIC: f32 = 12_582_912.0;

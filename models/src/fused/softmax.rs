@@ -1,36 +1,53 @@
 //! Attention's softmax with its scale, bias and causal mask.
 
+use super::broadcast::reduced;
 use super::rows::{each, exp};
 use super::{numbers, of2};
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tensor, bail};
 
-/// softmax(scale * scores + bias) over the last axis of (batch, heads, q_len, kv_len), 0 where a query sees no key. `bias` broadcasts. With
-/// `causal`, query i sees the keys up to i + kv_len - q_len.
-pub(crate) fn attention_weights(scores: &Tensor, bias: Option<&Tensor>, scale: f32, causal: bool) -> Result<Tensor> {
-    let (_, _, q_len, kv_len) = scores.dims4()?;
-    let op = Softmax { scale, causal, q_len, kv_len, bias_gradient: bias.is_some_and(Tensor::track_op) };
-    let scores = scores.contiguous()?;
-    match bias {
-        None => scores.apply_op1(op),
-        Some(bias) => scores.apply_op2(&rank4(bias)?.contiguous()?, op),
-    }
-}
-
-fn rank4(bias: &Tensor) -> Result<Tensor> {
-    let missing = 4usize.saturating_sub(bias.rank());
-    (0..missing).try_fold(bias.clone(), |bias, _| bias.unsqueeze(0))
-}
-
+/// softmax(scale * scores + bias) over the last axis of (batch, heads, q_len, kv_len), 0 where a query sees no key. `bias` broadcasts. If
+/// causal, query i sees the keys up to i + kv_len - q_len.
 #[derive(Debug, Clone, Copy)]
-struct Softmax {
+pub(crate) struct AttentionSoftmax {
     scale: f32,
     causal: bool,
     q_len: usize,
     kv_len: usize,
-    bias_gradient: bool,
 }
 
-impl Softmax {
+impl AttentionSoftmax {
+    /// That of such scores.
+    pub(crate) fn of(scores: &Tensor, scale: f32, causal: bool) -> Result<AttentionSoftmax> {
+        let (_, _, q_len, kv_len) = scores.dims4()?;
+        Ok(AttentionSoftmax { scale, causal, q_len, kv_len })
+    }
+
+    /// The weights.
+    pub(crate) fn weights(&self, scores: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        let scores = scores.contiguous()?;
+        match bias {
+            None => scores.apply_op1_no_bwd(self),
+            Some(bias) => {
+                let missing = 4usize.saturating_sub(bias.rank());
+                let bias = (0..missing).try_fold(bias.clone(), |bias, _| bias.unsqueeze(0))?;
+                scores.apply_op2_no_bwd(&bias.contiguous()?, self)
+            }
+        }
+    }
+
+    /// The gradient of the scores, and of a bias of the shape `bias`.
+    pub(crate) fn gradients(
+        &self,
+        weights: &Tensor,
+        gradient: &Tensor,
+        bias: Option<&[usize]>,
+    ) -> Result<(Tensor, Option<Tensor>)> {
+        let of_scores = self.backward(weights, gradient)?;
+        let unscaled = |dims: &[usize]| reduced(&(&of_scores * (1.0 / f64::from(self.scale)))?, dims);
+        let of_bias = bias.map(unscaled).transpose()?;
+        Ok((of_scores, of_bias))
+    }
+
     /// The keys that query `row % q_len` sees.
     fn seen(&self, row: usize) -> usize {
         match self.causal {
@@ -54,7 +71,7 @@ impl Softmax {
                         out.iter_mut().zip(scores).zip(bias).for_each(|((out, s), b)| *out = self.scale * s + b);
                     }
                 }
-                let max = out.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                let max = most(out);
                 hidden.fill(0.0);
                 if max == f32::NEG_INFINITY {
                     out.fill(0.0);
@@ -87,16 +104,29 @@ impl Softmax {
     }
 }
 
-/// A sum in eight parts, which compilers vectorise.
-fn sum(x: &[f32]) -> f32 {
-    let mut sums = [0f32; 8];
-    let (chunks, rest) = x.as_chunks::<8>();
+/// A sum in sixteen parts, which compilers vectorise.
+#[inline(always)]
+pub(super) fn sum(x: &[f32]) -> f32 {
+    let mut sums = [0f32; 16];
+    let (chunks, rest) = x.as_chunks::<16>();
     for chunk in chunks {
         sums.iter_mut().zip(chunk).for_each(|(sum, x)| *sum += x);
     }
     sums.iter().sum::<f32>() + rest.iter().sum::<f32>()
 }
 
+/// The largest number, found in sixteen parts.
+#[inline(always)]
+pub(super) fn most(x: &[f32]) -> f32 {
+    let mut parts = [f32::NEG_INFINITY; 16];
+    let (chunks, rest) = x.as_chunks::<16>();
+    for chunk in chunks {
+        parts.iter_mut().zip(chunk).for_each(|(most, x)| *most = if *x > *most { *x } else { *most });
+    }
+    parts.iter().chain(rest).copied().fold(f32::NEG_INFINITY, f32::max)
+}
+
+#[inline(always)]
 pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut sums = [0f32; 8];
     let ((a_chunks, a_rest), (b_chunks, b_rest)) = (a.as_chunks::<8>(), b.as_chunks::<8>());
@@ -108,7 +138,7 @@ pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
     sums.iter().sum::<f32>() + a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum::<f32>()
 }
 
-impl CustomOp1 for Softmax {
+impl CustomOp1 for AttentionSoftmax {
     fn name(&self) -> &'static str {
         "attention-softmax"
     }
@@ -119,13 +149,9 @@ impl CustomOp1 for Softmax {
         self.forward(scores, &mut out, |_| None);
         Ok((CpuStorage::F32(out), l1.shape().clone()))
     }
-
-    fn bwd(&self, _: &Tensor, weights: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
-        Ok(Some(self.backward(weights, gradient)?))
-    }
 }
 
-impl CustomOp2 for Softmax {
+impl CustomOp2 for AttentionSoftmax {
     fn name(&self) -> &'static str {
         "attention-softmax"
     }
@@ -150,24 +176,5 @@ impl CustomOp2 for Softmax {
         let mut out = vec![0f32; scores.len()];
         self.forward(scores, &mut out, row_of);
         Ok((CpuStorage::F32(out), l1.shape().clone()))
-    }
-
-    fn bwd(
-        &self,
-        _: &Tensor,
-        bias: &Tensor,
-        weights: &Tensor,
-        gradient: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let of_scores = self.backward(weights, gradient)?;
-        let of_bias = match self.bias_gradient {
-            false => None,
-            true => {
-                let axes: Vec<usize> = (0..4).filter(|&axis| bias.dims()[axis] != weights.dims()[axis]).collect();
-                let unscaled = (&of_scores * (1.0 / f64::from(self.scale)))?;
-                Some(if axes.is_empty() { unscaled } else { unscaled.sum_keepdim(axes)? })
-            }
-        };
-        Ok((Some(of_scores), of_bias))
     }
 }

@@ -1,13 +1,14 @@
 //! RoutedAggregatedAttention: every head's attention to windows and pooled tokens, and then the gates.
 
-use super::{Computed, ModelOperator};
+use super::{Computed, ModelOperator, Trained};
 use crate::algebra::{mask_heads, softmax};
 use crate::error::Result;
+use crate::fused::aggregated::{Forward, Numbers, Sizes};
 use crate::macs::Macs;
 use crate::shape::Shape;
 use candle_core::{D, DType, Tensor};
-use moh_operators::List;
 use moh_operators::aggregated_attention::{Attributes, Inputs, RoutedAggregatedAttention};
+use moh_operators::{Definition as _, List};
 
 impl ModelOperator for RoutedAggregatedAttention {
     fn compute(attributes: &Attributes, inputs: &Inputs<List<'_, &Tensor>>) -> Result<Computed> {
@@ -45,6 +46,48 @@ impl ModelOperator for RoutedAggregatedAttention {
         let pooled = weights.narrow(3, cells, pooled.dim(3)?)?.matmul(&per_head(inputs.pooled_value)?)?;
         let heads_out = (local + pooled)?.broadcast_mul(&inputs.head_gates.transpose(1, 2)?.unsqueeze(D::Minus1)?)?;
         Ok(mask_heads(&heads_out.transpose(1, 2)?.reshape((batch, tokens, width))?, inputs.head_gates)?.into())
+    }
+
+    fn train(
+        attributes: &Attributes,
+        inputs: &Inputs<List<'_, &Tensor>>,
+        _: &dyn Fn(&Tensor) -> bool,
+    ) -> Result<Option<Trained>> {
+        let (batch, _, width) = inputs.query.dims3()?;
+        let (heads, device) = (attributes.num_heads, inputs.query.device().clone());
+        let sizes = Sizes {
+            batch,
+            heads,
+            dim: width / heads,
+            grid: [attributes.height, attributes.width],
+            window: attributes.window,
+            pooled: inputs.pooled_key.dim(1)?,
+        };
+        let numbers = |x: &Tensor| x.flatten_all()?.to_vec1::<f32>();
+        let given = Numbers {
+            query: numbers(inputs.query)?,
+            key: numbers(inputs.key)?,
+            value: numbers(inputs.value)?,
+            pooled_key: numbers(inputs.pooled_key)?,
+            pooled_value: numbers(inputs.pooled_value)?,
+            gates: numbers(inputs.head_gates)?,
+            query_embedding: numbers(inputs.query_embedding)?,
+            query_scale: numbers(inputs.query_scale)?,
+            local_bias: numbers(inputs.local_bias)?,
+            pooled_bias: numbers(inputs.pooled_bias)?,
+            learnable_tokens: numbers(inputs.learnable_tokens)?,
+            learnable_bias: numbers(inputs.learnable_bias)?,
+        };
+        let shapes = RoutedAggregatedAttention::list(inputs).into_iter().flatten().map(|x| x.dims().to_vec());
+        let shapes: Vec<Vec<usize>> = shapes.collect();
+        let forward = Forward::new(sizes, given);
+        let y = forward.output(&device)?;
+        let back = move |gradient: &Tensor| {
+            let gradients = forward.back(&gradient.flatten_all()?.to_vec1()?);
+            let tensor = |(numbers, shape)| Ok(Some(Tensor::from_vec(numbers, shape, &device)?));
+            gradients.into_iter().zip(shapes).map(tensor).collect()
+        };
+        Ok(Some((y, Box::new(back))))
     }
 
     fn macs(attributes: &Attributes, inputs: &Inputs<List<'_, &Shape>>) -> Macs {

@@ -1,12 +1,12 @@
 //! RoutedAttention: every head's scores, softmax and values, and then the gates.
 
-use super::{Computed, ModelOperator};
+use super::{Computed, ModelOperator, Trained};
 use crate::algebra::{select, softmax};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::fused;
 use crate::macs::Macs;
 use crate::shape::Shape;
-use candle_core::{D, DType, Tensor};
+use candle_core::{CustomOp2 as _, D, DType, Tensor};
 use moh_operators::List;
 use moh_operators::routed_attention::{Attributes, Inputs, RoutedAttention};
 
@@ -28,7 +28,11 @@ impl ModelOperator for RoutedAttention {
         })
     }
 
-    fn train(attributes: &Attributes, inputs: &Inputs<List<'_, &Tensor>>) -> Result<Computed> {
+    fn train(
+        attributes: &Attributes,
+        inputs: &Inputs<List<'_, &Tensor>>,
+        wants: &dyn Fn(&Tensor) -> bool,
+    ) -> Result<Option<Trained>> {
         let Attributes { num_heads: heads, kv_num_heads, scale, is_causal } = *attributes;
         let Inputs { query, key, value, head_gates, attn_bias } = *inputs;
         let (batch, q_len, _) = query.dims3()?;
@@ -38,17 +42,46 @@ impl ModelOperator for RoutedAttention {
                 3 => x.reshape((batch, x.dim(1)?, kv_num_heads, ()))?.transpose(1, 2)?,
                 _ => x.clone(),
             };
-            Ok(x.contiguous()?)
+            Ok(fused::packed(&x)?)
         };
         let (k, v) = (per_head(key)?, per_head(value)?);
         let kv_len = k.dim(2)?;
         let group = heads / kv_num_heads * q_len;
-        let q = query.reshape((batch, q_len, heads, ()))?.transpose(1, 2)?.contiguous()?;
+        let q = fused::packed(&query.reshape((batch, q_len, heads, ()))?.transpose(1, 2)?)?;
         let q = q.reshape((batch, kv_num_heads, group, ()))?;
         let scores = q.matmul(&k.t()?)?.reshape((batch, heads, q_len, kv_len))?;
-        let weights = fused::attention_weights(&scores, attn_bias, scale, is_causal)?;
+        let softmax = fused::AttentionSoftmax::of(&scores, scale, is_causal)?;
+        let weights = softmax.weights(&scores, attn_bias)?;
         let out = weights.reshape((batch, kv_num_heads, group, kv_len))?.matmul(&v)?;
-        Ok(fused::gate_heads(&out.reshape((batch, heads, q_len, ()))?, head_gates)?.into())
+        let out = out.reshape((batch, heads, q_len, ()))?;
+        let gate = fused::GateHeads::of(&out)?;
+        let gates = head_gates.contiguous()?;
+        let y = out.apply_op2_no_bwd(&gates, &gate)?;
+
+        let shapes = [query, key, value].map(|x| x.dims().to_vec());
+        let (has_bias, bias) =
+            (attn_bias.is_some(), attn_bias.filter(|bias| wants(bias)).map(|bias| bias.dims().to_vec()));
+        let back = move |gradient: &Tensor| {
+            let (of_out, of_gates) = gate.bwd(&out, &gates, &out, gradient)?;
+            let of_out =
+                of_out.ok_or(Error::Internal("no gradient of heads"))?.reshape((batch, kv_num_heads, group, ()))?;
+            let grouped = weights.reshape((batch, kv_num_heads, group, kv_len))?;
+            let of_v = grouped.t()?.matmul(&of_out)?;
+            let of_weights = of_out.matmul(&v.t()?)?.reshape((batch, heads, q_len, kv_len))?;
+            let (of_scores, of_bias) = softmax.gradients(&weights, &of_weights, bias.as_deref())?;
+            let of_scores = of_scores.reshape((batch, kv_num_heads, group, kv_len))?;
+            let of_q = of_scores.matmul(&k)?.reshape((batch, heads, q_len, ()))?.transpose(1, 2)?;
+            let of_k = of_scores.t()?.matmul(&q)?;
+            let back = |x: Tensor, shape: &[usize]| -> Result<Option<Tensor>> {
+                let x = if shape.len() == 3 { x.transpose(1, 2)? } else { x };
+                Ok(Some(fused::packed(&x)?.reshape(shape)?))
+            };
+            let of_q = Some(fused::packed(&of_q)?.reshape(shapes[0].as_slice())?);
+            let mut all = vec![of_q, back(of_k, &shapes[1])?, back(of_v, &shapes[2])?, of_gates];
+            all.extend(has_bias.then_some(of_bias));
+            Ok(all)
+        };
+        Ok(Some((y, Box::new(back))))
     }
 
     fn macs(attributes: &Attributes, inputs: &Inputs<List<'_, &Shape>>) -> Macs {

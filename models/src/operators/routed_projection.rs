@@ -1,12 +1,12 @@
 //! RoutedProjection: a linear layer, and then zeros in the blocks of the heads that are off.
 
-use super::{Computed, ModelOperator};
+use super::{Computed, ModelOperator, Trained};
 use crate::algebra::{mask_heads, product};
 use crate::error::Result;
 use crate::fused;
 use crate::macs::Macs;
 use crate::shape::Shape;
-use candle_core::Tensor;
+use candle_core::{D, Tensor};
 use moh_operators::List;
 use moh_operators::routed_projection::{Attributes, Inputs, RoutedProjection, WeightLayout};
 
@@ -24,17 +24,33 @@ impl ModelOperator for RoutedProjection {
         Ok(mask_heads(&y, head_gates)?.into())
     }
 
-    /// Without the zeros: what reads the blocks multiplies those of heads that are off by 0.
-    fn train(attributes: &Attributes, inputs: &Inputs<List<'_, &Tensor>>) -> Result<Computed> {
-        let matrix = match attributes.weight_layout {
-            WeightLayout::PerHead => inputs.weight.transpose(0, 1)?.flatten_from(1)?,
-            WeightLayout::OutIn => inputs.weight.t()?,
+    fn train(
+        attributes: &Attributes,
+        inputs: &Inputs<List<'_, &Tensor>>,
+        wants: &dyn Fn(&Tensor) -> bool,
+    ) -> Result<Option<Trained>> {
+        let Inputs { x, weight, head_gates, bias } = *inputs;
+        let per_head = attributes.weight_layout == WeightLayout::PerHead;
+        let matrix = match per_head {
+            true => weight.transpose(1, 2)?.flatten_to(1)?,
+            false => weight.clone(),
         };
-        let y = product(inputs.x, &matrix)?;
-        Ok(match inputs.bias {
-            Some(bias) => fused::add_bias(&y, bias)?.into(),
-            None => y.into(),
-        })
+        let y = fused::linear(x, &matrix, bias)?;
+        let y = y.reshape((x.dim(0)?, x.dim(1)?, ()))?;
+        fused::mask_in_place(&y, head_gates)?;
+        let (x, gates, has_bias, wants_x) = (x.clone(), head_gates.clone(), bias.is_some(), wants(x));
+        let (heads, width) = (attributes.num_heads, x.dim(D::Minus1)?);
+        let back = move |gradient: &Tensor| {
+            let gradient = fused::mask_heads(gradient, &gates)?;
+            let [of_x, of_matrix, of_bias] =
+                fused::linear_gradients(&gradient, &x, &matrix, [wants_x, true, has_bias])?;
+            let of_weight = match (of_matrix, per_head) {
+                (Some(matrix), true) => Some(matrix.reshape((heads, (), width))?.transpose(1, 2)?),
+                (matrix, _) => matrix,
+            };
+            Ok(vec![of_x, of_weight, None, of_bias].into_iter().take(3 + usize::from(has_bias)).collect())
+        };
+        Ok(Some((y, Box::new(back))))
     }
 
     fn macs(attributes: &Attributes, inputs: &Inputs<List<'_, &Shape>>) -> Macs {
