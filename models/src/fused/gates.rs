@@ -123,6 +123,11 @@ impl CustomOp2 for GateHeads {
                 }
             });
         })?;
+        // That of a gate of exactly 0 is 0: nothing is computed there.
+        let of_gates = of2("gate-heads-backward", gates.shape(), (&of_gates, gates), |found, gates, out| {
+            let found = out.iter_mut().zip(found).zip(gates);
+            found.filter(|(_, gate)| **gate != 0.0).for_each(|((out, found), _)| *out = *found);
+        })?;
         Ok((Some(of_x), Some(of_gates)))
     }
 }

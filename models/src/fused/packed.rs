@@ -29,7 +29,7 @@ impl CustomOp1 for Pack {
         let Some((&width, outer)) = dims.split_last() else { bail!("a tensor without axes") };
         let step = strides[outer.len()];
         // The axis along which the source lies side by side, and that rows are taken together of.
-        let near = (0..outer.len()).rev().find(|&axis| strides[axis] == 1 && dims[axis] > 1).filter(|_| step != 1);
+        let near = (0..outer.len()).rev().find(|&axis| strides[axis] == 1 && dims[axis] > 1).filter(|_| step > 1);
         let begin = |row: usize| {
             let mut rest = row;
             (0..outer.len()).rev().fold(0, |at, axis| {
