@@ -33,8 +33,9 @@ pub struct Eager {
     taps: Option<BTreeMap<String, Tensor>>,
     given_gates: BTreeMap<String, Tensor>,
     routing: Option<Vec<Routing>>,
-    /// Of the router whose gates come next.
+    /// Of the router whose gates come next, and its margins.
     choice: Option<Choice>,
+    margins: Option<Tensor>,
     /// Whether weights are read again each time.
     forgets: bool,
     /// The first module that gave a number that is not finite, where they are looked for.
@@ -54,6 +55,7 @@ impl Default for Eager {
             given_gates: BTreeMap::new(),
             routing: None,
             choice: None,
+            margins: None,
             forgets: false,
             watched: None,
         }
@@ -417,11 +419,11 @@ impl Ops for Eager {
             true => O::train(&attributes, &inputs)?,
             false => O::compute(&attributes, &inputs)?,
         };
-        if let Some(margins) = margins {
-            self.keep(format!("{GAPS}{}", self.path()), &margins);
-        }
         if choice.is_some() {
             self.choice = choice;
+        }
+        if margins.is_some() {
+            self.margins = margins;
         }
         self.watch(&output)?;
         let ty = if O::OUTPUT.ty == ElementType::T { self.model } else { DType::F32 };
@@ -485,6 +487,12 @@ impl Ops for Eager {
         let name = format!("{GATES}{}", self.path());
         let gates = self.given_gates.get(&name).cloned().unwrap_or(gates);
         self.keep(name, &gates);
+        if let Some(margins) = self.margins.take() {
+            // Of a token whose groups of heads choose for themselves, the smallest.
+            let (batch, tokens, _) = gates.dims3()?;
+            let margins = margins.reshape((batch, tokens, ()))?.min(D::Minus1)?;
+            self.keep(format!("{GAPS}{}", self.path()), &margins);
+        }
         let choice = self.choice.take();
         let path = self.path();
         if let (Some(routing), Some(choice)) = (&mut self.routing, choice) {

@@ -163,6 +163,14 @@ fn llamas() {
     let renormalized =
         json!({"shared_head": 6, "routed_head": 0, "moe_num_experts": 4, "moe_top_k": 2, "moe_renormalize": true});
     check("every head shared", &llama("moh-llm", renormalized));
+    check("groups", &llama("gqe-llama", json!({"num_key_value_heads": 2, "group_top_k": 2})));
+    check(
+        "groups with shared heads",
+        &llama(
+            "gqe-llama",
+            json!({"num_key_value_heads": 2, "group_top_k": [2, 1], "group_shared_heads": [0, 1], "moe_num_experts": 3, "moe_top_k": 2}),
+        ),
+    );
     check("a cache in place", &llama("moh-llama", json!({"cache": "in-place"})));
 }
 

@@ -7,8 +7,13 @@
 //! - `moh-llm`: the model that the MoH paper trains from scratch, with the two-stage router of MoH-ViT and MoH-DiT. Its weights
 //!   were never published: `self_attn.wg`, `self_attn.wg_0` and `self_attn.wg_1` in every layer, and the keys `shared_head`
 //!   and `routed_head` (a number, or one a layer), are named as in those.
+//! - `gqe-llama`: Grouped Query Experts (arXiv 2606.20945), without published code. From the paper: each group of query heads that share
+//!   a key/value head has a router, which chooses `group_top_k` of them for a token; the gates of the chosen ones sum to 1; keys and
+//!   values stay dense; a shared head may always be on. Ours: the names `self_attn.router.weight` (routed heads, hidden), `group_top_k`
+//!   and `group_shared_heads` (0; the first so many heads of each group, whose gates are 1), and that each head keeps its own block
+//!   of `o_proj`. Where the weighted sum of a group's heads is projected, as summaries of the paper say, their blocks are equal.
 //!
-//! All take `shared_heads`, any set of heads a layer, with `top_k`; `moh-llm` and `moh-llama` take experts ([`crate::mixture`]).
+//! `moh-llama` and `moh-llm` take `shared_heads`, any set of heads a layer, with `top_k`; all of them experts ([`crate::mixture`]).
 
 mod cache;
 mod heads;
@@ -20,7 +25,7 @@ use crate::heads::{MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_VOCABULARY, MAX_WIDT
 use crate::layers::HeadLinear;
 use crate::mixture::{ExpertCounts, Mixture};
 use crate::ops::{Linear, Ops, Result, Tap, Type};
-use crate::router::{QueryNorm, Router, TwoStage, load_linear};
+use crate::router::{Grouped, QueryNorm, Router, TwoStage, load_linear};
 use crate::sample::{Rng, Sample, SampleData};
 use cache::{Cache, Heads, Sequences};
 use heads::head_sets;
@@ -106,7 +111,7 @@ impl Family for Llama {
         let norm_eps = config.f64_or("rms_norm_eps", 1e-6)? as f32;
         let rope = Rope::configured(config, head_dim, context)?;
         let cache = Cache::configured(config)?;
-        let sets = head_sets(config, name, num_heads, layers)?;
+        let sets = head_sets(config, name, (num_heads, kv_num_heads), layers)?;
         let experts = ExpertCounts::configured(config, layers)?;
 
         let mut loader = Loader::new(checkpoint);
@@ -116,7 +121,11 @@ impl Family for Llama {
             let path = |name: &str| format!("model.layers.{i}.{name}");
             Block {
                 routing: match name {
-                    "llama" => Routing::Input(Router::Dense(num_heads)),
+                    "gqe-llama" if set.counts().top_k > 0 => {
+                        let router = Grouped::load(l, &path("self_attn"), hidden_size, set, kv_num_heads);
+                        Routing::Input(Router::Grouped(router))
+                    }
+                    "llama" | "gqe-llama" => Routing::Input(Router::Dense(num_heads)),
                     "moh-llm" => {
                         Routing::Input(Router::TwoStage(TwoStage::load(l, &path("self_attn"), hidden_size, set)))
                     }

@@ -149,7 +149,7 @@ fn families_need_a_name() {
     std::fs::write(copy.path().join("config.json"), text.replace("\"family\"", "\"kin\"")).unwrap();
     let checkpoint = Checkpoint::open(&folder, Some(&copy.path().join("config.json"))).unwrap();
     let message = Model::load(&checkpoint, None).err().unwrap().to_string();
-    assert!(message.contains("moh-llama, moh-llm, llama") && message.contains("config.json"), "{message}");
+    assert!(message.contains("moh-llama, moh-llm, gqe-llama, llama") && message.contains("config.json"), "{message}");
     assert!(Model::load(&checkpoint, Some("llama")).is_ok());
     let message = Model::load(&checkpoint, Some("gpt")).err().unwrap().to_string();
     assert!(message.contains("gpt") && message.contains("moh-dit"), "{message}");

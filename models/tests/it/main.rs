@@ -4,6 +4,7 @@
 
 mod families;
 mod golden;
+mod grouped;
 mod keys;
 mod moa;
 mod names;
