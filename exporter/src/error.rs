@@ -157,7 +157,7 @@ pub enum Error {
     PortableCache,
     /// A cache in place for a model that does not know it.
     #[error(
-        "--cache in-place: expected a language model of family moh-llama, moh-llm, gqe-llama or llama, found {family}"
+        "--cache in-place: expected a language model of family moh-llama, moh-llm, gqe-llama, switchhead or llama, found {family}"
     )]
     Cache {
         /// The family.

@@ -38,8 +38,8 @@ impl Routing {
     /// MoH's load-balance loss of the layer (arXiv 2410.11842), a scalar: `R^2 mean_i(mean_tokens(p_i) mean_tokens([i selected]))` over its
     /// R routed heads. It is top_k where all are equally likely and equally often selected, and grows where both prefer the same heads.
     ///
-    /// The published code adds 0.01 times the mean over the layers to ViT's loss. Where each group of heads chooses among its own, it is the
-    /// mean of the groups' losses.
+    /// The published code adds 0.01 times the mean over the layers to ViT's loss. Where each group of heads chooses among its own, it is
+    /// the mean of the groups' losses.
     ///
     /// # Errors
     /// What candle fails with.

@@ -175,6 +175,21 @@ fn llamas() {
 }
 
 #[test]
+fn switchheads() {
+    let config = |more: Value| {
+        let mut config = llama(
+            "switchhead",
+            json!({"num_key_value_heads": 3, "num_attention_heads": 3, "num_experts": 3, "moe_k": 2}),
+        );
+        config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        config
+    };
+    check("switchhead", &config(json!({})));
+    check("one expert of two", &config(json!({"num_experts": 2, "moe_k": 1, "head_dim": 6, "rotate_fraction": 0.7})));
+    check("all experts", &config(json!({"moe_k": 3, "rotate_fraction": 1.0, "cache": "in-place"})));
+}
+
+#[test]
 fn vits() {
     let config = json!({
         "family": "moh-vit", "img_size": 64, "num_classes": 5, "mlp_ratios": [2, 2, 2, 2], "qkv_bias": true,

@@ -23,6 +23,16 @@ fn grouped(more: Value) -> Value {
     config
 }
 
+/// Heads of unequal rotation and width, of which two of three experts are chosen.
+fn switchhead(more: Value) -> Value {
+    let mut config = json!({
+        "family": "switchhead", "vocab_size": 128, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "head_dim": 32, "max_position_embeddings": 64, "num_experts": 3, "moe_k": 2,
+    });
+    config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    config
+}
+
 /// Writes a checkpoint whose scores are far apart.
 fn checkpoint(folder: &Path, config: &Value) {
     std::fs::create_dir_all(folder).unwrap();
@@ -163,6 +173,16 @@ fn grouped_query_experts() {
         "gqe-llama, four groups",
         &grouped(json!({"num_key_value_heads": 4, "group_top_k": [1, 2], "group_shared_heads": 0})),
     );
+}
+
+#[test]
+fn switchheads() {
+    agree("switchhead, one expert and whole rotation", &switchhead(json!({"moe_k": 1, "rotate_fraction": 1.0})));
+}
+
+#[test]
+fn switchheads_rounded() {
+    agree_rounded("switchhead", &switchhead(json!({})), &["RoutedProjectionNBits", "RoutedCombineNBits"]);
 }
 
 #[test]

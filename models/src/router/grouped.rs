@@ -5,8 +5,8 @@ use crate::checkpoint::Loader;
 use crate::ops::{Linear, Ops, Result, Type};
 use moh_operators::top_k_router::Kind;
 
-/// Grouped Query Experts (arXiv 2606.20945): in each group the routed heads with the largest scores are on. Their gates are the softmax over
-/// the selected scores, those of shared heads 1.
+/// Grouped Query Experts (arXiv 2606.20945): in each group the routed heads with the largest scores are on. Their gates are the softmax
+/// over the selected scores, those of shared heads 1.
 ///
 /// One TopKRouter routes all groups, as if each were a token.
 #[derive(Debug, Clone)]
@@ -18,8 +18,8 @@ pub struct Grouped {
 }
 
 impl Grouped {
-    /// Takes `router.weight` (routed heads, width) below `prefix`. Every one of the `groups` has the same number of `heads`, of shared ones,
-    /// which are its first, and of routed ones, of which at least one is chosen.
+    /// Takes `router.weight` (routed heads, width) below `prefix`. Every one of the `groups` has the same number of `heads`; its shared
+    /// ones come first, and of the others at least one is chosen.
     pub fn load(loader: &mut Loader<'_>, prefix: &str, width: usize, heads: HeadSet, groups: usize) -> Grouped {
         let routed = heads.counts().num_routed_heads();
         let scores = load_linear(loader, &format!("{prefix}.router"), routed, width, false);

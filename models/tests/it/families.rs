@@ -83,6 +83,7 @@ fn every_family_finishes_finite() {
         llama_config("moh-llama", json!({})),
         llama_config("moh-llm", json!({"shared_head": 2, "routed_head": [1, 2]})),
         llama_config("gqe-llama", json!({"group_top_k": 1})),
+        llama_config("switchhead", json!({"num_key_value_heads": 6, "num_experts": 3, "moe_k": 2})),
         vit_config(json!({})),
         vit_config(json!({"family": "vit", "shared_head": null, "routed_head": null})),
     ];
@@ -319,13 +320,14 @@ fn activations_other_than_silu_are_refused() {
         let heads = match family {
             "moh-llm" => json!({"shared_head": 2, "routed_head": 2}),
             "gqe-llama" => json!({"group_top_k": 1}),
+            "switchhead" => json!({"num_key_value_heads": 6, "num_experts": 3, "moe_k": 2}),
             _ => json!({}),
         };
         let mut config = llama_config(family, heads);
         config["hidden_act"] = activation;
         config
     };
-    for family in ["llama", "moh-llama", "moh-llm", "gqe-llama"] {
+    for family in ["llama", "moh-llama", "moh-llm", "gqe-llama", "switchhead"] {
         for known in [json!("silu"), Value::Null] {
             planned(config(family, known)).unwrap();
         }

@@ -9,4 +9,5 @@ mod keys;
 mod moa;
 mod names;
 mod presets;
+mod switchhead;
 mod weights;

@@ -12,6 +12,10 @@ pub(super) fn head_sets(
     layers: usize,
 ) -> Result<Vec<HeadSet>> {
     let routing = ["shared_head", "routed_head", "shared_heads"];
+    if family != "gqe-llama" {
+        let grouped = format!("no such key in a `{family}`: heads are chosen in each group in family gqe-llama");
+        config.refuse(&["group_top_k", "group_shared_heads"], &grouped)?;
+    }
     match family {
         "llama" => {
             let routed = "no such key in a dense `llama`: routed models are of family moh-llama, moh-llm or gqe-llama";
@@ -21,6 +25,10 @@ pub(super) fn head_sets(
         "gqe-llama" => {
             config.refuse(&routing, "no such key in a `gqe-llama`, which has group_top_k and group_shared_heads")?;
             return grouped(config, (num_heads, groups), layers);
+        }
+        "switchhead" => {
+            config.refuse(&routing, "no such key in a `switchhead`, whose heads are all on")?;
+            return Ok(vec![HeadSet::first(HeadCounts::dense(num_heads)); layers]);
         }
         _ => {}
     }
