@@ -156,7 +156,9 @@ pub enum Error {
     #[error("a cache in place is made of operators of ai.moh: it cannot be written as standard operators")]
     PortableCache,
     /// A cache in place for a model that does not know it.
-    #[error("--cache in-place: expected a language model of family moh-llama, moh-llm or llama, found {family}")]
+    #[error(
+        "--cache in-place: expected a language model of family moh-llama, moh-llm, gqe-llama, switchhead or llama, found {family}"
+    )]
     Cache {
         /// The family.
         family: String,

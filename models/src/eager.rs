@@ -38,8 +38,9 @@ pub struct Eager {
     taps: Option<BTreeMap<String, Tensor>>,
     given_gates: BTreeMap<String, Tensor>,
     routing: Option<Vec<Routing>>,
-    /// Of the router whose gates come next.
+    /// Of the router whose gates come next, and its margins.
     choice: Option<Choice>,
+    margins: Option<Tensor>,
     /// Whether weights are read again each time.
     forgets: bool,
     /// The first module that gave a number that is not finite, where they are looked for.
@@ -61,6 +62,7 @@ impl Default for Eager {
             given_gates: BTreeMap::new(),
             routing: None,
             choice: None,
+            margins: None,
             forgets: false,
             watched: None,
         }
@@ -700,11 +702,11 @@ impl Ops for Eager {
                 O::compute(&attributes, &operators::inputs::<O, _>(&tensors)?)?
             }
         };
-        if let Some(margins) = margins {
-            self.keep(format!("{GAPS}{}", self.path()), &margins);
-        }
         if choice.is_some() {
             self.choice = choice;
+        }
+        if margins.is_some() {
+            self.margins = margins;
         }
         self.watch(&output)?;
         let ty = if O::OUTPUT.ty == ElementType::T { self.model } else { DType::F32 };
@@ -788,6 +790,12 @@ impl Ops for Eager {
         let name = format!("{GATES}{}", self.path());
         let gates = self.given_gates.get(&name).cloned().unwrap_or(gates);
         self.keep(name, &gates);
+        if let Some(margins) = self.margins.take() {
+            // Of a token whose groups of heads choose for themselves, the smallest.
+            let (batch, tokens, _) = gates.dims3()?;
+            let margins = margins.reshape((batch, tokens, ()))?.min(D::Minus1)?;
+            self.keep(format!("{GAPS}{}", self.path()), &margins);
+        }
         let choice = self.choice.take();
         let path = self.path();
         if let (Some(routing), Some(choice)) = (&mut self.routing, choice) {

@@ -163,7 +163,7 @@ macro_rules! families {
 
 families! {
     dit::Dit: "moh-dit" | "dit",
-    llama::Llama: "moh-llama" | "moh-llm" | "llama",
+    llama::Llama: "moh-llama" | "moh-llm" | "gqe-llama" | "switchhead" | "llama",
     moa::Moa: "moa",
     vit::Vit: "moh-vit" | "vit",
 }

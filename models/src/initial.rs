@@ -43,6 +43,7 @@ pub fn constant(name: &str) -> Option<f32> {
 /// What the tensor `name` of a model of `family` is drawn from.
 ///
 /// - LLaMA: weights normal, deviation 0.02.
+/// - SwitchHead: the same; the rows that score experts deviation 1 / sqrt(width), so that scores are about 1.
 /// - ViT: the same; convolutions normal by their fan-out; local biases deviation 0.0004, learnable biases 0.
 /// - DiT: linear layers uniform by Glorot and Bengio; modulations and the last layer 0, so that blocks begin as the identity.
 /// - MoA: linear layers uniform by Glorot and Bengio; experts by their own matrix; embeddings normal, deviation 1 / sqrt(width).
@@ -86,6 +87,7 @@ pub fn initial(family: &str, name: &str, shape: &[usize]) -> Initial {
             () if ends(&["w_gate"]) => normal(DEVIATION),
             () => glorot,
         },
+        "switchhead" if ends(&["sel_v", "sel_o"]) => normal(width.powf(-0.5)),
         _ => normal(DEVIATION),
     }
 }

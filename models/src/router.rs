@@ -1,8 +1,11 @@
 //! Router logits to head gates: (batch, q_len, num_heads) in float32, 0 where a token does not use a head.
 
+mod grouped;
+
 use crate::checkpoint::{Loader, Weight};
 pub use crate::heads::{HeadCounts, HeadSet, Parts};
 use crate::ops::{Argument, Linear, Ops, Result, Type};
+pub use grouped::Grouped;
 use moh_operators::top_k_router::{Attributes, Inputs, Kind, TopKRouter};
 
 /// The trained two-stage router of MoH (arXiv 2410.11842, equations 5 to 7).
@@ -86,6 +89,8 @@ pub enum Router {
     Dense(usize),
     /// Trained.
     TwoStage(TwoStage),
+    /// Trained, for each group of heads.
+    Grouped(Grouped),
 }
 
 impl Router {
@@ -94,6 +99,7 @@ impl Router {
         match self {
             Router::Dense(num_heads) => HeadCounts::dense(*num_heads),
             Router::TwoStage(router) => router.heads().counts(),
+            Router::Grouped(router) => router.heads().counts(),
         }
     }
 
@@ -105,6 +111,7 @@ impl Router {
                 ops.gates(ones, *num_heads)
             }
             Router::TwoStage(router) => router.forward(ops, x),
+            Router::Grouped(router) => router.forward(ops, x),
         }
     }
 }

@@ -8,6 +8,9 @@ use candle_core::{D, DType, Tensor};
 use moh_operators::top_k_router::Kind;
 
 /// A router's scores and which of its candidates it selected. Candidates are the routed heads in ascending order, or the experts.
+///
+/// A token has one row, or one for each group of its heads or experts that choose among their own: q_len is then groups times longer, with
+/// a token's groups next to each other.
 #[derive(Debug, Clone)]
 pub struct Choice {
     /// What the router is.
@@ -35,14 +38,17 @@ impl Routing {
     /// MoH's load-balance loss of the layer (arXiv 2410.11842), a scalar: `R^2 mean_i(mean_tokens(p_i) mean_tokens([i selected]))` over its
     /// R routed heads. It is top_k where all are equally likely and equally often selected, and grows where both prefer the same heads.
     ///
-    /// The published code adds 0.01 times the mean over the layers to ViT's loss.
+    /// The published code adds 0.01 times the mean over the layers to ViT's loss. Where each group of heads chooses among its own, it is
+    /// the mean of the groups' losses.
     ///
     /// # Errors
     /// What candle fails with.
     pub fn load_balance(&self) -> Result<Tensor> {
         let candidates = self.choice.probabilities.dim(D::Minus1)?;
-        let probability = tokens(&self.choice.probabilities)?.mean(0)?;
-        let load = tokens(&self.choice.selected)?.mean(0)?;
+        // The heads of all groups side by side.
+        let rows = self.gates.elem_count() / self.gates.dim(D::Minus1)?.max(1);
+        let probability = self.choice.probabilities.reshape((rows, ()))?.mean(0)?;
+        let load = self.choice.selected.reshape((rows, ()))?.mean(0)?;
         Ok(((probability * load)?.mean_all()? * (candidates * candidates) as f64)?)
     }
 
@@ -51,7 +57,9 @@ impl Routing {
     /// # Errors
     /// A router of heads, which has other losses; what candle fails with.
     pub fn experts(&self) -> Result<ExpertLosses> {
-        if !matches!(self.choice.kind, Kind::Probabilities | Kind::Renormalized) {
+        let of_experts = matches!(self.choice.kind, Kind::Probabilities | Kind::Renormalized);
+        // Groups, or heads that are always on.
+        if !of_experts || self.choice.selected.dims() != self.gates.dims() {
             return Err(Error::Internal("losses of experts from a router of heads"));
         }
         let gates = tokens(&self.gates)?;

@@ -163,7 +163,30 @@ fn llamas() {
     let renormalized =
         json!({"shared_head": 6, "routed_head": 0, "moe_num_experts": 4, "moe_top_k": 2, "moe_renormalize": true});
     check("every head shared", &llama("moh-llm", renormalized));
+    check("groups", &llama("gqe-llama", json!({"num_key_value_heads": 2, "group_top_k": 2})));
+    check(
+        "groups with shared heads",
+        &llama(
+            "gqe-llama",
+            json!({"num_key_value_heads": 2, "group_top_k": [2, 1], "group_shared_heads": [0, 1], "moe_num_experts": 3, "moe_top_k": 2}),
+        ),
+    );
     check("a cache in place", &llama("moh-llama", json!({"cache": "in-place"})));
+}
+
+#[test]
+fn switchheads() {
+    let config = |more: Value| {
+        let mut config = llama(
+            "switchhead",
+            json!({"num_key_value_heads": 3, "num_attention_heads": 3, "num_experts": 3, "moe_k": 2}),
+        );
+        config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        config
+    };
+    check("switchhead", &config(json!({})));
+    check("one expert of two", &config(json!({"num_experts": 2, "moe_k": 1, "head_dim": 6, "rotate_fraction": 0.7})));
+    check("all experts", &config(json!({"moe_k": 3, "rotate_fraction": 1.0, "cache": "in-place"})));
 }
 
 #[test]

@@ -124,13 +124,20 @@ fn a_wider_mask_makes_a_larger_cache() {
 /// What the published code generates, in caches with more room than tokens that hold NaN at first.
 #[test]
 fn golden_tokens_in_a_cache_with_room() {
-    let (folder, target) = (golden("llama-moh-tiny"), tempfile::tempdir().unwrap());
+    for case in ["llama-moh-tiny", "switchhead-tiny"] {
+        tokens_in_a_cache_with_room(case);
+    }
+}
+
+fn tokens_in_a_cache_with_room(case: &str) {
+    let (folder, target) = (golden(case), tempfile::tempdir().unwrap());
     let reference = read_tensors(&folder.join("reference.safetensors"));
+    let steps = reference["generated_logits"].shape()[1];
     for (way, mut runner) in ways(&folder, target.path(), &in_place()) {
         for prefix in ["", "padded."] {
             let get = |name: &str| &reference[&format!("{prefix}{name}")];
             for capacity in [0, 64] {
-                let (found, _) = greedy_in(runner.as_mut(), get("input_ids"), get("attention_mask"), 12, capacity);
+                let (found, _) = greedy_in(runner.as_mut(), get("input_ids"), get("attention_mask"), steps, capacity);
                 assert_eq!(
                     found.concat(),
                     get("generated_ids").as_slice::<i64>().unwrap(),

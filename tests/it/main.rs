@@ -13,6 +13,7 @@ mod operators;
 mod operators_aggregated;
 mod operators_router;
 mod parity;
+mod parity_llama;
 mod parity_moa;
 mod parity_vit;
 mod quality;

@@ -85,9 +85,19 @@ fn seen(logits: &Tensor, mask: &Tensor) -> Tensor {
 
 #[test]
 fn golden_llama() {
-    let (folder, target) = (golden("llama-moh-tiny"), tempfile::tempdir().unwrap());
+    golden_language_model("llama-moh-tiny");
+}
+
+#[test]
+fn golden_switchhead() {
+    golden_language_model("switchhead-tiny");
+}
+
+fn golden_language_model(case: &str) {
+    let (folder, target) = (golden(case), tempfile::tempdir().unwrap());
     let reference = read_tensors(&folder.join("reference.safetensors"));
-    let mut table = Table::new("golden llama-moh-tiny, f32");
+    let steps = reference["generated_logits"].shape()[1];
+    let mut table = Table::new(&format!("golden {case}, f32"));
     for (way, mut runner) in ways(&folder, target.path(), &with_gates()) {
         for prefix in ["", "padded."] {
             let get = |name: &str| reference[&format!("{prefix}{name}")].clone();
@@ -108,9 +118,9 @@ fn golden_llama() {
             if prefix.is_empty() {
                 let (error, other) = gate_errors(&outputs, &reference);
                 table.add(&way, "gates", error, tolerance::GOLDEN_F32);
-                table.add(&way, "heads selected otherwise", other as f64, 0.0);
+                table.add(&way, "gates that are 0 otherwise", other as f64, 0.0);
             }
-            let (generated, logits) = greedy(runner.as_mut(), &ids, &mask, 12);
+            let (generated, logits) = greedy(runner.as_mut(), &ids, &mask, steps);
             let expected = get("generated_ids");
             let other =
                 generated.concat().iter().zip(expected.as_slice::<i64>().unwrap()).filter(|(a, b)| a != b).count();

@@ -34,7 +34,19 @@ pub(super) fn sum<'a>(parts: impl Iterator<Item = &'a Dim>) -> Dim {
     }
 }
 
-/// ONNX Reshape: 0 copies; -1 is what remains, known where the symbols on both sides are the same.
+/// A dimension as a number times a symbol, which is written `4*sequence`.
+fn factors(dim: &Dim) -> (usize, Option<Dim>) {
+    match dim {
+        Dim::Fixed(n) => (*n, None),
+        Dim::Named(name) => match name.split_once('*').and_then(|(n, symbol)| Some((n.parse().ok()?, symbol))) {
+            Some((n, symbol)) => (n, Some(Dim::Named(symbol.to_owned()))),
+            None => (1, Some(dim.clone())),
+        },
+        Dim::Unknown => (1, Some(Dim::Unknown)),
+    }
+}
+
+/// ONNX Reshape: 0 copies; -1 is what remains, known where it is a number, or a multiple of one symbol.
 pub(super) fn reshape(dims: &[Dim], shape: &[i64]) -> Vec<Dim> {
     let mut target: Vec<Dim> = shape
         .iter()
@@ -46,20 +58,24 @@ pub(super) fn reshape(dims: &[Dim], shape: &[i64]) -> Vec<Dim> {
         })
         .collect();
     let Some(rest) = shape.iter().position(|&d| d == -1) else { return target };
-    let mut symbols: Vec<&Dim> = dims.iter().filter(|d| !matches!(d, Dim::Fixed(_))).collect();
-    let mut cancelled = true;
-    for (i, dim) in target.iter().enumerate().filter(|&(i, d)| i != rest && !matches!(d, Dim::Fixed(_))) {
-        match symbols.iter().position(|s| *s == dim && **s != Dim::Unknown) {
-            Some(at) => drop(symbols.remove(at)),
-            None => cancelled = cancelled && i == rest,
+    let (of_input, mut symbols): (Vec<usize>, Vec<Option<Dim>>) = dims.iter().map(factors).unzip();
+    let others: Vec<_> = target.iter().enumerate().filter(|&(i, _)| i != rest).map(|(_, dim)| factors(dim)).collect();
+    let mut divisor = 1;
+    for (n, symbol) in others {
+        divisor *= n;
+        let Some(symbol) = symbol else { continue };
+        match symbols.iter().position(|s| s.as_ref() == Some(&symbol) && symbol != Dim::Unknown) {
+            Some(at) => symbols[at] = None,
+            None => return target,
         }
     }
-    let fixed = |dims: &[Dim]| dims.iter().map(|d| if let Dim::Fixed(n) = d { *n } else { 1 }).product::<usize>();
-    let divisor = fixed(&target);
-    if cancelled && divisor > 0 && fixed(dims).is_multiple_of(divisor) {
-        target[rest] = match (symbols.as_slice(), fixed(dims) / divisor) {
+    let dividend: usize = of_input.iter().product();
+    if divisor > 0 && dividend.is_multiple_of(divisor) {
+        let symbols: Vec<Dim> = symbols.into_iter().flatten().collect();
+        target[rest] = match (symbols.as_slice(), dividend / divisor) {
             ([], n) => Dim::Fixed(n),
-            ([one], 1) => (*one).clone(),
+            ([one], 1) => one.clone(),
+            ([Dim::Named(name)], n) if !name.contains('+') => Dim::Named(format!("{n}*{name}")),
             _ => Dim::Unknown,
         };
     }
@@ -81,6 +97,11 @@ mod tests {
         assert_eq!(reshape(&x, &[0, -1, 32]), [named("batch"), named("sequence"), Dim::Fixed(32)]);
         assert_eq!(reshape(&x, &[-1, 32]), [Dim::Unknown, Dim::Fixed(32)]);
         assert_eq!(reshape(&[named("batch")], &[-1, 1]), [named("batch"), Dim::Fixed(1)]);
+        // And back again.
+        let flat = reshape(&x, &[0, -1, 8]);
+        assert_eq!(flat, [named("batch"), named("4*sequence"), Dim::Fixed(8)]);
+        assert_eq!(reshape(&flat, &[0, -1, 4, 8]), x);
+        assert_eq!(reshape(&flat, &[0, -1, 5]), [named("batch"), Dim::Unknown, Dim::Fixed(5)]);
     }
 
     #[test]

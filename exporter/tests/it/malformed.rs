@@ -158,7 +158,7 @@ fn wrong_shape() {
 fn families() {
     Case::new().fails(&["--family", "gpt"], &["--family", "gpt", "moh-dit", "moh-llama"]);
     let unnamed = Case::new().configure(|c| drop(c.as_object_mut().unwrap().remove("family")));
-    unnamed.fails(&[], &["config.json", "moh-llama, moh-llm, llama", "--family"]);
+    unnamed.fails(&[], &["config.json", "moh-llama, moh-llm, gqe-llama, switchhead, llama", "--family"]);
     let (success, message) = unnamed.run(&["--family", "moh-llama", "--no-verify"]);
     assert!(success, "{message}");
 }

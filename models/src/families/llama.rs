@@ -7,31 +7,40 @@
 //! - `moh-llm`: the model that the MoH paper trains from scratch, with the two-stage router of MoH-ViT and MoH-DiT. Its weights
 //!   were never published: `self_attn.wg`, `self_attn.wg_0` and `self_attn.wg_1` in every layer, and the keys `shared_head`
 //!   and `routed_head` (a number, or one a layer), are named as in those.
+//! - `gqe-llama`: Grouped Query Experts (arXiv 2606.20945), without published code. From the paper: each group of query heads that share
+//!   a key/value head has a router, which chooses `group_top_k` of them for a token; the gates of the chosen ones sum to 1; keys and
+//!   values stay dense; a shared head may always be on. Ours: the names `self_attn.router.weight` (routed heads, hidden), `group_top_k`
+//!   and `group_shared_heads` (0; the first so many heads of each group, whose gates are 1), and that each head keeps its own block
+//!   of `o_proj`. Where the weighted sum of a group's heads is projected, as summaries of the paper say, their blocks are equal.
 //!
-//! All take `shared_heads`, any set of heads a layer, with `top_k`; `moh-llm` and `moh-llama` take experts ([`crate::mixture`]).
+//! - `switchhead`: every head on, with experts for the value and output projections (arXiv 2312.07987), as the published attention
+//!   module computes it. The blocks around it are a LLaMA's: the published code has only the attention.
+//!
+//! `moh-llama` and `moh-llm` take `shared_heads`, any set of heads a layer, with `top_k`; all of them experts ([`crate::mixture`]).
 
+mod attention;
 mod cache;
 mod heads;
 mod rope;
+mod switchhead;
 
 use super::{Family, Inputs, Layer, Port, PortDim, Sizes, Workload};
 use crate::checkpoint::{Checkpoint, Loader, Weight};
-use crate::heads::{MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_VOCABULARY, MAX_WIDTH};
-use crate::layers::HeadLinear;
+use crate::heads::{HeadCounts, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_VOCABULARY, MAX_WIDTH};
 use crate::mixture::{ExpertCounts, Mixture};
 use crate::ops::{Linear, Ops, Result, Tap, Type};
-use crate::router::{QueryNorm, Router, TwoStage, load_linear};
+use crate::router::load_linear;
 use crate::sample::{Rng, Sample, SampleData};
+use attention::RoutedHeads;
 use cache::{Cache, Heads, Sequences};
 use heads::head_sets;
 use moh_operators::routed_mlp::Activation;
 use rope::{Rope, Rotation};
+use switchhead::{Experts, SwitchHead};
 
 /// A LLaMA with its weights.
 pub struct Llama {
-    num_heads: usize,
-    kv_num_heads: usize,
-    head_dim: usize,
+    heads: Heads,
     vocab_size: usize,
     context: usize,
     norm_eps: f32,
@@ -45,21 +54,14 @@ pub struct Llama {
 
 struct Block {
     input_norm: Weight,
-    routing: Routing,
-    q_proj: Linear,
-    k_proj: Linear,
-    v_proj: Linear,
-    o_proj: HeadLinear,
+    attention: Attention,
     post_attention_norm: Weight,
     mlp: Mlp,
 }
 
-/// What the gates follow from.
-enum Routing {
-    /// The queries, all of which are needed for it.
-    QueryNorm(QueryNorm),
-    /// The attention's input.
-    Input(Router),
+enum Attention {
+    RoutedHeads(RoutedHeads),
+    SwitchHead(SwitchHead),
 }
 
 enum Mlp {
@@ -89,9 +91,16 @@ impl Family for Llama {
             return Err(config.rejects("num_attention_heads", expected, num_heads.to_string()));
         }
         let head_dim = config.size_or("head_dim", hidden_size / num_heads, MAX_HEAD_DIM)?;
-        if !head_dim.is_multiple_of(2) {
-            return Err(config.rejects("head_dim", "an even number", head_dim.to_string()));
-        }
+        let sizes = Heads { num_heads, kv_num_heads, head_dim };
+        let (switch, rotated) = match name {
+            "switchhead" if kv_num_heads != num_heads => {
+                let expected = format!("{num_heads}, as num_attention_heads: keys and values of SwitchHead are not shared");
+                return Err(config.rejects("num_key_value_heads", expected, kv_num_heads.to_string()));
+            }
+            "switchhead" => (Some(Experts::configured(config, num_heads)?), switchhead::rotated(config, head_dim)?),
+            _ if head_dim.is_multiple_of(2) => (None, head_dim),
+            _ => return Err(config.rejects("head_dim", "an even number", head_dim.to_string())),
+        };
         config.note_default("hidden_act", "silu");
         match config.str_opt("hidden_act")? {
             None | Some("silu") => {}
@@ -101,33 +110,32 @@ impl Family for Llama {
         let mlp_size = config.size("intermediate_size", MAX_WIDTH)?;
         let vocab_size = config.size("vocab_size", MAX_VOCABULARY)?;
         let (attention_bias, mlp_bias) = (config.bool_or("attention_bias", false)?, config.bool_or("mlp_bias", false)?);
+        if attention_bias && switch.is_some() {
+            return Err(config.rejects("attention_bias", "false: SwitchHead has no biases", "true"));
+        }
         let tied = config.bool_or("tie_word_embeddings", false)?;
         let context = config.usize_or("max_position_embeddings", 2048)?.max(1);
         let norm_eps = config.f64_or("rms_norm_eps", 1e-6)? as f32;
-        let rope = Rope::configured(config, head_dim, context)?;
+        let rope = Rope::configured(config, (rotated, head_dim), context)?;
         let cache = Cache::configured(config)?;
-        let sets = head_sets(config, name, num_heads, layers)?;
+        let sets = head_sets(config, name, (num_heads, kv_num_heads), layers)?;
         let experts = ExpertCounts::configured(config, layers)?;
 
         let mut loader = Loader::new(checkpoint);
         let l = &mut loader;
-        let (q_width, kv_width) = (num_heads * head_dim, kv_num_heads * head_dim);
         let blocks = sets.into_iter().zip(experts).enumerate().map(|(i, (set, experts))| {
             let path = |name: &str| format!("model.layers.{i}.{name}");
             Block {
-                routing: match name {
-                    "llama" => Routing::Input(Router::Dense(num_heads)),
-                    "moh-llm" => {
-                        Routing::Input(Router::TwoStage(TwoStage::load(l, &path("self_attn"), hidden_size, set)))
-                    }
-                    _ => Routing::QueryNorm(QueryNorm { heads: set }),
-                },
                 input_norm: l.weight(&path("input_layernorm.weight"), &[hidden_size]),
-                q_proj: load_linear(l, &path("self_attn.q_proj"), q_width, hidden_size, attention_bias),
-                k_proj: load_linear(l, &path("self_attn.k_proj"), kv_width, hidden_size, attention_bias),
-                v_proj: load_linear(l, &path("self_attn.v_proj"), kv_width, hidden_size, attention_bias),
-                o_proj: load_linear(l, &path("self_attn.o_proj"), hidden_size, q_width, attention_bias)
-                    .over_heads(num_heads),
+                attention: match switch {
+                    Some(experts) => {
+                        Attention::SwitchHead(SwitchHead::load(l, &path("self_attn"), sizes, experts, hidden_size))
+                    }
+                    None => {
+                        let (prefix, input) = (path("self_attn"), (hidden_size, attention_bias));
+                        Attention::RoutedHeads(RoutedHeads::load(l, &prefix, name, (sizes, set), input))
+                    }
+                },
                 post_attention_norm: l.weight(&path("post_attention_layernorm.weight"), &[hidden_size]),
                 mlp: match experts {
                     Some(counts) => {
@@ -152,9 +160,7 @@ impl Family for Llama {
         // Old checkpoints store the rotary frequencies; they follow from the configuration.
         loader.finish(|name| name.ends_with(".rotary_emb.inv_freq") || (tied && name == "lm_head.weight"))?;
         Ok(Llama {
-            num_heads,
-            kv_num_heads,
-            head_dim,
+            heads: sizes,
             vocab_size,
             context,
             norm_eps,
@@ -170,12 +176,12 @@ impl Family for Llama {
     fn layers(&self) -> Vec<Layer> {
         let layer = |(i, block): (usize, &Block)| Layer {
             path: format!("model.layers.{i}.self_attn"),
-            heads: match &block.routing {
-                Routing::QueryNorm(router) => router.heads.counts(),
-                Routing::Input(router) => router.heads(),
+            heads: match &block.attention {
+                Attention::RoutedHeads(attention) => attention.heads(),
+                Attention::SwitchHead(_) => HeadCounts::dense(self.heads.num_heads),
             },
-            kv_num_heads: self.kv_num_heads,
-            head_dim: self.head_dim,
+            kv_num_heads: self.heads.kv_num_heads,
+            head_dim: self.heads.head_dim,
         };
         self.blocks.iter().enumerate().map(layer).collect()
     }
@@ -235,7 +241,7 @@ impl Family for Llama {
                 let past = |kind: &str| inputs.get(&format!("past_key_values.{i}.{kind}"));
                 let normed = ops.rms_norm(&x, &block.input_norm, self.norm_eps)?;
                 let (attended, present) = ops.scoped("self_attn", |ops| {
-                    self.attention(ops, block, &normed, &[past("key")?, past("value")?], &rotation, &sequences)
+                    block.attention.forward(ops, &normed, &[past("key")?, past("value")?], &rotation, &sequences)
                 })?;
                 cache.extend(present);
                 let x = ops.add(&x, &attended)?;
@@ -269,6 +275,25 @@ struct Call {
     right: usize,
 }
 
+impl Attention {
+    fn forward<O: Ops>(
+        &self,
+        ops: &mut O,
+        x: &O::Value,
+        past: &[O::Value; 2],
+        rotation: &Rotation<O::Value>,
+        sequences: &Sequences<O::Value>,
+    ) -> Result<(O::Value, [O::Value; 2])> {
+        ops.tap(Tap::AttentionInput, x)?;
+        let (y, present) = match self {
+            Attention::RoutedHeads(attention) => attention.forward(ops, x, past, rotation, sequences)?,
+            Attention::SwitchHead(attention) => attention.forward(ops, x, past, rotation, sequences)?,
+        };
+        ops.tap(Tap::AttentionOutput, &y)?;
+        Ok((y, present))
+    }
+}
+
 impl Mlp {
     fn forward<O: Ops>(&self, ops: &mut O, x: &O::Value) -> Result<O::Value> {
         let y = match self {
@@ -288,7 +313,7 @@ impl Mlp {
 
 impl Llama {
     fn cache_ports(&self, prefix: &str, length: PortDim) -> Vec<Port> {
-        let dims = [BATCH, PortDim::Fixed(self.kv_num_heads), length, PortDim::Fixed(self.head_dim)];
+        let dims = [BATCH, PortDim::Fixed(self.heads.kv_num_heads), length, PortDim::Fixed(self.heads.head_dim)];
         let port = |i: usize, kind: &str| Port::new(format!("{prefix}.{i}.{kind}"), Type::Model, &dims);
         (0..self.blocks.len()).flat_map(|i| [port(i, "key"), port(i, "value")]).collect()
     }
@@ -312,49 +337,10 @@ impl Llama {
         ];
         for i in 0..self.blocks.len() {
             for kind in ["key", "value"] {
-                let shape = [batch, self.kv_num_heads, capacity, self.head_dim];
+                let shape = [batch, self.heads.kv_num_heads, capacity, self.heads.head_dim];
                 samples.push(rng.normals(&format!("past_key_values.{i}.{kind}"), &shape));
             }
         }
         samples
-    }
-
-    fn attention<O: Ops>(
-        &self,
-        ops: &mut O,
-        block: &Block,
-        x: &O::Value,
-        past: &[O::Value; 2],
-        rotation: &Rotation<O::Value>,
-        sequences: &Sequences<O::Value>,
-    ) -> Result<(O::Value, [O::Value; 2])> {
-        ops.tap(Tap::AttentionInput, x)?;
-        let (heads, kv_heads, dim) = (self.num_heads as i64, self.kv_num_heads as i64, self.head_dim as i64);
-        let split = |ops: &mut O, linear: &Linear, heads: i64| {
-            let y = ops.linear(x, linear)?;
-            ops.reshape(&y, &[0, 0, heads, dim])
-        };
-        let (q, gates) = match &block.routing {
-            Routing::QueryNorm(router) => {
-                let q = ops.linear(x, &block.q_proj)?;
-                let gates = router.forward(ops, &q)?;
-                (ops.reshape(&q, &[0, 0, heads, dim])?, gates)
-            }
-            Routing::Input(router) => {
-                let gates = router.forward(ops, x)?;
-                let q = block.q_proj.clone().over_heads(self.num_heads).project(ops, x, &gates)?;
-                (ops.reshape(&q, &[0, 0, heads, dim])?, gates)
-            }
-        };
-        let q = self.rope.rotate(ops, &q, rotation)?;
-        let q = ops.reshape(&q, &[0, 0, heads * dim])?;
-        let k = split(ops, &block.k_proj, kv_heads)?;
-        let k = self.rope.rotate(ops, &k, rotation)?;
-        let v = split(ops, &block.v_proj, kv_heads)?;
-        let sizes = Heads { num_heads: self.num_heads, kv_num_heads: self.kv_num_heads, head_dim: self.head_dim };
-        let (x, present) = sequences.attend(ops, sizes, &q, &gates, past, [k, v])?;
-        let x = block.o_proj.combine(ops, &x, &gates)?;
-        ops.tap(Tap::AttentionOutput, &x)?;
-        Ok((x, present))
     }
 }

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-fn llama_config(family: &str, extra: Value) -> Value {
+pub(crate) fn llama_config(family: &str, extra: Value) -> Value {
     let mut config = json!({
         "family": family, "vocab_size": 40, "hidden_size": 24, "num_attention_heads": 6, "num_key_value_heads": 3,
         "num_hidden_layers": 2, "intermediate_size": 20, "max_position_embeddings": 8, "rms_norm_eps": 1e-5,
@@ -31,7 +31,7 @@ fn vit_config(extra: Value) -> Value {
 }
 
 /// Writes a checkpoint of random weights for `config`.
-fn checkpoint(folder: &Path, config: &Value) -> Checkpoint {
+pub(crate) fn checkpoint(folder: &Path, config: &Value) -> Checkpoint {
     std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
     let (_, tensors) = Model::plan(&Config::read(&folder.join("config.json")).unwrap(), None).unwrap();
     let rng = &mut Rng::new(7);
@@ -46,7 +46,7 @@ fn checkpoint(folder: &Path, config: &Value) -> Checkpoint {
     Checkpoint::open(folder, None).unwrap()
 }
 
-fn run(model: &Model) -> (Vec<Vec<Tensor>>, Vec<BTreeMap<String, Tensor>>) {
+pub(crate) fn run(model: &Model) -> (Vec<Vec<Tensor>>, Vec<BTreeMap<String, Tensor>>) {
     let mut eager = Eager::new().with_taps();
     let samples = model.samples(&Sizes::default());
     let forward = |sample: &Vec<moh_models::sample::Sample>| {
@@ -62,17 +62,17 @@ fn run(model: &Model) -> (Vec<Vec<Tensor>>, Vec<BTreeMap<String, Tensor>>) {
     samples.iter().map(forward).unzip()
 }
 
-fn run_config(config: &Value) -> (Vec<Vec<Tensor>>, Vec<BTreeMap<String, Tensor>>) {
+pub(crate) fn run_config(config: &Value) -> (Vec<Vec<Tensor>>, Vec<BTreeMap<String, Tensor>>) {
     let folder = tempfile::tempdir().unwrap();
     run(&Model::load(&checkpoint(folder.path(), config), None).unwrap())
 }
 
-fn rows(x: &Tensor) -> Vec<Vec<f32>> {
+pub(crate) fn rows(x: &Tensor) -> Vec<Vec<f32>> {
     let width = *x.dims().last().unwrap();
     x.flatten_all().unwrap().to_vec1::<f32>().unwrap().chunks(width).map(<[f32]>::to_vec).collect()
 }
 
-fn differ(a: &Tensor, b: &Tensor) -> f32 {
+pub(crate) fn differ(a: &Tensor, b: &Tensor) -> f32 {
     (a - b).unwrap().abs().unwrap().flatten_all().unwrap().max(0).unwrap().to_scalar().unwrap()
 }
 
@@ -82,6 +82,8 @@ fn every_family_finishes_finite() {
         llama_config("llama", json!({})),
         llama_config("moh-llama", json!({})),
         llama_config("moh-llm", json!({"shared_head": 2, "routed_head": [1, 2]})),
+        llama_config("gqe-llama", json!({"group_top_k": 1})),
+        llama_config("switchhead", json!({"num_key_value_heads": 6, "num_experts": 3, "moe_k": 2})),
         vit_config(json!({})),
         vit_config(json!({"family": "vit", "shared_head": null, "routed_head": null})),
     ];
@@ -293,7 +295,7 @@ fn ties_go_to_the_lowest_heads() {
     }
 }
 
-fn planned(config: Value) -> Result<Model, moh_models::Error> {
+pub(crate) fn planned(config: Value) -> Result<Model, moh_models::Error> {
     Model::plan(&Config::new("c.json", config.as_object().unwrap().clone()), None).map(|(model, _)| model)
 }
 
@@ -315,12 +317,17 @@ fn shares_of_the_heads_are_rounded_down() {
 #[test]
 fn activations_other_than_silu_are_refused() {
     let config = |family: &str, activation: Value| {
-        let heads = if family == "moh-llm" { json!({"shared_head": 2, "routed_head": 2}) } else { json!({}) };
+        let heads = match family {
+            "moh-llm" => json!({"shared_head": 2, "routed_head": 2}),
+            "gqe-llama" => json!({"group_top_k": 1}),
+            "switchhead" => json!({"num_key_value_heads": 6, "num_experts": 3, "moe_k": 2}),
+            _ => json!({}),
+        };
         let mut config = llama_config(family, heads);
         config["hidden_act"] = activation;
         config
     };
-    for family in ["llama", "moh-llama", "moh-llm"] {
+    for family in ["llama", "moh-llama", "moh-llm", "gqe-llama", "switchhead"] {
         for known in [json!("silu"), Value::Null] {
             planned(config(family, known)).unwrap();
         }

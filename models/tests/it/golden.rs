@@ -142,6 +142,38 @@ fn llama_has_the_published_numbers() {
 }
 
 #[test]
+fn switchhead_has_the_published_numbers() {
+    let (model, reference) = case("switchhead-tiny");
+    let mut eager = Eager::new().with_taps().with_routing();
+    for prefix in ["", "padded."] {
+        let get = |name: &str| reference[&format!("{prefix}{name}")].clone();
+        let (ids, mask) = (get("input_ids"), get("attention_mask"));
+        let positions = match prefix {
+            "" => Tensor::arange(0i64, 10, &Device::Cpu).unwrap().broadcast_as((2, 10)).unwrap().contiguous().unwrap(),
+            _ => get("position_ids"),
+        };
+        let logits = model.forward(&mut eager, &llama_inputs(&model, ids, mask.clone(), positions)).unwrap().remove(0);
+        let taps = eager.take_taps();
+        if prefix.is_empty() {
+            check_taps(&taps, &reference, 5e-5);
+        }
+        let seen = mask.to_dtype(DType::F32).unwrap().unsqueeze(2).unwrap();
+        let masked = |x: &Tensor| x.broadcast_mul(&seen).unwrap();
+        assert!(max_abs(&masked(&logits), &masked(&get("logits"))) <= 5e-5);
+    }
+    // Both projections of both layers, twice. Four experts, of which two are chosen: balanced where all are used alike.
+    let routing = eager.take_routing();
+    let paths: Vec<&str> = routing.iter().take(4).map(|layer| layer.path.as_str()).collect();
+    let layers = ["0.self_attn.sel_v", "0.self_attn.sel_o", "1.self_attn.sel_v", "1.self_attn.sel_o"];
+    assert_eq!(paths, layers.map(|layer| format!("model.layers.{layer}")));
+    for layer in &routing {
+        let balance = layer.load_balance().unwrap().to_scalar::<f32>().unwrap();
+        assert!((1.9..2.5).contains(&balance), "{}: {balance}", layer.path);
+        assert!(layer.experts().is_err());
+    }
+}
+
+#[test]
 fn families_need_a_name() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/llama-moh-tiny");
     let text = std::fs::read_to_string(folder.join("config.json")).unwrap();
@@ -149,7 +181,10 @@ fn families_need_a_name() {
     std::fs::write(copy.path().join("config.json"), text.replace("\"family\"", "\"kin\"")).unwrap();
     let checkpoint = Checkpoint::open(&folder, Some(&copy.path().join("config.json"))).unwrap();
     let message = Model::load(&checkpoint, None).err().unwrap().to_string();
-    assert!(message.contains("moh-llama, moh-llm, llama") && message.contains("config.json"), "{message}");
+    assert!(
+        message.contains("moh-llama, moh-llm, gqe-llama, switchhead, llama") && message.contains("config.json"),
+        "{message}"
+    );
     assert!(Model::load(&checkpoint, Some("llama")).is_ok());
     let message = Model::load(&checkpoint, Some("gpt")).err().unwrap().to_string();
     assert!(message.contains("gpt") && message.contains("moh-dit"), "{message}");

@@ -12,7 +12,8 @@ fn golden(case: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(case)
 }
 
-const CASES: [&str; 5] = ["dit-tiny-75", "llama-moh-tiny", "moa-dec-tiny", "moa-enc-tiny", "vit-tiny-b"];
+const CASES: [&str; 6] =
+    ["dit-tiny-75", "llama-moh-tiny", "moa-dec-tiny", "moa-enc-tiny", "switchhead-tiny", "vit-tiny-b"];
 
 /// The values of a golden case's configuration, changed.
 fn values(case: &str, changes: Value) -> Map<String, Value> {
@@ -72,6 +73,7 @@ fn keys_of_heads_and_routing_that_are_misspelt() {
         ("llama-moh-tiny", "headdim", "head_dim"),
         ("dit-tiny-75", "sharedheads", "shared_heads"),
         ("vit-tiny-b", "moe_num_expert", "moe_num_experts"),
+        ("switchhead-tiny", "Num-Experts", "num_experts"),
         ("vit-tiny-b", "numheads", "num_heads"),
         ("moa-enc-tiny", "renormalise_gates", "renormalize_gates"),
     ] {
@@ -99,8 +101,13 @@ fn keys_of_the_routing_of_another_family() {
     for key in ["shared_head", "routed_head"] {
         refused("llama-moh-tiny", json!({key: 2}), &[&format!("{key:?}"), "moh-llm"]);
     }
+    for key in ["group_top_k", "group_shared_heads"] {
+        refused("llama-moh-tiny", json!({key: 2}), &[&format!("{key:?}"), "gqe-llama"]);
+        refused("switchhead-tiny", json!({key: 2}), &[&format!("{key:?}"), "gqe-llama"]);
+    }
     for key in ["shared_head", "routed_head", "shared_heads"] {
         refused("llama-moh-tiny", json!({"family": "llama", key: 2}), &[&format!("{key:?}")]);
+        refused("switchhead-tiny", json!({key: 2}), &[&format!("{key:?}"), "heads are all on"]);
     }
     refused("llama-moh-tiny", json!({"family": "llama", "moh_shared_fraction": 0.5}), &["\"moh_shared_fraction\""]);
     let sets = json!([[0], [0], [0]]);
@@ -194,6 +201,7 @@ fn a_family_that_is_missing_or_wrong() {
         ("vit-tiny-b", "fit moh-vit"),
         ("llama-moh-tiny", "fit moh-llama or llama"),
         ("moa-dec-tiny", "fit moa"),
+        ("switchhead-tiny", "fit moh-llama or switchhead or llama"),
     ] {
         let error = refused(case, json!({"family": null}), &["config.json", "\"family\" is missing", fits]);
         assert!(NAMES.iter().all(|name| error.to_string().contains(name)), "{error}");
@@ -206,6 +214,7 @@ fn a_family_that_is_missing_or_wrong() {
         ("llama-moh-tiny", "moa", "belongs to moh-llama or llama (it has hidden_size, "),
         ("llama-moh-tiny", "moh-llm", "belongs to moh-llama or llama, not to moh-llm (\"shared_head\": expected "),
         ("moa-enc-tiny", "llama", "belongs to moa (it has "),
+        ("switchhead-tiny", "gqe-llama", "belongs to switchhead"),
     ] {
         let error = refused(case, json!({"family": family}), &["config.json", belongs, &format!("not to {family} (")]);
         assert!(matches!(error, Error::WrongFamily { .. }));

@@ -4,8 +4,10 @@
 
 mod families;
 mod golden;
+mod grouped;
 mod keys;
 mod moa;
 mod names;
 mod presets;
+mod switchhead;
 mod weights;

@@ -6,24 +6,33 @@ use crate::ops::{Binary, Ops, Reduce, Result, Type, Unary};
 /// Rotary frequencies of a head.
 #[derive(Debug, Clone)]
 pub(super) struct Rope {
-    /// theta^(-2i / head_dim), scaled where that does not depend on the positions.
+    /// theta^(-2i / rotated), scaled where that does not depend on the positions.
     inverse_frequencies: Vec<f32>,
     /// Scaling that follows the longest position: (factor, length of training).
     dynamic: Option<(f64, usize)>,
+    head_dim: usize,
 }
 
-/// cos and sin of the call's angles, (batch, sequence, 1, head_dim), in the model's type.
+/// cos and sin of the call's angles, (batch, sequence, 1, rotated), in the model's type.
 pub(super) struct Rotation<V> {
     cos: V,
     sin: V,
+    /// Channels of a head that are rotated, the first ones, and all of them.
+    rotated: usize,
+    head_dim: usize,
 }
 
 impl Rope {
-    /// Reads `rope_theta` and `rope_scaling`, or `rope_parameters`, which holds both from transformers 5 on.
+    /// For heads of which the first channels are rotated, `(rotated, head_dim)`. Reads `rope_theta` and `rope_scaling`, or
+    /// `rope_parameters`, which holds both from transformers 5 on.
     ///
     /// # Errors
     /// [`crate::Error::Config`] for a kind or number that is not known.
-    pub(super) fn configured(config: &Config, head_dim: usize, context: usize) -> Result<Rope> {
+    pub(super) fn configured(
+        config: &Config,
+        (rotated, head_dim): (usize, usize),
+        context: usize,
+    ) -> Result<Rope> {
         let parameters = config.value("rope_parameters");
         let (key, scaling) = match parameters {
             Some(_) => ("rope_parameters", parameters),
@@ -34,10 +43,11 @@ impl Rope {
             Some(theta) => theta.as_f64().ok_or_else(|| config.invalid(key, "a number \"rope_theta\""))?,
             None => config.f64_or("rope_theta", 10_000.0)?,
         };
-        let plain: Vec<f64> = (0..head_dim / 2).map(|i| theta.powf(-2.0 * i as f64 / head_dim as f64)).collect();
+        let plain: Vec<f64> = (0..rotated / 2).map(|i| theta.powf(-2.0 * i as f64 / rotated as f64)).collect();
         let rounded = |frequencies: Vec<f64>, dynamic| Rope {
             inverse_frequencies: frequencies.into_iter().map(|f| f as f32).collect(),
             dynamic,
+            head_dim,
         };
         if scaling.is_none() {
             return Ok(rounded(plain, None));
@@ -87,16 +97,29 @@ impl Rope {
         let angles = ops.mul(&positions, &frequencies)?;
         let angles = ops.concat(&[&angles, &angles], -1)?;
         let (cos, sin) = (ops.unary(Unary::Cos, &angles)?, ops.unary(Unary::Sin, &angles)?);
-        Ok(Rotation { cos: ops.cast(&cos, Type::Model)?, sin: ops.cast(&sin, Type::Model)? })
+        let (cos, sin) = (ops.cast(&cos, Type::Model)?, ops.cast(&sin, Type::Model)?);
+        Ok(Rotation { cos, sin, rotated: 2 * half, head_dim: self.head_dim })
     }
+}
 
-    /// x cos + (-second half, first half) sin, for x (batch, sequence, heads, head_dim).
-    pub(super) fn rotate<O: Ops>(&self, ops: &mut O, x: &O::Value, rotation: &Rotation<O::Value>) -> Result<O::Value> {
-        let half = self.inverse_frequencies.len();
-        let (first, second) = (ops.slice(x, -1, 0, half)?, ops.slice(x, -1, half, 2 * half)?);
+impl<V: Clone> Rotation<V> {
+    /// x cos + (-second half, first half) sin of the channels that are rotated, and the others as they are, for x (batch, sequence,
+    /// heads, head_dim).
+    pub(super) fn rotate<O: Ops<Value = V>>(&self, ops: &mut O, x: &V) -> Result<V> {
+        let (half, rotated) = (self.rotated / 2, self.rotated);
+        let (first, second) = (ops.slice(x, -1, 0, half)?, ops.slice(x, -1, half, rotated)?);
         let second = ops.unary(Unary::Neg, &second)?;
         let turned = ops.concat(&[&second, &first], -1)?;
-        let (x, turned) = (ops.mul(x, &rotation.cos)?, ops.mul(&turned, &rotation.sin)?);
+        if rotated == self.head_dim {
+            return self.mix(ops, x, &turned);
+        }
+        let (front, rest) = (ops.slice(x, -1, 0, rotated)?, ops.slice(x, -1, rotated, self.head_dim)?);
+        let front = self.mix(ops, &front, &turned)?;
+        ops.concat(&[&front, &rest], -1)
+    }
+
+    fn mix<O: Ops<Value = V>>(&self, ops: &mut O, x: &V, turned: &V) -> Result<V> {
+        let (x, turned) = (ops.mul(x, &self.cos)?, ops.mul(turned, &self.sin)?);
         ops.add(&x, &turned)
     }
 }
