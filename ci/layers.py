@@ -4,9 +4,10 @@
 usage: ci/layers.py [--quiet]
 
 The rule is RULE below: the crates of this workspace that each crate may name in [dependencies] or [build-dependencies].
-[dev-dependencies] are free. The last column of ARCHITECTURE.md's table must say the same. LIGHT lists the crates that must not
-link certain libraries, directly or through others. RUNTIMES lists folders whose sources name no operator, so that a new operator
-needs no change there. Needs cargo; exits with 1 where a rule is broken.
+[dev-dependencies] are free. What a program needs besides its library, behind a default feature, is left out. The last column of
+ARCHITECTURE.md's table must say the same. LIGHT lists the crates that must not link certain libraries, directly or through others.
+RUNTIMES lists folders whose sources name no operator, so that a new operator needs no change there. Needs cargo; exits with 1 where a
+rule is broken.
 """
 
 import json
@@ -59,11 +60,12 @@ PAGE = ROOT / "ARCHITECTURE.md"
 
 
 def metadata():
-    """What cargo knows of the workspace, for the platform it runs on."""
+    """What cargo knows of the workspace's libraries, for the platform it runs on."""
     host = next(
         line.split()[1] for line in output("rustc", "-vV").splitlines() if line.startswith("host:")
     )
-    return json.loads(output("cargo", "metadata", "--locked", "--format-version", "1", "--filter-platform", host))
+    options = ["--locked", "--no-default-features", "--format-version", "1", "--filter-platform", host]
+    return json.loads(output("cargo", "metadata", *options))
 
 
 def output(*command):

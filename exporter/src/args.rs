@@ -1,11 +1,13 @@
 //! Command line of moh-export.
 
+mod convert;
 mod export;
 mod quantize;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+pub(crate) use convert::ConvertArgs;
 use export::{Export, ExportArgs};
 use moh_export::{ElementType, Part};
 use moh_models::families;
@@ -34,6 +36,8 @@ pub(crate) enum Command {
     Inspect(InspectArgs),
     /// Write a checkpoint of random weights, to measure a model before it is trained.
     Random(RandomArgs),
+    /// Make a Mixture-of-Head model of a dense LLaMA, to be exported or trained on.
+    Convert(ConvertArgs),
     /// Compare an exported model with its checkpoint, layer by layer: for models of any size.
     Verify(VerifyArgs),
     /// Print a script that completes this program's commands and options in a shell.

@@ -29,6 +29,30 @@ pub enum Error {
         /// The file.
         path: PathBuf,
     },
+    /// The folder to convert to is there already.
+    #[error("{} exists already, and a conversion replaces nothing", path.display())]
+    FolderExists {
+        /// The path.
+        path: PathBuf,
+    },
+    /// A share of heads that makes no router.
+    #[error("share of {which} heads: expected {expected}, found {found}")]
+    Share {
+        /// Which heads: `shared` or `active`.
+        which: &'static str,
+        /// What it may be.
+        expected: String,
+        /// The share.
+        found: f64,
+    },
+    /// Weights that no router's can be put beside.
+    #[error("{}: no router weights can be put beside it: {problem}", file.display())]
+    Routers {
+        /// The checkpoint's file.
+        file: PathBuf,
+        /// Why not.
+        problem: &'static str,
+    },
     /// A file that would be written beside the model is there already, with other contents. No other model is there.
     #[error("{} exists already and differs from what this model needs there, made from {}", path.display(), source_file.display())]
     SideFile {

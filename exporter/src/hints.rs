@@ -19,6 +19,11 @@ pub(crate) fn hint(error: &anyhow::Error) -> Option<String> {
 fn of_export(error: &Error) -> Option<String> {
     Some(match error {
         Error::Exists { .. } => "--force replaces it".to_owned(),
+        Error::FolderExists { .. } => "choose another folder".to_owned(),
+        Error::Share { which, .. } => format!("choose it with --{which}"),
+        Error::Routers { .. } => {
+            "save the checkpoint as safetensors, without that name, or choose --router query-norm".to_owned()
+        }
         Error::SideFile { .. } => "choose another folder, or replace it with --force".to_owned(),
         Error::ForeignSideFile { .. } => {
             "choose another folder: not even --force replaces files of another model".to_owned()
@@ -94,16 +99,16 @@ fn patterns(tensor: &str, others: &[String]) -> String {
 fn of_link(kind: ErrorKind) -> &'static str {
     match kind {
         ErrorKind::CrossesDevices => {
-            "both have to be on one file system: choose an output folder on the checkpoint's, or leave out --weights link"
+            "both have to be on one file system: choose an output folder on the checkpoint's, or leave out --weights link (convert: --link)"
         }
-        _ => "this file system or its permissions allow no hard link there: leave out --weights link",
+        _ => "this file system or its permissions allow no hard link there: leave out --weights link (convert: --link)",
     }
 }
 
 fn of_system(kind: ErrorKind) -> Option<String> {
     let advice = match kind {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
-            "the disk is full: an export needs as much room as the model's weights take; nothing was left behind"
+            "the disk is full: as much room is needed as the model's weights take; nothing was left behind"
         }
         ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => "choose a folder that you may write to",
         ErrorKind::NotADirectory | ErrorKind::AlreadyExists => {
@@ -132,6 +137,9 @@ fn of_model(error: &ModelError) -> Option<String> {
             format!("leave out all but one, with --ignore-unexpected '{one}*' for example")
         }
         ModelError::Tensors(mismatch) => return of_mismatch(mismatch),
+        ModelError::Config { key, .. } if key == "model_type" => {
+            "if it computes what a LLaMA does, say so in config.json: \"family\": \"llama\"".to_owned()
+        }
         ModelError::Config { key, .. } if key == "part" => "choose it with --part".to_owned(),
         _ => return None,
     })

@@ -9,6 +9,7 @@ mod background;
 mod cache;
 mod call;
 mod chosen;
+pub mod convert;
 pub mod difference;
 pub mod encode;
 pub mod error;

@@ -5,9 +5,11 @@
 mod args;
 mod help;
 mod hints;
+#[cfg(feature = "text")]
+mod tokens;
 
 use anyhow::Result;
-use args::{Command, InspectArgs, RandomArgs, VerifyArgs};
+use args::{Command, ConvertArgs, InspectArgs, RandomArgs, VerifyArgs};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use moh_export::inspect::{self, Lengths};
@@ -41,6 +43,7 @@ fn run() -> Result<()> {
     match args.command.take() {
         Some(Command::Inspect(args)) => inspect(&args),
         Some(Command::Random(args)) => random(&args),
+        Some(Command::Convert(args)) => convert(&args),
         Some(Command::Verify(args)) => verify(&args),
         Some(Command::Completions { shell }) => help::completions(shell),
         Some(Command::Man { folder }) => help::man(&folder),
@@ -204,6 +207,25 @@ fn random(args: &RandomArgs) -> Result<()> {
     match args.json {
         true => say(&serde_json::to_string_pretty(&written)?),
         false => say(&written),
+    }
+    Ok(())
+}
+
+fn convert(args: &ConvertArgs) -> Result<()> {
+    let mut options = args.options();
+    #[cfg(feature = "text")]
+    if let Some(text) = &args.text {
+        let weights = moh_models::checkpoint::find_weights(&args.checkpoint)?;
+        options.text = tokens::first(&weights.with_file_name(""), text, args.tokens)?;
+    }
+    if !args.json && std::io::stderr().is_terminal() {
+        options.progress = Some(progress);
+    }
+    let converted = moh_export::convert::convert(&args.checkpoint, &args.output, &options)?;
+    warn(&converted.warnings);
+    match args.json {
+        true => say(&serde_json::to_string_pretty(&converted)?),
+        false => say(&converted),
     }
     Ok(())
 }

@@ -171,7 +171,7 @@ fn write_shards(
 }
 
 /// The safetensors header: its length, then JSON, padded to 8 bytes.
-fn header(tensors: &[(String, Vec<usize>)], dtype: ElementType, out: &mut Buffer) -> Result<(), Error> {
+pub(crate) fn header(tensors: &[(String, Vec<usize>)], dtype: ElementType, out: &mut Buffer) -> Result<(), Error> {
     let name = match dtype {
         ElementType::F16 => "F16",
         ElementType::BF16 => "BF16",

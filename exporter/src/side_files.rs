@@ -8,7 +8,7 @@ mod config;
 mod facts;
 mod genai;
 mod generation;
-mod json;
+pub(crate) mod json;
 mod preprocessor;
 mod tokenizer;
 mod tokens;
@@ -24,7 +24,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Files that are copied as the checkpoint has them.
-const COPIED: &[&str] = &[
+pub(crate) const COPIED: &[&str] = &[
     "tokenizer.json",
     "tokenizer.model",
     "special_tokens_map.json",

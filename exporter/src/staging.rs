@@ -306,6 +306,19 @@ impl Staging {
         Ok(written)
     }
 
+    /// Gives the prepared folder, [`Staging::model`], the output's name, at one instant.
+    ///
+    /// # Errors
+    /// [`Error::FolderExists`] where something has that name by now; [`Error::Io`].
+    pub(crate) fn commit_folder(self) -> Result<(), Error> {
+        let _uninterrupted = prepared();
+        let path = self.output();
+        if path.symlink_metadata().is_ok() {
+            return Err(Error::FolderExists { path });
+        }
+        fs::rename(self.model(), &path).map_err(Error::io(&path))
+    }
+
     /// Removes the links of the model before that are none of this one's.
     fn remove_old_links(&self, data: &str) {
         let folder = self.beside_model("");

@@ -6,13 +6,13 @@ use std::fs;
 use std::path::Path;
 
 /// An object, and the text that it was read from.
-pub(super) type ObjectText = (Map<String, Value>, String);
+pub(crate) type ObjectText = (Map<String, Value>, String);
 
 /// The object in a file of the checkpoint and its text; `None` where there is no file.
 ///
 /// # Errors
 /// A file that cannot be read or holds no JSON object.
-pub(super) fn read(path: &Path) -> Result<Option<ObjectText>, Error> {
+pub(crate) fn read(path: &Path) -> Result<Option<ObjectText>, Error> {
     if !path.is_file() {
         return Ok(None);
     }
@@ -26,7 +26,7 @@ pub(super) fn read(path: &Path) -> Result<Option<ObjectText>, Error> {
 }
 
 /// `text`, which holds `object`, with these keys before its own; written anew where one of them is there with another value.
-pub(super) fn with_keys(object: &Map<String, Value>, text: &str, keys: Vec<(&str, Value)>) -> String {
+pub(crate) fn with_keys(object: &Map<String, Value>, text: &str, keys: Vec<(&str, Value)>) -> String {
     let changed: Vec<_> = keys.into_iter().filter(|(key, value)| object.get(*key) != Some(value)).collect();
     if changed.is_empty() {
         return text.to_owned();
@@ -47,7 +47,7 @@ pub(super) fn with_keys(object: &Map<String, Value>, text: &str, keys: Vec<(&str
 }
 
 /// A file's text.
-pub(super) fn pretty(value: &Value) -> String {
+pub(crate) fn pretty(value: &Value) -> String {
     format!("{value:#}\n")
 }
 

@@ -3,8 +3,9 @@
 use std::process::Command;
 
 /// The page of each command, and the command.
-const COMMANDS: [(&str, Option<&str>); 4] = [
+const COMMANDS: [(&str, Option<&str>); 5] = [
     ("moh-export.1", None),
+    ("moh-export-convert.1", Some("convert")),
     ("moh-export-inspect.1", Some("inspect")),
     ("moh-export-random.1", Some("random")),
     ("moh-export-verify.1", Some("verify")),
@@ -28,7 +29,7 @@ fn options() -> Vec<(&'static str, Vec<String>)> {
     let of = |(page, command): (&'static str, Option<&str>)| {
         let help = printed(&command.into_iter().chain(["--help"]).collect::<Vec<&str>>());
         let options: Vec<String> = options_in(&help).into_iter().map(str::to_owned).collect();
-        assert!(options.contains(&"--part".to_owned()), "{page}: {options:?}");
+        assert!(options.contains(&"--json".to_owned()), "{page}: {options:?}");
         (page, options)
     };
     COMMANDS.map(of).into()
@@ -38,7 +39,7 @@ fn options() -> Vec<(&'static str, Vec<String>)> {
 fn completions_know_every_command_and_option() {
     for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
         let script = printed(&["completions", shell]);
-        assert!(["inspect", "random", "verify"].iter().all(|command| script.contains(command)), "{shell}");
+        assert!(["convert", "inspect", "random", "verify"].iter().all(|command| script.contains(command)), "{shell}");
         for option in options().into_iter().flat_map(|(_, options)| options) {
             // fish names options without their dashes.
             let named = if shell == "fish" { format!("-l {}", &option[2..]) } else { option };

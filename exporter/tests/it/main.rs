@@ -4,6 +4,7 @@
 
 mod checkpoints;
 mod cli;
+mod convert;
 mod export;
 mod files;
 mod help;

@@ -100,9 +100,14 @@ fn what_training_left() {
 /// A file of torch.save with the preset's tensors, all zeros that take no room on the disk.
 pub(crate) fn write_zeros(path: &Path, preset: &Preset) {
     let (_, tensors) = Model::plan(&preset.config().unwrap(), None).unwrap();
+    write_zeros_of(path, &tensors);
+}
+
+/// The same with these tensors.
+pub(crate) fn write_zeros_of(path: &Path, tensors: &[(String, Vec<usize>)]) {
     let total = tensors.iter().map(|(_, shape)| shape.iter().product::<usize>() as i64).sum();
     let (mut pairs, mut offset) = (Vec::new(), 0);
-    for (name, shape) in &tensors {
+    for (name, shape) in tensors {
         let shape: Vec<i64> = shape.iter().map(|&n| n as i64).collect();
         let strides: Vec<i64> = (0..shape.len()).map(|axis| shape[axis + 1..].iter().product()).collect();
         pairs.push((name.as_str(), tensor(storage("HalfStorage", "0", total), offset, &shape, &strides)));

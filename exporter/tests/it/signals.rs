@@ -3,6 +3,7 @@
 use crate::published::write_zeros;
 use crate::support::{Run, golden, text};
 use moh_models::presets::Preset;
+use moh_models::{Config, Model};
 use std::fs;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -157,4 +158,42 @@ fn a_random_checkpoint() {
     send("INT", &child);
     assert_eq!(child.wait_with_output().unwrap().status.signal(), Some(2));
     assert!(!root.path().join("new").exists());
+}
+
+/// A conversion is prepared beside its output.
+#[test]
+fn a_conversion() {
+    let root = tempfile::tempdir().unwrap();
+    let config = r#"{"model_type": "llama", "vocab_size": 32000, "hidden_size": 2048, "intermediate_size": 8192,
+        "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8}"#;
+    let values = serde_json::from_str(config).unwrap();
+    let (_, tensors) = Model::plan(&Config::new("config.json", values), Some("llama")).unwrap();
+    let mut end = 0;
+    let entry = |(name, shape): &(String, Vec<usize>)| {
+        let begin = end;
+        end += 2 * shape.iter().product::<usize>();
+        (name.clone(), serde_json::json!({"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}))
+    };
+    let header = serde_json::Value::Object(tensors.iter().map(entry).collect()).to_string();
+    let length = header.len() as u64;
+    let weights = root.path().join("model.safetensors");
+    fs::write(&weights, [&length.to_le_bytes(), header.as_bytes()].concat()).unwrap();
+    // Zeros that take no room.
+    fs::OpenOptions::new().append(true).open(weights).unwrap().set_len(8 + length + end as u64).unwrap();
+    fs::write(root.path().join("config.json"), config).unwrap();
+
+    let made = root.path().join("made");
+    let mut command = program();
+    command.current_dir(root.path()).args(["convert", ".", "-o", "made/moh"]).stdout(Stdio::null());
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let begun = Instant::now();
+    while !hidden(&made).iter().any(|folder| folder.join("moh/model.safetensors").exists()) {
+        assert!(begun.elapsed() < Duration::from_secs(60), "nothing was written");
+        assert!(child.try_wait().unwrap().is_none(), "the conversion is faster than this test");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    send("INT", &child);
+    let done = child.wait_with_output().unwrap();
+    assert_eq!((done.status.signal(), text(&done.stderr).as_str()), (Some(2), ""));
+    assert!(!made.exists(), "{:?}", hidden(&made));
 }

@@ -1,0 +1,61 @@
+//! Arguments of a conversion.
+
+#[cfg(feature = "text")]
+use super::size;
+use clap::Args;
+use moh_export::convert::{Options, RouterKind, Shares};
+use std::path::PathBuf;
+
+/// Arguments of `convert`.
+#[derive(Debug, Args)]
+pub(crate) struct ConvertArgs {
+    /// A dense LLaMA: weights or a folder as for an export, with config.json beside them.
+    pub(crate) checkpoint: PathBuf,
+
+    /// The folder to write, which must not exist.
+    #[arg(short, long, value_name = "FOLDER")]
+    pub(crate) output: PathBuf,
+
+    /// Share of the heads that every token uses: the first ones of each layer.
+    #[arg(long, value_name = "X", default_value_t = Shares::default().shared)]
+    shared: f64,
+
+    /// Share of the heads that a token uses, the shared ones among them.
+    #[arg(long, value_name = "X", default_value_t = Shares::default().active)]
+    active: f64,
+
+    /// What chooses the others: the norms of their queries, without weights (family moh-llama), or weights that are to be trained
+    /// (moh-llm).
+    #[arg(long, value_enum, default_value_t)]
+    router: RouterKind,
+
+    /// The same seed gives the same initial weights of the two-stage router.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+
+    /// Make hard links to the weight files in the place of copies: whoever changes one in place changes both models.
+    #[arg(long)]
+    link: bool,
+
+    /// A text to compare both models on, before any training; needs tokenizer.json beside the weights.
+    #[cfg(feature = "text")]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) text: Option<PathBuf>,
+
+    /// Tokens of the text that are used, from its beginning; no more than the model has positions for.
+    #[cfg(feature = "text")]
+    #[arg(long, value_name = "N", default_value_t = 512, requires = "text", value_parser = size::<2, { 1 << 16 }>)]
+    pub(crate) tokens: usize,
+
+    /// Print the report as JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+impl ConvertArgs {
+    /// How to convert, without a text.
+    pub(crate) fn options(&self) -> Options {
+        let shares = Shares { shared: self.shared, active: self.active };
+        Options { shares, router: self.router, seed: self.seed, link: self.link, ..Options::default() }
+    }
+}

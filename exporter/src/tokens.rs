@@ -1,0 +1,36 @@
+//! The tokens of a text.
+
+use anyhow::{Context, Result, ensure};
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+use tokenizers::Tokenizer;
+
+/// More bytes than a token has, on average, in any text.
+const BYTES: usize = 64;
+
+/// The first `count` tokens of a text, or all that it has, by the tokenizer in `folder`; those that the tokenizer puts around texts are
+/// among them.
+pub(crate) fn first(folder: &Path, text: &Path, count: usize) -> Result<Vec<i64>> {
+    let file = folder.join("tokenizer.json");
+    let bytes = std::fs::read(&file).with_context(|| {
+        let needed = "--text needs the checkpoint's tokenizer as tokenizer.json, beside the weights";
+        format!("{}: {needed}", file.display())
+    })?;
+    let tokenizer = Tokenizer::from_bytes(bytes);
+    let tokenizer = tokenizer.map_err(|error| anyhow::anyhow!("{}: not a tokenizer: {error}", file.display()))?;
+    let mut bytes = Vec::new();
+    let read = File::open(text).and_then(|file| file.take((BYTES * count) as u64).read_to_end(&mut bytes));
+    read.with_context(|| text.display().to_string())?;
+    // The last character may have been cut.
+    let known = match std::str::from_utf8(&bytes) {
+        Ok(known) => known,
+        Err(error) if error.error_len().is_none() => str::from_utf8(&bytes[..error.valid_up_to()])?,
+        Err(error) => anyhow::bail!("{}: expected a text in UTF-8: {error}", text.display()),
+    };
+    let encoding = tokenizer.encode(known, true);
+    let encoding = encoding.map_err(|error| anyhow::anyhow!("{}: cannot be tokenized: {error}", text.display()))?;
+    let ids: Vec<i64> = encoding.get_ids().iter().take(count).map(|&id| i64::from(id)).collect();
+    ensure!(ids.len() > 1, "{}: expected at least 2 tokens, found {}", text.display(), ids.len());
+    Ok(ids)
+}
