@@ -3,10 +3,10 @@
 //!     examples/train/fetch.sh
 //!     cargo run --release --example continue_tune -- target/continue-tune
 //!
-//! A small dense model learns Shakespeare's plays. `moh_export::convert`, which `moh-export convert` calls, makes two models of it that use 6
-//! of 8 heads: one chooses by query norms, one by routers with weights. Both are trained further, and so is the dense model, for as many
-//! steps on the same batches with the same settings. Every few steps all are measured on text that none was trained on. `--steps` is for
-//! the dense model; the others take half as many.
+//! A small dense model learns Shakespeare's plays. `moh_export::convert`, which `moh-export convert` calls, makes two models of it that
+//! use 6 of 8 heads: one chooses by query norms, one by routers with weights. Both are trained further, and so is the dense model, for as
+//! many steps on the same batches with the same settings. Every few steps all are measured on text that none was trained on. `--steps` is
+//! for the dense model; the others take half as many.
 
 #[allow(dead_code)]
 mod common;
