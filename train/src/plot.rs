@@ -16,29 +16,10 @@ const COLUMNS: usize = 120;
 /// The loss of every step, and its mean over stretches of the training.
 pub fn loss(history: &History) -> String {
     let losses: Vec<(f64, f64)> = history.losses().map(|(step, loss)| (step as f64, loss)).collect();
-    let height = 320.0;
-    let mut svg = start(height, "Loss");
-    let last = losses.last().map_or(1.0, |(step, _)| *step).max(1.0);
-    let low = losses.iter().map(|(_, loss)| *loss).fold(f64::INFINITY, f64::min);
-    let high = losses.iter().map(|(_, loss)| *loss).fold(f64::NEG_INFINITY, f64::max);
-    let (low, high) = if losses.is_empty() { (0.0, 1.0) } else { (low, high.max(low + 1e-6)) };
-    let x = |step: f64| LEFT + (WIDTH - LEFT - RIGHT) * step / last;
-    let y = |loss: f64| TOP + (height - TOP - BOTTOM) * (high - loss) / (high - low);
-    for i in 0..=4 {
-        let value = low + (high - low) * f64::from(i) / 4.0;
-        let _ = writeln!(
-            svg,
-            r##"<path d="M{LEFT} {0:.1}H{1}" stroke="#ddd"/><text x="{2}" y="{3:.1}" text-anchor="end">{value:.3}</text>"##,
-            y(value),
-            WIDTH - RIGHT,
-            LEFT - 8.0,
-            y(value) + 4.0,
-        );
-    }
-    steps_axis(&mut svg, height, last, x);
-    let line = |points: &[(f64, f64)]| {
-        points.iter().map(|(step, loss)| format!("{:.1},{:.1}", x(*step), y(*loss))).collect::<Vec<_>>().join(" ")
-    };
+    let mut svg = start(LINES, "Loss");
+    let scale = Scale::of(&losses);
+    scale.axes(&mut svg);
+    let line = |points: &[(f64, f64)]| scale.points(points);
     let stride = losses.len().div_ceil(10 * COLUMNS).max(1);
     let every: Vec<(f64, f64)> = losses.iter().step_by(stride).copied().collect();
     let mean = |stretch: &[(f64, f64)]| {
@@ -50,6 +31,83 @@ pub fn loss(history: &History) -> String {
     let _ = writeln!(svg, r##"<polyline points="{}" fill="none" stroke="#1f5fa8" stroke-width="2"/>"##, line(&means));
     svg.push_str("</svg>\n");
     svg
+}
+
+/// What was measured at some steps of several trainings, such as losses of text that was held out: names and points (step, value).
+pub fn lines(title: &str, named: &[(&str, Vec<(usize, f64)>)]) -> String {
+    const COLOURS: [&str; 4] = ["#1f5fa8", "#c8501e", "#3a8a3a", "#7a4fa0"];
+    let points =
+        |points: &[(usize, f64)]| points.iter().map(|(step, value)| (*step as f64, *value)).collect::<Vec<_>>();
+    let scale = Scale::of(&named.iter().flat_map(|(_, of)| points(of)).collect::<Vec<_>>());
+    let mut svg = start(LINES, title);
+    scale.axes(&mut svg);
+    for (i, (name, of)) in named.iter().enumerate() {
+        let (colour, at) = (COLOURS[i % COLOURS.len()], TOP + 18.0 * (i + 1) as f64);
+        let _ = writeln!(
+            svg,
+            r#"<polyline points="{}" fill="none" stroke="{colour}" stroke-width="2"/>"#,
+            scale.points(&points(of))
+        );
+        // Trainings end low: above is room for the names.
+        let _ = writeln!(
+            svg,
+            r#"<path d="M{} {:.1}h24" stroke="{colour}" stroke-width="2"/><text x="{}" y="{at:.1}">{}</text>"#,
+            WIDTH / 2.0,
+            at - 4.0,
+            WIDTH / 2.0 + 32.0,
+            escaped(name),
+        );
+    }
+    svg.push_str("</svg>\n");
+    svg
+}
+
+/// The height of a picture with lines.
+const LINES: f64 = 320.0;
+
+/// Where points (step, value) lie in a picture with lines.
+struct Scale {
+    low: f64,
+    high: f64,
+    last: f64,
+}
+
+impl Scale {
+    fn of(points: &[(f64, f64)]) -> Scale {
+        let last = points.iter().map(|(step, _)| *step).fold(1.0, f64::max);
+        let low = points.iter().map(|(_, value)| *value).fold(f64::INFINITY, f64::min);
+        let high = points.iter().map(|(_, value)| *value).fold(f64::NEG_INFINITY, f64::max);
+        let (low, high) = if points.is_empty() { (0.0, 1.0) } else { (low, high.max(low + 1e-6)) };
+        Scale { low, high, last }
+    }
+
+    fn x(&self, step: f64) -> f64 {
+        LEFT + (WIDTH - LEFT - RIGHT) * step / self.last
+    }
+
+    fn y(&self, value: f64) -> f64 {
+        TOP + (LINES - TOP - BOTTOM) * (self.high - value) / (self.high - self.low)
+    }
+
+    fn points(&self, points: &[(f64, f64)]) -> String {
+        let point = |(step, value): &(f64, f64)| format!("{:.1},{:.1}", self.x(*step), self.y(*value));
+        points.iter().map(point).collect::<Vec<_>>().join(" ")
+    }
+
+    fn axes(&self, svg: &mut String) {
+        for i in 0..=4 {
+            let value = self.low + (self.high - self.low) * f64::from(i) / 4.0;
+            let _ = writeln!(
+                svg,
+                r##"<path d="M{LEFT} {0:.1}H{1}" stroke="#ddd"/><text x="{2}" y="{3:.1}" text-anchor="end">{value:.3}</text>"##,
+                self.y(value),
+                WIDTH - RIGHT,
+                LEFT - 8.0,
+                self.y(value) + 4.0,
+            );
+        }
+        steps_axis(svg, LINES, self.last, |step| self.x(step));
+    }
 }
 
 /// How often each head or expert of each layer is on, in the course of the training: white for never, dark for always.
@@ -110,8 +168,9 @@ fn start(height: f64, title: &str) -> String {
     format!(
         r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0}" font-family="sans-serif" font-size="12">
 <rect width="100%" height="100%" fill="#fff"/>
-<text x="{LEFT}" y="22" font-size="14">{title}</text>
-"##
+<text x="{LEFT}" y="22" font-size="14">{}</text>
+"##,
+        escaped(title),
     )
 }
 
@@ -131,4 +190,24 @@ fn steps_axis(svg: &mut String, height: f64, last: f64, x: impl Fn(f64) -> f64) 
 /// Names of modules come from configurations.
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_share_their_axes() {
+        let svg = lines("a < b", &[("one", vec![(0, 3.0), (100, 1.0)]), ("two", vec![(50, 2.0)])]);
+        let (left, right) = (LEFT, WIDTH - RIGHT);
+        let middle = (left + right) / 2.0;
+        let (top, bottom) = (TOP, LINES - BOTTOM);
+        for points in
+            [format!("{left:.1},{top:.1} {right:.1},{bottom:.1}"), format!("{middle:.1},{:.1}", (top + bottom) / 2.0)]
+        {
+            assert!(svg.contains(&format!(r#"<polyline points="{points}""#)), "{points}: {svg}");
+        }
+        assert!(svg.contains(">one<") && svg.contains(">two<") && svg.contains("a &lt; b"), "{svg}");
+        assert_eq!(lines("nothing", &[]).matches("<polyline").count(), 0);
+    }
 }

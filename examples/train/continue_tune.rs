@@ -1,0 +1,228 @@
+//! Turns a dense LLaMA into Mixture-of-Head models, trains these further, and shows how fast they recover.
+//!
+//!     examples/train/fetch.sh
+//!     cargo run --release --example continue_tune -- target/continue-tune
+//!
+//! A small dense model learns Shakespeare's plays. `moh_export::convert`, which `moh-export convert` calls, makes two models of it that
+//! use 6 of 8 heads: one chooses by query norms, one by routers with weights. Both are trained further, and so is the dense model, for as
+//! many steps on the same batches with the same settings. Every few steps all are measured on text that none was trained on. `--steps` is
+//! for the dense model; the others take half as many.
+
+#[allow(dead_code)]
+mod common;
+
+use anyhow::{Context, Result};
+use candle_core::{DType, Tensor};
+use common::{Arguments, export, report};
+use moh_export::convert::{self, RouterKind, convert};
+use moh_models::eager::Eager;
+use moh_models::families::Inputs;
+use moh_models::routing;
+use moh_models::sample::Rng;
+use moh_models::{Checkpoint, Config, Model, Parameters};
+use moh_tasks::text::load_tokenizer;
+use moh_train::{Loss, Options, Task, Trainer, loss, plot};
+use std::collections::BTreeMap;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+const CONFIG: &str = r#"{
+  "model_type": "llama", "vocab_size": 512, "hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 4,
+  "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 256, "rms_norm_eps": 1e-6
+}
+"#;
+const TOKENIZER: &str = include_str!("../checkpoints/shakespeare-moh-llama/tokenizer.json");
+/// Sequences in a batch, and tokens that are predicted in each.
+const BATCH: usize = 16;
+const WINDOW: usize = 96;
+/// The factor of the load-balance loss.
+const BALANCE: f64 = 0.01;
+/// Batches of the held-out text that are measured, and steps from one measurement to the next.
+const MEASURED: usize = 6;
+const EVERY: usize = 20;
+
+/// Held-out nats per token by step.
+type Curve = BTreeMap<usize, f64>;
+
+struct Text<'a> {
+    model: &'a Model,
+    ids: &'a [i64],
+}
+
+impl Text<'_> {
+    /// Nats per token of windows that begin at `starts`.
+    fn predict(&self, ops: &mut Eager, starts: &[usize]) -> moh_train::Result<Tensor> {
+        let (batch, device) = (starts.len(), ops.device().clone());
+        let windows = |shift: usize| {
+            let ids = starts.iter().flat_map(|start| &self.ids[start + shift..start + shift + WINDOW]).copied();
+            Tensor::from_iter(ids, &device)?.reshape((batch, WINDOW))
+        };
+        let positions = Tensor::arange(0, WINDOW as i64, &device)?.unsqueeze(0)?.repeat((batch, 1))?;
+        let mut values = vec![
+            ("input_ids".to_owned(), windows(0)?),
+            ("attention_mask".to_owned(), Tensor::ones((batch, WINDOW), DType::I64, &device)?),
+            ("position_ids".to_owned(), positions),
+        ];
+        // Nothing is cached in a training.
+        for (i, layer) in self.model.layers().iter().enumerate() {
+            for kind in ["key", "value"] {
+                let empty = Tensor::zeros((batch, layer.kv_num_heads, 0, layer.head_dim), DType::F32, &device)?;
+                values.push((format!("past_key_values.{i}.{kind}"), empty));
+            }
+        }
+        let logits = self.model.forward(ops, &Inputs::new(values))?.swap_remove(0);
+        loss::cross_entropy(&logits, &windows(1)?, 0.0)
+    }
+
+    /// Nats per token of the first batches.
+    fn measure(&self, parameters: &std::sync::Arc<Parameters>) -> Result<f64> {
+        let starts: Vec<usize> = (0..self.ids.len() - WINDOW).step_by(WINDOW).take(MEASURED * BATCH).collect();
+        let mut sum = 0.0;
+        for starts in starts.chunks(BATCH) {
+            let mut ops = Eager::new().with_parameters(parameters.clone());
+            sum += f64::from(self.predict(&mut ops, starts)?.to_scalar::<f32>()?) * starts.len() as f64;
+        }
+        Ok(sum / starts.len() as f64)
+    }
+}
+
+impl Task for Text<'_> {
+    fn loss(&mut self, ops: &mut Eager, rng: &mut Rng) -> moh_train::Result<Loss> {
+        let starts: Vec<usize> = (0..BATCH).map(|_| rng.below(self.ids.len() - WINDOW)).collect();
+        let text = self.predict(ops, &starts)?;
+        let mut parts = vec![("text", 1.0, text)];
+        parts.extend(routing::load_balance(ops.routing())?.map(|balance| ("balance", BALANCE, balance)));
+        Loss::sum(parts)
+    }
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::read()?;
+    let (train, held_out) = tokens(&arguments)?;
+    let options = arguments.options(Options { steps: 400, learning_rate: 3e-3, warmup: 40, ..Options::default() });
+    let tuning = Options {
+        steps: options.steps.div_ceil(2),
+        learning_rate: 1e-3,
+        warmup: options.warmup / 3,
+        report_every: EVERY.min(options.steps.div_ceil(2)),
+        ..options.clone()
+    };
+
+    let config = Config::new("config.json", serde_json::from_str(CONFIG)?);
+    let (model, _) = Model::plan(&config, Some("llama"))?;
+    let files = [("config.json", CONFIG), ("tokenizer.json", TOKENIZER)];
+    let files = files.map(|(name, text)| (name.to_owned(), text.as_bytes().to_vec())).into();
+    let start = Parameters::initial(&[&model], options.seed, &options.device)?;
+    let mut trainer = Trainer::open(&arguments.folder.join("dense"), start, files, options)?;
+    eprintln!("dense: {} parameters, {} tokens to train on", trainer.parameters().count(), train.len());
+    let dense = trainer.train(&mut Text { model: &model, ids: &train }, report)?;
+
+    let mut curves =
+        vec![("dense, trained further", tune(&arguments, "dense-further", &dense, &train, &held_out, &tuning)?.1)];
+    let mut tuned = None;
+    for (title, name, router) in [
+        ("6 of 8 heads, two-stage router", "two-stage", RouterKind::TwoStage),
+        ("6 of 8 heads, query norms", "query-norm", RouterKind::QueryNorm),
+    ] {
+        let converted = arguments.folder.join(format!("{name}-converted"));
+        if !converted.exists() {
+            println!("{}", convert(&dense, &converted, &convert::Options { router, ..Default::default() })?);
+        }
+        let (checkpoint, curve) = tune(&arguments, name, &converted, &train, &held_out, &tuning)?;
+        curves.push((title, curve));
+        tuned = Some(checkpoint);
+    }
+    show(&arguments.folder, &curves)?;
+    export(&arguments, &tuned.context("nothing was converted")?, None, "model.onnx")?;
+    Ok(())
+}
+
+/// Trains a checkpoint further in the folder `name`. Gives the last checkpoint, and the measurements on the way, of which the first is
+/// that of the checkpoint as it was.
+fn tune(
+    arguments: &Arguments,
+    name: &str,
+    checkpoint: &Path,
+    train: &[i64],
+    held_out: &[i64],
+    options: &Options,
+) -> Result<(PathBuf, Curve)> {
+    let checkpoint = Checkpoint::open(checkpoint, None)?;
+    let family = checkpoint.config().has("family");
+    let model = Model::load(&checkpoint, (!family).then_some("llama"))?;
+    let mut files = Vec::new();
+    for name in ["config.json", "tokenizer.json"] {
+        files.push((name.to_owned(), std::fs::read(checkpoint.folder().join(name))?));
+    }
+    let start = Parameters::of(&checkpoint, &[&model], &options.device)?;
+    let folder = arguments.folder.join(name);
+    let mut trainer = Trainer::open(&folder, start, files, options.clone())?;
+    let parameters = trainer.parameters().clone();
+    let held_out = Text { model: &model, ids: held_out };
+    let table = folder.join("held-out.csv");
+    let note = |step: usize| -> Result<()> {
+        let nats = held_out.measure(&parameters)?;
+        eprintln!("{name}, step {step}: {nats:.4} nats per held-out token");
+        Ok(writeln!(OpenOptions::new().create(true).append(true).open(&table)?, "{step},{nats}")?)
+    };
+    if trainer.step() == 0 {
+        note(0)?;
+    }
+    let mut failed = None;
+    let tuned = trainer.train(&mut Text { model: &model, ids: train }, |progress| {
+        report(progress);
+        if let Err(error) = note(progress.step) {
+            failed.get_or_insert(error);
+        }
+    })?;
+    match failed {
+        Some(error) => Err(error),
+        None => Ok((tuned, read(&table)?)),
+    }
+}
+
+/// A table of measurements; steps that were taken again after an interruption are there twice, with the same numbers.
+fn read(table: &Path) -> Result<Curve> {
+    let text = std::fs::read_to_string(table).with_context(|| table.display().to_string())?;
+    let row = |line: &str| {
+        let (step, nats) = line.split_once(',')?;
+        Some((step.parse().ok()?, nats.parse().ok()?))
+    };
+    Ok(text.lines().filter_map(row).collect())
+}
+
+/// Prints the curves as a table, and draws them.
+fn show(folder: &Path, curves: &[(&str, Curve)]) -> Result<()> {
+    let named: Vec<(&str, Vec<(usize, f64)>)> =
+        curves.iter().map(|(name, curve)| (*name, curve.iter().map(|(step, nats)| (*step, *nats)).collect())).collect();
+    let file = folder.join("recovery.svg");
+    std::fs::write(&file, plot::lines("Nats per held-out token", &named))?;
+    let names: Vec<&str> = curves.iter().map(|(name, _)| *name).collect();
+    println!("| step | {} |\n|--:|{}", names.join(" | "), "--:|".repeat(names.len()));
+    let (_, first) = curves.first().context("there is a curve")?;
+    for step in first.keys() {
+        let nats: Vec<String> = curves
+            .iter()
+            .map(|(_, curve)| curve.get(step).map_or("-".to_owned(), |nats| format!("{nats:.3}")))
+            .collect();
+        println!("| {step} | {} |", nats.join(" | "));
+    }
+    println!("drew {}", file.display());
+    Ok(())
+}
+
+/// The text's tokens: those to train on, and the last twentieth.
+fn tokens(arguments: &Arguments) -> Result<(Vec<i64>, Vec<i64>)> {
+    let folder = tempfile::tempdir()?;
+    std::fs::write(folder.path().join("tokenizer.json"), TOKENIZER)?;
+    let tokenizer = load_tokenizer(folder.path(), None)?;
+    let mut ids = Vec::new();
+    for paragraph in arguments.text("shakespeare.txt")?.split_inclusive("\n\n") {
+        let encoding = tokenizer.encode(paragraph, false).map_err(|error| anyhow::anyhow!("{error}"))?;
+        ids.extend(encoding.get_ids().iter().map(|&id| i64::from(id)));
+    }
+    let held_out = ids.split_off(ids.len() - ids.len() / 20);
+    anyhow::ensure!(held_out.len() > 2 * WINDOW, "shakespeare.txt: expected more than {} tokens", 40 * WINDOW);
+    Ok((ids, held_out))
+}
