@@ -159,7 +159,6 @@ impl EvalOp for Convert {
         } else {
             from.as_slice::<f16>()?.convert_to_f32_slice(to.as_slice_mut()?);
         }
-        drop(to);
         Ok(tvec!(output.into_tvalue()))
     }
 }

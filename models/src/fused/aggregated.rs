@@ -56,19 +56,29 @@ const LEAST: f32 = 1e-12;
 impl Units {
     fn of(x: &[f32], dim: usize) -> Units {
         let mut norms = vec![0f32; x.len() / dim.max(1)];
-        each(&mut norms, 1, |first, part| {
-            for (i, norm) in part.iter_mut().enumerate() {
-                let row = &x[(first + i) * dim..][..dim];
-                *norm = dot(row, row).sqrt().max(LEAST);
-            }
-        });
+        each(
+            &mut norms,
+            1,
+            #[inline(always)]
+            |first, part| {
+                for (i, norm) in part.iter_mut().enumerate() {
+                    let row = &x[(first + i) * dim..][..dim];
+                    *norm = dot(row, row).sqrt().max(LEAST);
+                }
+            },
+        );
         let mut rows = vec![0f32; x.len()];
-        each(&mut rows, dim, |first, part| {
-            for (i, out) in part.chunks_mut(dim).enumerate() {
-                let (factor, x) = (1.0 / norms[first + i], &x[(first + i) * dim..][..dim]);
-                out.iter_mut().zip(x).for_each(|(out, x)| *out = x * factor);
-            }
-        });
+        each(
+            &mut rows,
+            dim,
+            #[inline(always)]
+            |first, part| {
+                for (i, out) in part.chunks_mut(dim).enumerate() {
+                    let (factor, x) = (1.0 / norms[first + i], &x[(first + i) * dim..][..dim]);
+                    out.iter_mut().zip(x).for_each(|(out, x)| *out = x * factor);
+                }
+            },
+        );
         Units { rows, norms }
     }
 
@@ -152,20 +162,30 @@ impl Forward {
         let weights = vec![0f32; count * sizes.seen()];
         let mut forward = Forward { sizes, query, key, pooled_key, weights, output: vec![0f32; count * dim], given };
         let mut weights = std::mem::take(&mut forward.weights);
-        each(&mut weights, sizes.seen(), |first, part| {
-            let mut scores = vec![0f32; dim];
-            for (i, weights) in part.chunks_mut(sizes.seen()).enumerate() {
-                forward.weigh(first + i, &mut scores, weights);
-            }
-        });
+        each(
+            &mut weights,
+            sizes.seen(),
+            #[inline(always)]
+            |first, part| {
+                let mut scores = vec![0f32; dim];
+                for (i, weights) in part.chunks_mut(sizes.seen()).enumerate() {
+                    forward.weigh(first + i, &mut scores, weights);
+                }
+            },
+        );
         forward.weights = weights;
         let mut output = std::mem::take(&mut forward.output);
-        each(&mut output, dim, |first, part| {
-            let mut factors = vec![0f32; sizes.cells()];
-            for (i, output) in part.chunks_mut(dim).enumerate() {
-                forward.sum_values(first + i, &mut factors, output);
-            }
-        });
+        each(
+            &mut output,
+            dim,
+            #[inline(always)]
+            |first, part| {
+                let mut factors = vec![0f32; sizes.cells()];
+                for (i, output) in part.chunks_mut(dim).enumerate() {
+                    forward.sum_values(first + i, &mut factors, output);
+                }
+            },
+        );
         forward.output = output;
         forward
     }
@@ -266,19 +286,29 @@ impl Forward {
         let (tokens, cells, seen, record) =
             (self.sizes.tokens(), self.sizes.cells(), self.sizes.seen(), self.sizes.record());
         let mut records = vec![0f32; batch * tokens * heads * record.width];
-        each(&mut records, record.width, |first, part| {
-            for (i, out) in part.chunks_mut(record.width).enumerate() {
-                self.back_of_row(first + i, gradient, out);
-            }
-        });
+        each(
+            &mut records,
+            record.width,
+            #[inline(always)]
+            |first, part| {
+                for (i, out) in part.chunks_mut(record.width).enumerate() {
+                    self.back_of_row(first + i, gradient, out);
+                }
+            },
+        );
         let of = |row: usize| &records[row * record.width..][..record.width];
         let on = |row: usize| self.given.gates[row] != 0.0;
 
         let rows = |width: usize, f: &(dyn Fn(usize, &mut [f32]) + Sync), count: usize| {
             let mut out = vec![0f32; count * width];
-            each(&mut out, width, |first, part| {
-                part.chunks_mut(width).enumerate().for_each(|(i, out)| f(first + i, out));
-            });
+            each(
+                &mut out,
+                width,
+                #[inline(always)]
+                |first, part| {
+                    part.chunks_mut(width).enumerate().for_each(|(i, out)| f(first + i, out));
+                },
+            );
             out
         };
         let count = batch * tokens * heads;
@@ -375,17 +405,23 @@ impl Forward {
         // What a head has for all tokens: embedding, local bias, learnt bias, learnt tokens.
         let width = dim + 2 * cells + dim * cells;
         let mut shared = vec![0f32; heads * width];
-        sum(count, record.width, &mut shared, |first, end, sums| {
-            for row in (first..end).filter(|&row| on(row)) {
-                let (record_of, sums) = (of(row), &mut sums[row % heads * width..][..width]);
-                let of_factors = &record_of[record.of_factors..][..cells];
-                add(&mut sums[..dim], 1.0, &record_of[record.of_embedded..][..dim]);
-                add(&mut sums[dim..dim + cells], 1.0, &record_of[..cells]);
-                add(&mut sums[dim + cells..dim + 2 * cells], 1.0, of_factors);
-                let learnt = sums[dim + 2 * cells..].chunks_mut(cells);
-                learnt.zip(self.query.row(row, dim)).for_each(|(out, q)| add(out, *q, of_factors));
-            }
-        });
+        sum(
+            count,
+            record.width,
+            &mut shared,
+            #[inline(always)]
+            |first, end, sums| {
+                for row in (first..end).filter(|&row| on(row)) {
+                    let (record_of, sums) = (of(row), &mut sums[row % heads * width..][..width]);
+                    let of_factors = &record_of[record.of_factors..][..cells];
+                    add(&mut sums[..dim], 1.0, &record_of[record.of_embedded..][..dim]);
+                    add(&mut sums[dim..dim + cells], 1.0, &record_of[..cells]);
+                    add(&mut sums[dim + cells..dim + 2 * cells], 1.0, of_factors);
+                    let learnt = sums[dim + 2 * cells..].chunks_mut(cells);
+                    learnt.zip(self.query.row(row, dim)).for_each(|(out, q)| add(out, *q, of_factors));
+                }
+            },
+        );
         let part = |from: usize, length: usize| {
             shared.chunks(width).flat_map(|head| head[from..from + length].iter().copied()).collect::<Vec<f32>>()
         };

@@ -48,17 +48,33 @@ fn add_up([a, b, c]: [usize; 3], x: &[f32], out: &mut [f32]) {
         }
     };
     match (a, c) {
-        (_, 1) => each(out, 1, |first, part| {
-            for (i, out) in part.iter_mut().enumerate() {
-                *out = super::softmax::sum(&x[(first + i) * b..][..b]);
-            }
-        }),
-        (1, _) => sum(b, c, out, |first, end, sums| rows(&x[first * c..end * c], sums)),
-        _ => each(out, c, |first, part| {
-            for (i, out) in part.chunks_mut(c).enumerate() {
-                rows(&x[(first + i) * b * c..][..b * c], out);
-            }
-        }),
+        (_, 1) => each(
+            out,
+            1,
+            #[inline(always)]
+            |first, part| {
+                for (i, out) in part.iter_mut().enumerate() {
+                    *out = super::softmax::sum(&x[(first + i) * b..][..b]);
+                }
+            },
+        ),
+        (1, _) => sum(
+            b,
+            c,
+            out,
+            #[inline(always)]
+            |first, end, sums| rows(&x[first * c..end * c], sums),
+        ),
+        _ => each(
+            out,
+            c,
+            #[inline(always)]
+            |first, part| {
+                for (i, out) in part.chunks_mut(c).enumerate() {
+                    rows(&x[(first + i) * b * c..][..b * c], out);
+                }
+            },
+        ),
     }
 }
 
@@ -70,19 +86,35 @@ fn add_up_products([a, b, c]: [usize; 3], x: &[f32], y: &[f32], out: &mut [f32])
         }
     };
     match (a, c) {
-        (_, 1) => each(out, 1, |first, part| {
-            for (i, out) in part.iter_mut().enumerate() {
-                let from = (first + i) * b;
-                *out = super::softmax::dot(&x[from..][..b], &y[from..][..b]);
-            }
-        }),
-        (1, _) => sum(b, c, out, |first, end, sums| rows(&x[first * c..end * c], &y[first * c..end * c], sums)),
-        _ => each(out, c, |first, part| {
-            for (i, out) in part.chunks_mut(c).enumerate() {
-                let from = (first + i) * b * c;
-                rows(&x[from..][..b * c], &y[from..][..b * c], out);
-            }
-        }),
+        (_, 1) => each(
+            out,
+            1,
+            #[inline(always)]
+            |first, part| {
+                for (i, out) in part.iter_mut().enumerate() {
+                    let from = (first + i) * b;
+                    *out = super::softmax::dot(&x[from..][..b], &y[from..][..b]);
+                }
+            },
+        ),
+        (1, _) => sum(
+            b,
+            c,
+            out,
+            #[inline(always)]
+            |first, end, sums| rows(&x[first * c..end * c], &y[first * c..end * c], sums),
+        ),
+        _ => each(
+            out,
+            c,
+            #[inline(always)]
+            |first, part| {
+                for (i, out) in part.chunks_mut(c).enumerate() {
+                    let from = (first + i) * b * c;
+                    rows(&x[from..][..b * c], &y[from..][..b * c], out);
+                }
+            },
+        ),
     }
 }
 

@@ -66,13 +66,18 @@ impl CustomOp1 for Windows {
         let places: usize = self.places().iter().product();
         let batch = x.len() / picture.max(1);
         let mut out = vec![0f32; batch * places * width];
-        each(&mut out, width, |first, part| {
-            for (i, out) in part.chunks_mut(width).enumerate() {
-                let (batch, place) = ((first + i) / places, (first + i) % places);
-                let x = &x[batch * picture..][..picture];
-                self.inside(place, |to, from| out[to] = x[from]);
-            }
-        });
+        each(
+            &mut out,
+            width,
+            #[inline(always)]
+            |first, part| {
+                for (i, out) in part.chunks_mut(width).enumerate() {
+                    let (batch, place) = ((first + i) / places, (first + i) % places);
+                    let x = &x[batch * picture..][..picture];
+                    self.inside(place, |to, from| out[to] = x[from]);
+                }
+            },
+        );
         Ok((CpuStorage::F32(out), Shape::from((batch * places, width))))
     }
 
@@ -142,15 +147,20 @@ impl CustomOp2 for Depthwise {
         let (x, kernel) = (numbers(s1, l1)?, numbers(s2, l2)?);
         let (plane, cells) = (self.rows * self.columns, self.side * self.side);
         let mut out = vec![0f32; x.len()];
-        each(&mut out, plane, |first, part| {
-            for (i, out) in part.chunks_mut(plane).enumerate() {
-                let x = &x[(first + i) * plane..][..plane];
-                let kernel = &kernel[(first + i) % self.channels * cells..][..cells];
-                self.overlaps(|cell, to, from| {
-                    out[to].iter_mut().zip(&x[from]).for_each(|(out, x)| *out += kernel[cell] * x);
-                });
-            }
-        });
+        each(
+            &mut out,
+            plane,
+            #[inline(always)]
+            |first, part| {
+                for (i, out) in part.chunks_mut(plane).enumerate() {
+                    let x = &x[(first + i) * plane..][..plane];
+                    let kernel = &kernel[(first + i) % self.channels * cells..][..cells];
+                    self.overlaps(|cell, to, from| {
+                        out[to].iter_mut().zip(&x[from]).for_each(|(out, x)| *out += kernel[cell] * x);
+                    });
+                }
+            },
+        );
         Ok((CpuStorage::F32(out), l1.shape().clone()))
     }
 
@@ -163,24 +173,35 @@ impl CustomOp2 for Depthwise {
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
         let (plane, cells, channels) = (self.rows * self.columns, self.side * self.side, self.channels);
         let of_x = of2("depthwise-backward", x.shape(), (gradient, kernel), |gradient, kernel, out| {
-            each(out, plane, |first, part| {
-                for (i, out) in part.chunks_mut(plane).enumerate() {
-                    let g = &gradient[(first + i) * plane..][..plane];
-                    let kernel = &kernel[(first + i) % channels * cells..][..cells];
-                    self.overlaps(|cell, from, to| {
-                        out[to].iter_mut().zip(&g[from]).for_each(|(out, g)| *out += kernel[cell] * g);
-                    });
-                }
-            });
+            each(
+                out,
+                plane,
+                #[inline(always)]
+                |first, part| {
+                    for (i, out) in part.chunks_mut(plane).enumerate() {
+                        let g = &gradient[(first + i) * plane..][..plane];
+                        let kernel = &kernel[(first + i) % channels * cells..][..cells];
+                        self.overlaps(|cell, from, to| {
+                            out[to].iter_mut().zip(&g[from]).for_each(|(out, g)| *out += kernel[cell] * g);
+                        });
+                    }
+                },
+            );
         })?;
         let of_kernel = of2("depthwise-backward", kernel.shape(), (x, gradient), |x, gradient, out| {
-            sum(x.len() / plane, plane, out, |first, end, sums| {
-                for at in first..end {
-                    let (x, g) = (&x[at * plane..][..plane], &gradient[at * plane..][..plane]);
-                    let sums = &mut sums[at % channels * cells..][..cells];
-                    self.overlaps(|cell, of_g, of_x| sums[cell] += super::softmax::dot(&g[of_g], &x[of_x]));
-                }
-            });
+            sum(
+                x.len() / plane,
+                plane,
+                out,
+                #[inline(always)]
+                |first, end, sums| {
+                    for at in first..end {
+                        let (x, g) = (&x[at * plane..][..plane], &gradient[at * plane..][..plane]);
+                        let sums = &mut sums[at % channels * cells..][..cells];
+                        self.overlaps(|cell, of_g, of_x| sums[cell] += super::softmax::dot(&g[of_g], &x[of_x]));
+                    }
+                },
+            );
         })?;
         Ok((Some(of_x), Some(of_kernel)))
     }

@@ -66,9 +66,14 @@ impl Activation {
 fn map(of: Activation, x: &[f32], out: &mut [f32]) {
     macro_rules! of {
         ($kind:expr) => {
-            each(out, 1, |first, part| {
-                part.iter_mut().zip(&x[first..]).for_each(|(out, x)| *out = $kind.value(*x));
-            })
+            each(
+                out,
+                1,
+                #[inline(always)]
+                |first, part| {
+                    part.iter_mut().zip(&x[first..]).for_each(|(out, x)| *out = $kind.value(*x));
+                },
+            )
         };
     }
     match of {
@@ -94,10 +99,15 @@ impl CustomOp1 for Activation {
         let found = of2("activation-backward", x.shape(), (x, gradient), |x, gradient, out| {
             macro_rules! of {
                 ($kind:expr) => {
-                    each(out, 1, |first, part| {
-                        let numbers = x[first..].iter().zip(&gradient[first..]);
-                        part.iter_mut().zip(numbers).for_each(|(out, (x, g))| *out = g * $kind.slope(*x));
-                    })
+                    each(
+                        out,
+                        1,
+                        #[inline(always)]
+                        |first, part| {
+                            let numbers = x[first..].iter().zip(&gradient[first..]);
+                            part.iter_mut().zip(numbers).for_each(|(out, (x, g))| *out = g * $kind.slope(*x));
+                        },
+                    )
                 };
             }
             match self {

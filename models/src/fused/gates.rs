@@ -9,14 +9,19 @@ use candle_core::{CpuStorage, CustomOp2, InplaceOp2, Layout, Result, Shape, Tens
 pub(crate) fn mask_heads(x: &Tensor, gates: &Tensor) -> Result<Tensor> {
     of2("mask-heads", x.shape(), (x, gates), |x, gates, out| {
         let dim = out.len() / gates.len().max(1);
-        each(out, dim, |first, part| {
-            let from = &x[first * dim..];
-            for ((out, x), gate) in part.chunks_mut(dim).zip(from.chunks(dim)).zip(&gates[first..]) {
-                if *gate != 0.0 {
-                    out.copy_from_slice(x);
+        each(
+            out,
+            dim,
+            #[inline(always)]
+            |first, part| {
+                let from = &x[first * dim..];
+                for ((out, x), gate) in part.chunks_mut(dim).zip(from.chunks(dim)).zip(&gates[first..]) {
+                    if *gate != 0.0 {
+                        out.copy_from_slice(x);
+                    }
                 }
-            }
-        });
+            },
+        );
     })
 }
 
@@ -35,13 +40,18 @@ impl InplaceOp2 for Mask {
     fn cpu_fwd(&self, s1: &mut CpuStorage, l1: &Layout, s2: &CpuStorage, l2: &Layout) -> Result<()> {
         let (x, gates) = (numbers_mut(s1, l1)?, numbers(s2, l2)?);
         let dim = x.len() / gates.len().max(1);
-        each(x, dim, |first, part| {
-            for (x, gate) in part.chunks_mut(dim).zip(&gates[first..]) {
-                if *gate == 0.0 {
-                    x.fill(0.0);
+        each(
+            x,
+            dim,
+            #[inline(always)]
+            |first, part| {
+                for (x, gate) in part.chunks_mut(dim).zip(&gates[first..]) {
+                    if *gate == 0.0 {
+                        x.fill(0.0);
+                    }
                 }
-            }
-        });
+            },
+        );
         Ok(())
     }
 }
@@ -77,17 +87,22 @@ impl CustomOp2 for GateHeads {
         let (x, gates) = (numbers(s1, l1)?, numbers(s2, l2)?);
         let GateHeads { heads, q_len, dim } = *self;
         let mut out = vec![0f32; x.len()];
-        each(&mut out, heads * dim, |first, part| {
-            for (i, out) in part.chunks_mut(heads * dim).enumerate() {
-                for (head, out) in out.chunks_mut(dim).enumerate() {
-                    let gate = gates[(first + i) * heads + head];
-                    if gate != 0.0 {
-                        let x = &x[self.at(first + i, head)..][..dim];
-                        out.iter_mut().zip(x).for_each(|(out, x)| *out = gate * x);
+        each(
+            &mut out,
+            heads * dim,
+            #[inline(always)]
+            |first, part| {
+                for (i, out) in part.chunks_mut(heads * dim).enumerate() {
+                    for (head, out) in out.chunks_mut(dim).enumerate() {
+                        let gate = gates[(first + i) * heads + head];
+                        if gate != 0.0 {
+                            let x = &x[self.at(first + i, head)..][..dim];
+                            out.iter_mut().zip(x).for_each(|(out, x)| *out = gate * x);
+                        }
                     }
                 }
-            }
-        });
+            },
+        );
         let batch = l1.dims()[0];
         Ok((CpuStorage::F32(out), Shape::from((batch, q_len, heads * dim))))
     }
@@ -101,27 +116,37 @@ impl CustomOp2 for GateHeads {
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
         let GateHeads { heads, q_len, dim } = *self;
         let of_x = of2("gate-heads-backward", x.shape(), (gradient, gates), |gradient, gates, out| {
-            each(out, dim, |first, part| {
-                for (i, out) in part.chunks_mut(dim).enumerate() {
-                    let row = first + i;
-                    let (batch, head, query) = (row / (heads * q_len), row / q_len % heads, row % q_len);
-                    let token = batch * q_len + query;
-                    let gate = gates[token * heads + head];
-                    if gate != 0.0 {
-                        let g = &gradient[(token * heads + head) * dim..][..dim];
-                        out.iter_mut().zip(g).for_each(|(out, g)| *out = gate * g);
+            each(
+                out,
+                dim,
+                #[inline(always)]
+                |first, part| {
+                    for (i, out) in part.chunks_mut(dim).enumerate() {
+                        let row = first + i;
+                        let (batch, head, query) = (row / (heads * q_len), row / q_len % heads, row % q_len);
+                        let token = batch * q_len + query;
+                        let gate = gates[token * heads + head];
+                        if gate != 0.0 {
+                            let g = &gradient[(token * heads + head) * dim..][..dim];
+                            out.iter_mut().zip(g).for_each(|(out, g)| *out = gate * g);
+                        }
                     }
-                }
-            });
+                },
+            );
         })?;
         let of_gates = of2("gate-heads-backward", gates.shape(), (gradient, x), |gradient, x, out| {
-            each(out, heads, |first, part| {
-                for (i, out) in part.iter_mut().enumerate() {
-                    let (token, head) = (first + i / heads, i % heads);
-                    let g = &gradient[(token * heads + head) * dim..][..dim];
-                    *out = dot(g, &x[self.at(token, head)..][..dim]);
-                }
-            });
+            each(
+                out,
+                heads,
+                #[inline(always)]
+                |first, part| {
+                    for (i, out) in part.iter_mut().enumerate() {
+                        let (token, head) = (first + i / heads, i % heads);
+                        let g = &gradient[(token * heads + head) * dim..][..dim];
+                        *out = dot(g, &x[self.at(token, head)..][..dim]);
+                    }
+                },
+            );
         })?;
         // That of a gate of exactly 0 is 0: nothing is computed there.
         let of_gates = of2("gate-heads-backward", gates.shape(), (&of_gates, gates), |found, gates, out| {

@@ -30,11 +30,17 @@ pub(crate) fn linear_gradients(
     let width = g.dim(D::Minus1)?;
     let of_bias = of_bias.then(|| {
         of1("bias-backward", &width.into(), &g, |g, out| {
-            sum(g.len() / width.max(1), width, out, |first, end, sums| {
-                for row in g[first * width..end * width].chunks(width) {
-                    sums.iter_mut().zip(row).for_each(|(sum, g)| *sum += g);
-                }
-            });
+            sum(
+                g.len() / width.max(1),
+                width,
+                out,
+                #[inline(always)]
+                |first, end, sums| {
+                    for row in g[first * width..end * width].chunks(width) {
+                        sums.iter_mut().zip(row).for_each(|(sum, g)| *sum += g);
+                    }
+                },
+            );
         })
     });
     Ok([of_x, of_weight, of_bias.transpose()?])

@@ -30,13 +30,18 @@ impl Norm {
     }
 
     fn forward(self, x: &[f32], width: usize, out: &mut [f32], finish: impl Fn(&mut [f32]) + Sync) {
-        each(out, width, |first, part| {
-            for (out, x) in part.chunks_mut(width).zip(x[first * width..].chunks(width)) {
-                let (mean, factor) = self.moments(x);
-                out.iter_mut().zip(x).for_each(|(out, x)| *out = (x - mean) * factor);
-                finish(out);
-            }
-        });
+        each(
+            out,
+            width,
+            #[inline(always)]
+            |first, part| {
+                for (out, x) in part.chunks_mut(width).zip(x[first * width..].chunks(width)) {
+                    let (mean, factor) = self.moments(x);
+                    out.iter_mut().zip(x).for_each(|(out, x)| *out = (x - mean) * factor);
+                    finish(out);
+                }
+            },
+        );
     }
 
     /// The gradient of x, where `scaled` gives the gradient of the normed row, times the weights.
@@ -47,20 +52,25 @@ impl Norm {
             None => gradient.clone(),
         };
         of2("norm-backward", x.shape(), (x, &weighted), |x, gradient, out| {
-            each(out, width, |first, part| {
-                let from = first * width;
-                let rows = x[from..].chunks(width).zip(gradient[from..].chunks(width));
-                for (out, (x, g)) in part.chunks_mut(width).zip(rows) {
-                    let (mean, factor) = self.moments(x);
-                    let total: f32 = g.iter().sum();
-                    // sum(g y), with y the normed row.
-                    let along = (dot(g, x) - mean * total) * factor;
-                    let shift = if self.centres { total / n } else { 0.0 };
-                    out.iter_mut().zip(x).zip(g).for_each(|((out, x), g)| {
-                        *out = factor * (g - shift - (x - mean) * factor * along / n);
-                    });
-                }
-            });
+            each(
+                out,
+                width,
+                #[inline(always)]
+                |first, part| {
+                    let from = first * width;
+                    let rows = x[from..].chunks(width).zip(gradient[from..].chunks(width));
+                    for (out, (x, g)) in part.chunks_mut(width).zip(rows) {
+                        let (mean, factor) = self.moments(x);
+                        let total: f32 = g.iter().sum();
+                        // sum(g y), with y the normed row.
+                        let along = (dot(g, x) - mean * total) * factor;
+                        let shift = if self.centres { total / n } else { 0.0 };
+                        out.iter_mut().zip(x).zip(g).for_each(|((out, x), g)| {
+                            *out = factor * (g - shift - (x - mean) * factor * along / n);
+                        });
+                    }
+                },
+            );
         })
     }
 
@@ -68,13 +78,19 @@ impl Norm {
     fn of_weight(self, x: &Tensor, weight: &Tensor, gradient: &Tensor) -> Result<Tensor> {
         let width = x.dim(D::Minus1)?;
         of2("norm-backward", weight.shape(), (x, gradient), |x, gradient, out| {
-            sum(x.len() / width, width, out, |first, end, sums| {
-                let rows = x[first * width..end * width].chunks(width);
-                for (x, g) in rows.zip(gradient[first * width..].chunks(width)) {
-                    let (mean, factor) = self.moments(x);
-                    sums.iter_mut().zip(x).zip(g).for_each(|((sum, x), g)| *sum += g * (x - mean) * factor);
-                }
-            });
+            sum(
+                x.len() / width,
+                width,
+                out,
+                #[inline(always)]
+                |first, end, sums| {
+                    let rows = x[first * width..end * width].chunks(width);
+                    for (x, g) in rows.zip(gradient[first * width..].chunks(width)) {
+                        let (mean, factor) = self.moments(x);
+                        sums.iter_mut().zip(x).zip(g).for_each(|((sum, x), g)| *sum += g * (x - mean) * factor);
+                    }
+                },
+            );
         })
     }
 }
@@ -151,11 +167,17 @@ impl CustomOp3 for Norm {
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let width = x.dim(D::Minus1)?;
         let of_bias = of2("norm-backward", bias.shape(), (gradient, bias), |gradient, _, out| {
-            sum(gradient.len() / width, width, out, |first, end, sums| {
-                for row in gradient[first * width..end * width].chunks(width) {
-                    sums.iter_mut().zip(row).for_each(|(sum, g)| *sum += g);
-                }
-            });
+            sum(
+                gradient.len() / width,
+                width,
+                out,
+                #[inline(always)]
+                |first, end, sums| {
+                    for row in gradient[first * width..end * width].chunks(width) {
+                        sums.iter_mut().zip(row).for_each(|(sum, g)| *sum += g);
+                    }
+                },
+            );
         })?;
         let of_weight = self.of_weight(x, weight, gradient)?;
         Ok((Some(self.of_x(x, Some(weight), gradient)?), Some(of_weight), Some(of_bias)))

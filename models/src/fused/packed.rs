@@ -43,31 +43,41 @@ impl CustomOp1 for Pack {
             // Rows of the same block are next to each other in the output: (near, width).
             Some(near) if near + 1 == outer.len() => {
                 let rows = dims[near];
-                each(&mut out, rows * width, |first, part| {
-                    for (i, block) in part.chunks_mut(rows * width).enumerate() {
-                        let from = &x[begin((first + i) * rows)..];
-                        for top in (0..rows).step_by(TILE) {
-                            for left in (0..width).step_by(TILE) {
-                                for row in top..rows.min(top + TILE) {
-                                    let end = width.min(left + TILE);
-                                    let to = &mut block[row * width + left..row * width + end];
-                                    let from = from[left * step + row..].iter().step_by(step);
-                                    to.iter_mut().zip(from).for_each(|(to, from)| *to = *from);
+                each(
+                    &mut out,
+                    rows * width,
+                    #[inline(always)]
+                    |first, part| {
+                        for (i, block) in part.chunks_mut(rows * width).enumerate() {
+                            let from = &x[begin((first + i) * rows)..];
+                            for top in (0..rows).step_by(TILE) {
+                                for left in (0..width).step_by(TILE) {
+                                    for row in top..rows.min(top + TILE) {
+                                        let end = width.min(left + TILE);
+                                        let to = &mut block[row * width + left..row * width + end];
+                                        let from = from[left * step + row..].iter().step_by(step);
+                                        to.iter_mut().zip(from).for_each(|(to, from)| *to = *from);
+                                    }
                                 }
                             }
                         }
-                    }
-                });
+                    },
+                );
             }
-            _ => each(&mut out, width, |first, part| {
-                for (i, to) in part.chunks_mut(width).enumerate() {
-                    let from = &x[begin(first + i)..];
-                    match step {
-                        1 => to.copy_from_slice(&from[..width]),
-                        _ => to.iter_mut().enumerate().for_each(|(j, to)| *to = from[j * step]),
+            _ => each(
+                &mut out,
+                width,
+                #[inline(always)]
+                |first, part| {
+                    for (i, to) in part.chunks_mut(width).enumerate() {
+                        let from = &x[begin(first + i)..];
+                        match step {
+                            1 => to.copy_from_slice(&from[..width]),
+                            _ => to.iter_mut().enumerate().for_each(|(j, to)| *to = from[j * step]),
+                        }
                     }
-                }
-            }),
+                },
+            ),
         }
         Ok((CpuStorage::F32(out), layout.shape().clone()))
     }

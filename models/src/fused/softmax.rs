@@ -58,48 +58,60 @@ impl AttentionSoftmax {
 
     fn forward<'a>(&self, scores: &[f32], out: &mut [f32], bias: impl Fn(usize) -> Option<(&'a [f32], usize)> + Sync) {
         let width = self.kv_len;
-        each(out, width, |first, part| {
-            for (i, out) in part.chunks_mut(width).enumerate() {
-                let row = first + i;
-                let seen = self.seen(row);
-                let (out, hidden) = out.split_at_mut(seen);
-                let scores = &scores[row * width..][..seen];
-                match bias(row) {
-                    None => out.iter_mut().zip(scores).for_each(|(out, s)| *out = self.scale * s),
-                    Some((bias, 0)) => out.iter_mut().zip(scores).for_each(|(out, s)| *out = self.scale * s + bias[0]),
-                    Some((bias, _)) => {
-                        out.iter_mut().zip(scores).zip(bias).for_each(|((out, s), b)| *out = self.scale * s + b);
+        each(
+            out,
+            width,
+            #[inline(always)]
+            |first, part| {
+                for (i, out) in part.chunks_mut(width).enumerate() {
+                    let row = first + i;
+                    let seen = self.seen(row);
+                    let (out, hidden) = out.split_at_mut(seen);
+                    let scores = &scores[row * width..][..seen];
+                    match bias(row) {
+                        None => out.iter_mut().zip(scores).for_each(|(out, s)| *out = self.scale * s),
+                        Some((bias, 0)) => {
+                            out.iter_mut().zip(scores).for_each(|(out, s)| *out = self.scale * s + bias[0])
+                        }
+                        Some((bias, _)) => {
+                            out.iter_mut().zip(scores).zip(bias).for_each(|((out, s), b)| *out = self.scale * s + b);
+                        }
                     }
+                    let max = most(out);
+                    hidden.fill(0.0);
+                    if max == f32::NEG_INFINITY {
+                        out.fill(0.0);
+                        continue;
+                    }
+                    for x in out.iter_mut() {
+                        // Beyond what float32 has, and of masked keys, nothing is left.
+                        *x = if *x - max < -86.0 { 0.0 } else { exp(*x - max) };
+                    }
+                    let total: f32 = sum(out);
+                    let factor = 1.0 / total;
+                    out.iter_mut().for_each(|x| *x *= factor);
                 }
-                let max = most(out);
-                hidden.fill(0.0);
-                if max == f32::NEG_INFINITY {
-                    out.fill(0.0);
-                    continue;
-                }
-                for x in out.iter_mut() {
-                    // Beyond what float32 has, and of masked keys, nothing is left.
-                    *x = if *x - max < -86.0 { 0.0 } else { exp(*x - max) };
-                }
-                let total: f32 = sum(out);
-                let factor = 1.0 / total;
-                out.iter_mut().for_each(|x| *x *= factor);
-            }
-        });
+            },
+        );
     }
 
     /// p (g - sum(p g)) for the biased scores.
     fn backward(&self, weights: &Tensor, gradient: &Tensor) -> Result<Tensor> {
         let width = self.kv_len;
         of2("softmax-backward", weights.shape(), (weights, gradient), |weights, gradient, out| {
-            each(out, width, |first, part| {
-                for (i, out) in part.chunks_mut(width).enumerate() {
-                    let (from, seen) = ((first + i) * width, self.seen(first + i));
-                    let (p, g) = (&weights[from..][..seen], &gradient[from..][..seen]);
-                    let dot = dot(p, g);
-                    out.iter_mut().zip(p).zip(g).for_each(|((out, p), g)| *out = self.scale * p * (g - dot));
-                }
-            });
+            each(
+                out,
+                width,
+                #[inline(always)]
+                |first, part| {
+                    for (i, out) in part.chunks_mut(width).enumerate() {
+                        let (from, seen) = ((first + i) * width, self.seen(first + i));
+                        let (p, g) = (&weights[from..][..seen], &gradient[from..][..seen]);
+                        let dot = dot(p, g);
+                        out.iter_mut().zip(p).zip(g).for_each(|((out, p), g)| *out = self.scale * p * (g - dot));
+                    }
+                },
+            );
         })
     }
 }
