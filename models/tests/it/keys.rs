@@ -214,7 +214,7 @@ fn a_family_that_is_missing_or_wrong() {
         ("llama-moh-tiny", "moa", "belongs to moh-llama or llama (it has hidden_size, "),
         ("llama-moh-tiny", "moh-llm", "belongs to moh-llama or llama, not to moh-llm (\"shared_head\": expected "),
         ("moa-enc-tiny", "llama", "belongs to moa (it has "),
-        ("switchhead-tiny", "gqe-llama", "belongs to switchhead"),
+        ("switchhead-tiny", "gqe-llama", "belongs to moh-llama or switchhead or llama (it has num_experts, moe_k, "),
     ] {
         let error = refused(case, json!({"family": family}), &["config.json", belongs, &format!("not to {family} (")]);
         assert!(matches!(error, Error::WrongFamily { .. }));
