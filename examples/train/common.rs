@@ -1,6 +1,9 @@
 //! What the examples of training have in common: arguments, data, and what follows a training.
 
 use anyhow::{Context, Result, bail};
+use candle_core::{DType, Tensor};
+use moh_models::Model;
+use moh_models::eager::Eager;
 use moh_models::families::Inputs;
 use moh_train::{Error, Options, Progress};
 use std::path::{Path, PathBuf};
@@ -85,7 +88,7 @@ pub(crate) fn load(folder: &Path, name: &str) -> Result<moh_runtime::Model> {
 
 /// Inputs by name.
 #[allow(dead_code)]
-pub(crate) fn inputs<const N: usize>(named: [(&str, candle_core::Tensor); N]) -> Inputs<candle_core::Tensor> {
+pub(crate) fn inputs<const N: usize>(named: [(&str, Tensor); N]) -> Inputs<Tensor> {
     Inputs::new(named.map(|(name, tensor)| (name.to_owned(), tensor)))
 }
 
@@ -122,4 +125,35 @@ pub(crate) fn scaled(pixels: &[f32; 64], side: usize, (down, right): (f32, f32),
             out.push((row(top) * (1.0 - below) + row(bottom) * below) / 8.0 - 1.0);
         }
     }
+}
+
+/// Nats per token of `window` tokens after each of `starts` in the text `ids`, as a language model predicts them.
+#[allow(dead_code)]
+pub(crate) fn predict(
+    model: &Model,
+    ops: &mut Eager,
+    ids: &[i64],
+    starts: &[usize],
+    window: usize,
+) -> moh_train::Result<Tensor> {
+    let (batch, device) = (starts.len(), ops.device().clone());
+    let windows = |shift: usize| {
+        let ids = starts.iter().flat_map(|start| &ids[start + shift..start + shift + window]).copied();
+        Tensor::from_iter(ids, &device)?.reshape((batch, window))
+    };
+    let positions = Tensor::arange(0, window as i64, &device)?.unsqueeze(0)?.repeat((batch, 1))?;
+    let mut values = vec![
+        ("input_ids".to_owned(), windows(0)?),
+        ("attention_mask".to_owned(), Tensor::ones((batch, window), DType::I64, &device)?),
+        ("position_ids".to_owned(), positions),
+    ];
+    // Nothing is cached in a training.
+    for (i, layer) in model.layers().iter().enumerate() {
+        for kind in ["key", "value"] {
+            let empty = Tensor::zeros((batch, layer.kv_num_heads, 0, layer.head_dim), DType::F32, &device)?;
+            values.push((format!("past_key_values.{i}.{kind}"), empty));
+        }
+    }
+    let logits = model.forward(ops, &Inputs::new(values))?.swap_remove(0);
+    moh_train::loss::cross_entropy(&logits, &windows(1)?, 0.0)
 }

@@ -12,16 +12,15 @@
 mod common;
 
 use anyhow::{Context, Result};
-use candle_core::{DType, Tensor};
-use common::{Arguments, export, report};
+use candle_core::Tensor;
+use common::{Arguments, export, predict, report};
 use moh_export::convert::{self, RouterKind, convert};
 use moh_models::eager::Eager;
-use moh_models::families::Inputs;
 use moh_models::routing;
 use moh_models::sample::Rng;
 use moh_models::{Checkpoint, Config, Model, Parameters};
 use moh_tasks::text::load_tokenizer;
-use moh_train::{Loss, Options, Task, Trainer, loss, plot};
+use moh_train::{Loss, Options, Task, Trainer, plot};
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -53,26 +52,7 @@ struct Text<'a> {
 impl Text<'_> {
     /// Nats per token of windows that begin at `starts`.
     fn predict(&self, ops: &mut Eager, starts: &[usize]) -> moh_train::Result<Tensor> {
-        let (batch, device) = (starts.len(), ops.device().clone());
-        let windows = |shift: usize| {
-            let ids = starts.iter().flat_map(|start| &self.ids[start + shift..start + shift + WINDOW]).copied();
-            Tensor::from_iter(ids, &device)?.reshape((batch, WINDOW))
-        };
-        let positions = Tensor::arange(0, WINDOW as i64, &device)?.unsqueeze(0)?.repeat((batch, 1))?;
-        let mut values = vec![
-            ("input_ids".to_owned(), windows(0)?),
-            ("attention_mask".to_owned(), Tensor::ones((batch, WINDOW), DType::I64, &device)?),
-            ("position_ids".to_owned(), positions),
-        ];
-        // Nothing is cached in a training.
-        for (i, layer) in self.model.layers().iter().enumerate() {
-            for kind in ["key", "value"] {
-                let empty = Tensor::zeros((batch, layer.kv_num_heads, 0, layer.head_dim), DType::F32, &device)?;
-                values.push((format!("past_key_values.{i}.{kind}"), empty));
-            }
-        }
-        let logits = self.model.forward(ops, &Inputs::new(values))?.swap_remove(0);
-        loss::cross_entropy(&logits, &windows(1)?, 0.0)
+        predict(self.model, ops, self.ids, starts, WINDOW)
     }
 
     /// Nats per token of the first batches.
