@@ -139,6 +139,7 @@ pub fn convert(path: &Path, output: &Path, options: &Options) -> Result<Converte
         text.map(|tokens| Cost::measure(&dense, &model, tokens)).transpose()
     };
     let cost = prepare().map_err(|error| staging.at_output(error))?;
+    let files = sources.files(&staging.model(), output)?;
     staging.commit_folder()?;
     let counts = heads.counts;
     Ok(Converted {
@@ -151,7 +152,7 @@ pub fn convert(path: &Path, output: &Path, options: &Options) -> Result<Converte
         router_parameters: sources.router_parameters(),
         cost,
         warnings: dense.warnings().to_vec(),
-        files: sources.files(output)?,
+        files,
     })
 }
 
@@ -161,7 +162,7 @@ fn check_dense(checkpoint: &Checkpoint) -> Result<(), moh_models::Error> {
     let config = checkpoint.config();
     let key = if config.has("family") { "family" } else { "model_type" };
     match config.str_opt(key)? {
-        None | Some(DENSE) => Ok(()),
-        Some(found) => Err(config.rejects(key, format!("{DENSE}, a dense model"), found)),
+        Some(DENSE) => Ok(()),
+        found => Err(config.rejects(key, format!("{DENSE}, a dense model"), found.unwrap_or("nothing"))),
     }
 }

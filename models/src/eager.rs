@@ -788,7 +788,10 @@ impl Ops for Eager {
 
     fn gates(&mut self, gates: Tensor, _active: usize) -> Result<Tensor> {
         let name = format!("{GATES}{}", self.path());
-        let gates = self.given_gates.get(&name).cloned().unwrap_or(gates);
+        let gates = match self.given_gates.get(&name).cloned() {
+            Some(given) => self.input(given)?,
+            None => gates,
+        };
         self.keep(name, &gates);
         if let Some(margins) = self.margins.take() {
             // Of a token whose groups of heads choose for themselves, the smallest.

@@ -34,6 +34,8 @@ pub(crate) struct Sums(HashMap<TensorId, Tensor>);
 
 impl Sums {
     fn add(&mut self, id: TensorId, gradient: Tensor) -> Result<()> {
+        // candle's gradients of variables may depend on other variables, which they are no part of.
+        let gradient = gradient.detach();
         match self.0.entry(id) {
             Entry::Vacant(entry) => {
                 entry.insert(gradient);
@@ -132,5 +134,54 @@ impl Graph {
 
 /// candle's gradients of what `y` was computed from, where `gradient` is that of `y`.
 pub(crate) fn backward(y: &Tensor, gradient: &Tensor) -> Result<GradStore> {
-    Ok((y * gradient)?.sum_all()?.backward()?)
+    Ok((y * gradient.detach())?.sum_all()?.backward()?)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use crate::checkpoint::Weight;
+    use crate::eager::Eager;
+    use crate::ops::{Linear, Ops};
+    use crate::parameters::Parameters;
+    use crate::sample::Rng;
+    use candle_core::{Device, Tensor, Var};
+    use std::sync::Arc;
+
+    fn random(seed: u64, shape: &[usize]) -> Var {
+        let mut rng = Rng::new(seed);
+        Var::from_vec((0..shape.iter().product()).map(|_| rng.normal()).collect(), shape, &Device::Cpu).unwrap()
+    }
+
+    /// A table that is read in candle before a model, and used in candle after it; what the first forward gives is part of the loss and the
+    /// second one's input.
+    #[test]
+    fn gradients_through_both_graphs() {
+        let (table, matrix, weights) = (random(1, &[5, 3]), random(2, &[3, 3]), random(3, &[4, 5]));
+        let rows = Tensor::new(&[0u32, 3, 3, 1], &Device::Cpu).unwrap();
+        let vars = [("table".to_owned(), table.clone()), ("matrix".to_owned(), matrix.clone())];
+        let mut ops = Eager::new().with_parameters(Arc::new(Parameters::new(vars, &[], &Device::Cpu).unwrap()));
+        let layer = Linear { weight: Weight::absent("matrix", &[3, 3]), bias: None };
+        let mut forward = |x: &Tensor| {
+            let x = ops.input(x.clone()).unwrap();
+            let y = ops.linear(&x, &layer).unwrap();
+            let y = ops.add(&x, &y).unwrap();
+            ops.output(y).unwrap()
+        };
+        let loss = |forward: &mut dyn FnMut(&Tensor) -> Tensor| {
+            let first = forward(&table.index_select(&rows, 0).unwrap());
+            let second = forward(&(&first * 2.0).unwrap());
+            let logits = second.matmul(&table.t().unwrap()).unwrap();
+            let loss = (logits * weights.as_detached_tensor()).unwrap().sum_all().unwrap();
+            (loss + first.sqr().unwrap().sum_all().unwrap()).unwrap()
+        };
+        let found = loss(&mut forward);
+        let found = ops.backward(&found).unwrap();
+        let expected = loss(&mut |x| (x + x.matmul(&matrix.t().unwrap()).unwrap()).unwrap()).backward().unwrap();
+        for (name, var) in [("table", &table), ("matrix", &matrix)] {
+            let [a, b] =
+                [&found[name], expected.get(var).unwrap()].map(|x| x.flatten_all().unwrap().to_vec1::<f32>().unwrap());
+            assert!(a.iter().zip(&b).all(|(a, b)| (a - b).abs() < 1e-4 * b.abs().max(1.0)), "{name}: {a:?} {b:?}");
+        }
+    }
 }

@@ -7,12 +7,13 @@ use std::sync::{Mutex, PoisonError};
 /// An allocator that keeps large blocks for later, in place of giving them back to the system.
 ///
 /// Every step of a training allocates the same gigabytes as the one before. System allocators return blocks of that size when they are freed, and
-/// the kernel then clears every page again: up to half of a step's time on a CPU. A program that trains opts in:
+/// the kernel then clears every page again. A program that trains opts in:
 ///
 ///     #[global_allocator]
 ///     static MEMORY: moh_train::Memory = moh_train::Memory::new();
 ///
-/// Resident memory stays at its peak. Blocks below 64 KiB are the system allocator's.
+/// It is for steps of equal shapes: blocks of each size stay, so where sizes change, memory grows to the sum of what was needed of each. Blocks
+/// below 64 KiB are the system allocator's.
 pub struct Memory {
     free: [Mutex<Blocks>; CLASSES],
 }
@@ -80,7 +81,7 @@ impl Default for Memory {
 
 // SAFETY: a block is given to one caller at a time, has the size and alignment of its class, which are at least those asked for, and stays
 // what it was until it is freed. What is not kept is the system allocator's, which fulfils the contract; `class` depends on the layout alone, so
-// a block returns to where it came from. Nothing here allocates, panics or unwinds: locks are futexes without memory of their own.
+// a block returns to where it came from. Nothing here panics or unwinds, and what a lock may allocate on some systems is smaller than the smallest class.
 unsafe impl GlobalAlloc for Memory {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let Some((index, whole)) = class(layout) else {

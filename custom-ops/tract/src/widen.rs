@@ -12,9 +12,8 @@ use tract_onnx::tract_hir::internal::*;
 const NARROW: DatumType = DatumType::F16;
 const WIDE: DatumType = DatumType::F32;
 
-/// Adds rules that compute in float32, between casts, what tract would compute in float16. tract emulates float16, number by number, on
-/// processors without such arithmetic: a convolution takes hundreds of times as long as in float32. This crate's operators read and write
-/// float16 themselves.
+/// Adds rules that compute in float32, between casts, what tract would compute in float16, outside of loops. tract emulates float16, number by
+/// number, on processors without such arithmetic. This crate's operators read and write float16 themselves.
 pub(crate) fn widen(rules: Rewriter<()>) -> Rewriter<()> {
     rules
         .with_rule_for("wide element-wise", rule::<ElementWiseOp>)

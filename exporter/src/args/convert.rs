@@ -44,7 +44,7 @@ pub(crate) struct ConvertArgs {
 
     /// Tokens of the text that are used, from its beginning; no more than the model has positions for.
     #[cfg(feature = "text")]
-    #[arg(long, value_name = "N", default_value_t = 512, requires = "text", value_parser = size::<2, { 1 << 16 }>)]
+    #[arg(long, value_name = "N", default_value_t = 512, requires = "text", value_parser = size::<2, { 1 << 11 }>)]
     pub(crate) tokens: usize,
 
     /// Print the report as JSON.

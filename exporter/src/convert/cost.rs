@@ -57,8 +57,8 @@ pub(super) fn text<'a>(checkpoint: &Checkpoint, tokens: &'a [i64]) -> Result<Opt
 
 /// Mean cross-entropy, in nats, of `tokens` but the first, each predicted by `model`, a language model, from those before it.
 ///
-/// candle computes it in float32 in one forward. Weights are read while it runs and none is kept: beside the logits it takes less than a
-/// gigabyte, whatever the model.
+/// candle computes it in float32 in one forward. Weights are read while it runs and none is kept. Memory grows with heads times the square of
+/// the tokens.
 ///
 /// # Errors
 /// An input that a LLaMA does not have; tokens beyond the vocabulary; weights that cannot be read.

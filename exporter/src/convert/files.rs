@@ -166,13 +166,13 @@ impl Sources {
     ///
     /// # Errors
     /// [`Error::Io`] for one that is not there.
-    pub(super) fn files(&self, output: &Path) -> Result<Vec<OutputFile>, Error> {
+    pub(super) fn files(&self, folder: &Path, output: &Path) -> Result<Vec<OutputFile>, Error> {
         let copied = self.weights.iter().chain(&self.sides).map(|file| file.name.as_str());
         let written = self.texts.iter().map(|(name, _)| name.as_str());
         let names: BTreeSet<&str> = copied.chain(written).chain(self.routers.as_ref().map(|_| ROUTERS)).collect();
         let file = |name| {
-            let path = output.join(name);
-            let bytes = fs::metadata(&path).map_err(Error::io(&path))?.len();
+            let (written, path) = (folder.join(name), output.join(name));
+            let bytes = fs::metadata(&written).map_err(Error::io(&path))?.len();
             Ok(OutputFile { path, bytes, sha256: None })
         };
         names.into_iter().map(file).collect()

@@ -75,7 +75,7 @@ pub(super) fn reshape(dims: &[Dim], shape: &[i64]) -> Vec<Dim> {
         target[rest] = match (symbols.as_slice(), dividend / divisor) {
             ([], n) => Dim::Fixed(n),
             ([one], 1) => one.clone(),
-            ([Dim::Named(name)], n) if !name.contains('+') => Dim::Named(format!("{n}*{name}")),
+            ([Dim::Named(name)], n) if n > 0 && !name.contains('+') => Dim::Named(format!("{n}*{name}")),
             _ => Dim::Unknown,
         };
     }

@@ -94,7 +94,8 @@ impl Family for Llama {
         let sizes = Heads { num_heads, kv_num_heads, head_dim };
         let (switch, rotated) = match name {
             "switchhead" if kv_num_heads != num_heads => {
-                let expected = format!("{num_heads}, as num_attention_heads: keys and values of SwitchHead are not shared");
+                let expected =
+                    format!("{num_heads}, as num_attention_heads: keys and values of SwitchHead are not shared");
                 return Err(config.rejects("num_key_value_heads", expected, kv_num_heads.to_string()));
             }
             "switchhead" => (Some(Experts::configured(config, num_heads)?), switchhead::rotated(config, head_dim)?),

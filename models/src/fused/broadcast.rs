@@ -42,6 +42,9 @@ fn last_block(shape: &[usize], dims: &[usize]) -> Option<(std::ops::Range<usize>
 
 /// out (a, c) = the sum of x (a, b, c) over b.
 fn add_up([a, b, c]: [usize; 3], x: &[f32], out: &mut [f32]) {
+    if out.is_empty() {
+        return;
+    }
     let rows = |x: &[f32], out: &mut [f32]| {
         for row in x.chunks(c) {
             out.iter_mut().zip(row).for_each(|(out, x)| *out += x);
@@ -80,6 +83,9 @@ fn add_up([a, b, c]: [usize; 3], x: &[f32], out: &mut [f32]) {
 
 /// out (a, c) = the sum of x * y, (a, b, c) both, over b.
 fn add_up_products([a, b, c]: [usize; 3], x: &[f32], y: &[f32], out: &mut [f32]) {
+    if out.is_empty() {
+        return;
+    }
     let rows = |x: &[f32], y: &[f32], out: &mut [f32]| {
         for (x, y) in x.chunks(c).zip(y.chunks(c)) {
             out.iter_mut().zip(x).zip(y).for_each(|((out, x), y)| *out += x * y);
@@ -158,5 +164,12 @@ mod tests {
             let product = x.broadcast_mul(&row).unwrap();
             assert_eq!(found(reduced_product(&x, &row, dims).unwrap()), expected(&product), "{dims:?}");
         }
+    }
+    #[test]
+    fn sums_of_nothing() {
+        let x = Tensor::zeros((3, 0), candle_core::DType::F32, &Device::Cpu).unwrap();
+        assert_eq!(reduced(&x, &[1, 0]).unwrap().dims(), [1, 0]);
+        assert_eq!(reduced_product(&x, &x, &[1, 0]).unwrap().dims(), [1, 0]);
+        assert_eq!(reduced(&x, &[3, 1]).unwrap().to_vec2::<f32>().unwrap(), [[0.0], [0.0], [0.0]]);
     }
 }

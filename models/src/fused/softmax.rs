@@ -79,7 +79,8 @@ impl AttentionSoftmax {
                     }
                     let max = most(out);
                     hidden.fill(0.0);
-                    if max == f32::NEG_INFINITY {
+                    // Of numbers that are none, too, the largest is none: they stay.
+                    if max == f32::NEG_INFINITY && out.iter().all(|x| *x == max) {
                         out.fill(0.0);
                         continue;
                     }

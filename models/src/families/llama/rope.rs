@@ -28,11 +28,7 @@ impl Rope {
     ///
     /// # Errors
     /// [`crate::Error::Config`] for a kind or number that is not known.
-    pub(super) fn configured(
-        config: &Config,
-        (rotated, head_dim): (usize, usize),
-        context: usize,
-    ) -> Result<Rope> {
+    pub(super) fn configured(config: &Config, (rotated, head_dim): (usize, usize), context: usize) -> Result<Rope> {
         let parameters = config.value("rope_parameters");
         let (key, scaling) = match parameters {
             Some(_) => ("rope_parameters", parameters),
