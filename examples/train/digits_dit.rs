@@ -126,7 +126,7 @@ fn main() -> Result<()> {
     };
     let digits = digits(&arguments)?.into_iter().map(drawn).collect();
     let options = arguments.options(Options {
-        steps: 800,
+        steps: 2000,
         learning_rate: 2e-3,
         warmup: 50,
         weight_decay: 0.0,

@@ -9,10 +9,7 @@ pub(crate) const TASK: usize = 1 << 15;
 /// `f` with the vector instructions of this processor.
 #[inline(always)]
 pub(crate) fn vectorised<R>(f: impl FnOnce() -> R) -> R {
-    pulp::Arch::new().dispatch(
-        #[inline(always)]
-        || f(),
-    )
+    pulp::Arch::new().dispatch(f)
 }
 
 /// The sum of the squares, in an order that does not depend on the number of threads.

@@ -53,6 +53,9 @@ struct Units {
 
 const LEAST: f32 = 1e-12;
 
+/// Adds what a row gives to a head's numbers: the row, the head of the batch, room for a row, and the numbers.
+type AddRow<'a> = dyn Fn(usize, usize, &mut [f32], &mut [f32]) + Sync + 'a;
+
 impl Units {
     fn of(x: &[f32], dim: usize) -> Units {
         let mut norms = vec![0f32; x.len() / dim.max(1)];
@@ -349,7 +352,7 @@ impl Forward {
             count,
         );
         // (batch, heads, pooled, dim), a head at a time.
-        let of_head = |f: &(dyn Fn(usize, usize, &mut [f32], &mut [f32]) + Sync)| {
+        let of_head = |f: &AddRow<'_>| {
             let turned = rows(
                 pooled * dim,
                 &|at, out| {

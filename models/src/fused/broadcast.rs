@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn sums_over_any_axes() {
-        let count = 2 * 3 * 1 * 4 * 5;
+        let count = 2 * 3 * 4 * 5;
         let x = Tensor::from_iter((0..count).map(|i| (i * 37 % 19) as f32), &Device::Cpu).unwrap();
         let x = x.reshape((2, 3, 1, 4, 5)).unwrap();
         let y = (&x * 0.5).unwrap();
