@@ -8,19 +8,14 @@
 //! many steps on the same batches with the same settings. Every few steps all are measured on text that none was trained on. `--steps` is
 //! for the dense model; the others take half as many.
 
-#[allow(dead_code)]
 mod common;
 
 use anyhow::{Context, Result};
-use candle_core::Tensor;
-use common::{Arguments, export, predict, report};
+use common::text::{TOKENIZER, Text, tokens};
+use common::{Arguments, export, report};
 use moh_export::convert::{self, RouterKind, convert};
-use moh_models::eager::Eager;
-use moh_models::routing;
-use moh_models::sample::Rng;
 use moh_models::{Checkpoint, Config, Model, Parameters};
-use moh_tasks::text::load_tokenizer;
-use moh_train::{Loss, Options, Task, Trainer, plot};
+use moh_train::{Options, Trainer, plot};
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -31,51 +26,14 @@ const CONFIG: &str = r#"{
   "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 256, "rms_norm_eps": 1e-6
 }
 "#;
-const TOKENIZER: &str = include_str!("../checkpoints/shakespeare-moh-llama/tokenizer.json");
-/// Sequences in a batch, and tokens that are predicted in each.
-const BATCH: usize = 16;
+/// Tokens that are predicted in each sequence.
 const WINDOW: usize = 96;
-/// The factor of the load-balance loss.
-const BALANCE: f64 = 0.01;
 /// Batches of the held-out text that are measured, and steps from one measurement to the next.
 const MEASURED: usize = 6;
 const EVERY: usize = 20;
 
 /// Held-out nats per token by step.
 type Curve = BTreeMap<usize, f64>;
-
-struct Text<'a> {
-    model: &'a Model,
-    ids: &'a [i64],
-}
-
-impl Text<'_> {
-    /// Nats per token of windows that begin at `starts`.
-    fn predict(&self, ops: &mut Eager, starts: &[usize]) -> moh_train::Result<Tensor> {
-        predict(self.model, ops, self.ids, starts, WINDOW)
-    }
-
-    /// Nats per token of the first batches.
-    fn measure(&self, parameters: &std::sync::Arc<Parameters>) -> Result<f64> {
-        let starts: Vec<usize> = (0..self.ids.len() - WINDOW).step_by(WINDOW).take(MEASURED * BATCH).collect();
-        let mut sum = 0.0;
-        for starts in starts.chunks(BATCH) {
-            let mut ops = Eager::new().with_parameters(parameters.clone());
-            sum += f64::from(self.predict(&mut ops, starts)?.to_scalar::<f32>()?) * starts.len() as f64;
-        }
-        Ok(sum / starts.len() as f64)
-    }
-}
-
-impl Task for Text<'_> {
-    fn loss(&mut self, ops: &mut Eager, rng: &mut Rng) -> moh_train::Result<Loss> {
-        let starts: Vec<usize> = (0..BATCH).map(|_| rng.below(self.ids.len() - WINDOW)).collect();
-        let text = self.predict(ops, &starts)?;
-        let mut parts = vec![("text", 1.0, text)];
-        parts.extend(routing::load_balance(ops.routing())?.map(|balance| ("balance", BALANCE, balance)));
-        Loss::sum(parts)
-    }
-}
 
 fn main() -> Result<()> {
     let arguments = Arguments::read()?;
@@ -96,7 +54,7 @@ fn main() -> Result<()> {
     let start = Parameters::initial(&[&model], options.seed, &options.device)?;
     let mut trainer = Trainer::open(&arguments.folder.join("dense"), start, files, options)?;
     eprintln!("dense: {} parameters, {} tokens to train on", trainer.parameters().count(), train.len());
-    let dense = trainer.train(&mut Text { model: &model, ids: &train }, report)?;
+    let dense = trainer.train(&mut Text { model: &model, ids: &train, window: WINDOW }, report)?;
 
     let mut curves =
         vec![("dense, trained further", tune(&arguments, "dense-further", &dense, &train, &held_out, &tuning)?.1)];
@@ -139,10 +97,10 @@ fn tune(
     let folder = arguments.folder.join(name);
     let mut trainer = Trainer::open(&folder, start, files, options.clone())?;
     let parameters = trainer.parameters().clone();
-    let held_out = Text { model: &model, ids: held_out };
+    let held_out = Text { model: &model, ids: held_out, window: WINDOW };
     let table = folder.join("held-out.csv");
     let note = |step: usize| -> Result<()> {
-        let nats = held_out.measure(&parameters)?;
+        let nats = held_out.measure(&parameters, MEASURED)?;
         eprintln!("{name}, step {step}: {nats:.4} nats per held-out token");
         Ok(writeln!(OpenOptions::new().create(true).append(true).open(&table)?, "{step},{nats}")?)
     };
@@ -150,7 +108,7 @@ fn tune(
         note(0)?;
     }
     let mut failed = None;
-    let tuned = trainer.train(&mut Text { model: &model, ids: train }, |progress| {
+    let tuned = trainer.train(&mut Text { model: &model, ids: train, window: WINDOW }, |progress| {
         report(progress);
         if let Err(error) = note(progress.step) {
             failed.get_or_insert(error);
@@ -190,19 +148,4 @@ fn show(folder: &Path, curves: &[(&str, Curve)]) -> Result<()> {
     }
     println!("drew {}", file.display());
     Ok(())
-}
-
-/// The text's tokens: those to train on, and the last twentieth.
-fn tokens(arguments: &Arguments) -> Result<(Vec<i64>, Vec<i64>)> {
-    let folder = tempfile::tempdir()?;
-    std::fs::write(folder.path().join("tokenizer.json"), TOKENIZER)?;
-    let tokenizer = load_tokenizer(folder.path(), None)?;
-    let mut ids = Vec::new();
-    for paragraph in arguments.text("shakespeare.txt")?.split_inclusive("\n\n") {
-        let encoding = tokenizer.encode(paragraph, false).map_err(|error| anyhow::anyhow!("{error}"))?;
-        ids.extend(encoding.get_ids().iter().map(|&id| i64::from(id)));
-    }
-    let held_out = ids.split_off(ids.len() - ids.len() / 20);
-    anyhow::ensure!(held_out.len() > 2 * WINDOW, "shakespeare.txt: expected more than {} tokens", 40 * WINDOW);
-    Ok((ids, held_out))
 }

@@ -9,154 +9,20 @@
 mod common;
 
 use anyhow::Result;
-use candle_core::Tensor;
-use common::{Arguments, export, inputs, load, report};
-use moh_models::eager::Eager;
-use moh_models::families::moa::{DECODER_CALLS, Part};
+use common::numbers::{END, FIRST_DIGIT, FIRST_WORD, Numbers, PADDING, WORDS, digits, number, words};
+use common::{Arguments, export, load, report};
+use moh_models::Parameters;
+use moh_models::families::moa::Part;
 use moh_models::sample::Rng;
-use moh_models::{Config, Model, Parameters};
 use moh_tasks::translate::{BeamOptions, TranslationModel};
-use moh_train::{Loss, Options, Task, Trainer, loss};
+use moh_train::{Options, Trainer};
 
-/// fairseq's special tokens come first; then 10 digits, and the words.
-const PADDING: i64 = 1;
-const END: i64 = 2;
-const FIRST_DIGIT: i64 = 4;
-const FIRST_WORD: i64 = 14;
-const WORDS: [&str; 29] = [
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-    "thirteen",
-    "fourteen",
-    "fifteen",
-    "sixteen",
-    "seventeen",
-    "eighteen",
-    "nineteen",
-    "twenty",
-    "thirty",
-    "forty",
-    "fifty",
-    "sixty",
-    "seventy",
-    "eighty",
-    "ninety",
-    "hundred",
-    "thousand",
-];
 const CONFIG: &str = r#"{
     "family": "moa", "encoder_layers": 2, "decoder_layers": 2, "encoder_embed_dim": 96, "decoder_embed_dim": 96, "head_dim": 24,
     "num_expert": 8, "attention_heads": 3, "ffn_embed_dim": 192, "vocab_size": 43, "normalize_before": true,
     "max_source_positions": 64, "max_target_positions": 64
 }
 "#;
-const BATCH: usize = 64;
-/// Every so manieth number is not trained on.
-const HELD_OUT: usize = 13;
-/// MoA's factors, as in its paper's best model.
-const SWITCH: f64 = 0.01;
-const Z: f64 = 0.001;
-
-struct Numbers {
-    encoder: Model,
-    decoder: Model,
-}
-
-/// The words of a number from 1 to 999,999.
-fn words(n: usize) -> Vec<i64> {
-    let word = |i: usize| FIRST_WORD + i as i64;
-    let below_thousand = |n: usize, out: &mut Vec<i64>| {
-        if n >= 100 {
-            out.extend([word(n / 100 - 1), word(27)]);
-        }
-        match n % 100 {
-            0 => {}
-            n @ 1..20 => out.push(word(n - 1)),
-            n => {
-                out.push(word(17 + n / 10));
-                out.extend((n % 10 > 0).then(|| word(n % 10 - 1)));
-            }
-        }
-    };
-    let mut out = Vec::new();
-    if n >= 1000 {
-        below_thousand(n / 1000, &mut out);
-        out.push(word(28));
-    }
-    below_thousand(n % 1000, &mut out);
-    out.push(END);
-    out
-}
-
-/// The digits of a number, and the end.
-fn digits(n: usize) -> Vec<i64> {
-    n.to_string().bytes().map(|digit| FIRST_DIGIT + i64::from(digit - b'0')).chain([END]).collect()
-}
-
-/// A number of any length, as often of each.
-fn number(rng: &mut Rng, held_out: bool) -> usize {
-    loop {
-        let least = 10usize.pow(rng.below(6) as u32);
-        let n = least + rng.below(9 * least);
-        if n.is_multiple_of(HELD_OUT) == held_out {
-            return n;
-        }
-    }
-}
-
-impl Task for Numbers {
-    fn loss(&mut self, ops: &mut Eager, rng: &mut Rng) -> moh_train::Result<Loss> {
-        let device = ops.device().clone();
-        let numbers: Vec<usize> = (0..BATCH).map(|_| number(rng, false)).collect();
-        let padded = |rows: Vec<Vec<i64>>, padding: i64| {
-            let width = rows.iter().map(Vec::len).max().unwrap_or(0);
-            let cells = rows.iter().flat_map(|row| (0..width).map(|i| row.get(i).copied().unwrap_or(padding)));
-            Tensor::from_iter(cells, &device)?.reshape((rows.len(), width))
-        };
-        let source = padded(numbers.iter().map(|&n| words(n)).collect(), PADDING)?;
-        let mask = source.ne(PADDING)?.to_dtype(candle_core::DType::I64)?;
-        let given = inputs([("input_ids", source), ("attention_mask", mask.clone())]);
-        let states = self.encoder.forward(ops, &given)?.swap_remove(0);
-        // The decoder begins with the token that ends texts, as fairseq's.
-        let before = |n: usize| -> Vec<i64> {
-            let digits = digits(n);
-            [END].into_iter().chain(digits[..digits.len() - 1].iter().copied()).collect()
-        };
-        let given = inputs([
-            ("input_ids", padded(numbers.iter().map(|&n| before(n)).collect(), PADDING)?),
-            ("encoder_hidden_states", states),
-            ("encoder_attention_mask", mask),
-        ]);
-        let logits = self.decoder.forward(ops, &given)?.swap_remove(0);
-        // Padding does not count.
-        let targets = padded(numbers.iter().map(|&n| digits(n)).collect(), -1)?;
-        let mut parts = vec![("digits", 1.0, loss::cross_entropy(&logits, &targets, 0.05)?)];
-        for layer in ops.routing() {
-            let experts = layer.experts()?;
-            parts.extend([("switch", SWITCH, experts.switch), ("z", Z, experts.z)]);
-        }
-        let sum = Loss::sum(parts)?;
-        Ok(Loss { parts: sum.parts.into_iter().take(3).collect(), ..sum })
-    }
-}
-
-fn part(part: Part) -> Result<Model> {
-    let mut config = Config::new("config.json", serde_json::from_str(CONFIG)?);
-    config.set("part", part.name().into());
-    // No caches are given in a training.
-    config.set(DECODER_CALLS, "first".into());
-    Ok(Model::plan(&config, None)?.0)
-}
 
 fn main() -> Result<()> {
     let arguments = Arguments::read()?;
@@ -170,12 +36,12 @@ fn main() -> Result<()> {
         report_every: 50,
         ..Options::default()
     });
-    let (encoder, decoder) = (part(Part::Encoder)?, part(Part::Decoder)?);
+    let mut task = Numbers::new(&serde_json::from_str(CONFIG)?)?;
     let files = vec![("config.json".to_owned(), CONFIG.as_bytes().to_vec())];
-    let start = Parameters::initial(&[&encoder, &decoder], options.seed, &options.device)?;
+    let start = Parameters::initial(&task.models(), options.seed, &options.device)?;
     let mut trainer = Trainer::open(&arguments.folder, start, files, options)?;
     eprintln!("{} parameters; {} steps done", trainer.parameters().count(), trainer.step());
-    let checkpoint = trainer.train(&mut Numbers { encoder, decoder }, report)?;
+    let checkpoint = trainer.train(&mut task, report)?;
 
     export(&arguments, &checkpoint, Some(Part::Encoder), "encoder.onnx")?;
     let folder = export(&arguments, &checkpoint, Some(Part::Decoder), "decoder.onnx")?;

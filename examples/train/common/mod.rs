@@ -1,9 +1,14 @@
-//! What the examples of training have in common: arguments, data, and what follows a training.
+//! What the examples of training have in common: arguments, data, tasks, and what follows a training. Each uses a part of it.
+#![allow(dead_code)]
+
+pub(crate) mod classes;
+pub(crate) mod digits;
+pub(crate) mod noise;
+pub(crate) mod numbers;
+pub(crate) mod text;
 
 use anyhow::{Context, Result, bail};
-use candle_core::{DType, Tensor};
-use moh_models::Model;
-use moh_models::eager::Eager;
+use candle_core::Tensor;
 use moh_models::families::Inputs;
 use moh_train::{Error, Options, Progress};
 use std::path::{Path, PathBuf};
@@ -18,8 +23,10 @@ pub(crate) struct Arguments {
     pub(crate) folder: PathBuf,
     /// What `fetch.sh` fetched.
     pub(crate) data: PathBuf,
-    steps: Option<usize>,
-    seed: u64,
+    /// Steps, where they are not the example's.
+    pub(crate) steps: Option<usize>,
+    /// What weights and batches are drawn from.
+    pub(crate) seed: u64,
 }
 
 impl Arguments {
@@ -87,73 +94,6 @@ pub(crate) fn load(folder: &Path, name: &str) -> Result<moh_runtime::Model> {
 }
 
 /// Inputs by name.
-#[allow(dead_code)]
 pub(crate) fn inputs<const N: usize>(named: [(&str, Tensor); N]) -> Inputs<Tensor> {
     Inputs::new(named.map(|(name, tensor)| (name.to_owned(), tensor)))
-}
-
-/// The digits of `digits.csv`: 64 numbers from 0 to 16 and a label each.
-#[allow(dead_code)]
-pub(crate) fn digits(arguments: &Arguments) -> Result<Vec<([f32; 64], usize)>> {
-    let text = arguments.text("digits.csv")?;
-    let mut digits = Vec::new();
-    for (number, line) in text.lines().enumerate() {
-        let numbers: Vec<f32> = line.split(',').map(str::parse).collect::<Result<_, _>>()?;
-        let Some((&label, pixels)) = numbers.split_last() else { continue };
-        let pixels = <[f32; 64]>::try_from(pixels).ok().filter(|_| (0.0..10.0).contains(&label));
-        let pixels =
-            pixels.with_context(|| format!("digits.csv, line {}: expected 64 pixels and a digit", number + 1))?;
-        digits.push((pixels, label as usize));
-    }
-    Ok(digits)
-}
-
-/// A digit of -1 to 1 in `side` x `side` pixels, scaled bilinearly, and moved by (down, right) pixels.
-#[allow(dead_code)]
-pub(crate) fn scaled(pixels: &[f32; 64], side: usize, (down, right): (f32, f32), out: &mut Vec<f32>) {
-    let factor = 8.0 / side as f32;
-    // Centres of pixels are at halves.
-    let place = |i: usize, by: f32| {
-        let at = ((i as f32 + 0.5 - by) * factor - 0.5).clamp(0.0, 7.0);
-        (at as usize, (at as usize + 1).min(7), at.fract())
-    };
-    for y in 0..side {
-        let (top, bottom, below) = place(y, down);
-        for x in 0..side {
-            let (left, beside, after) = place(x, right);
-            let row = |y: usize| pixels[y * 8 + left] * (1.0 - after) + pixels[y * 8 + beside] * after;
-            out.push((row(top) * (1.0 - below) + row(bottom) * below) / 8.0 - 1.0);
-        }
-    }
-}
-
-/// Nats per token of `window` tokens after each of `starts` in the text `ids`, as a language model predicts them.
-#[allow(dead_code)]
-pub(crate) fn predict(
-    model: &Model,
-    ops: &mut Eager,
-    ids: &[i64],
-    starts: &[usize],
-    window: usize,
-) -> moh_train::Result<Tensor> {
-    let (batch, device) = (starts.len(), ops.device().clone());
-    let windows = |shift: usize| {
-        let ids = starts.iter().flat_map(|start| &ids[start + shift..start + shift + window]).copied();
-        Tensor::from_iter(ids, &device)?.reshape((batch, window))
-    };
-    let positions = Tensor::arange(0, window as i64, &device)?.unsqueeze(0)?.repeat((batch, 1))?;
-    let mut values = vec![
-        ("input_ids".to_owned(), windows(0)?),
-        ("attention_mask".to_owned(), Tensor::ones((batch, window), DType::I64, &device)?),
-        ("position_ids".to_owned(), positions),
-    ];
-    // Nothing is cached in a training.
-    for (i, layer) in model.layers().iter().enumerate() {
-        for kind in ["key", "value"] {
-            let empty = Tensor::zeros((batch, layer.kv_num_heads, 0, layer.head_dim), DType::F32, &device)?;
-            values.push((format!("past_key_values.{i}.{kind}"), empty));
-        }
-    }
-    let logits = model.forward(ops, &Inputs::new(values))?.swap_remove(0);
-    moh_train::loss::cross_entropy(&logits, &windows(1)?, 0.0)
 }
