@@ -111,6 +111,13 @@ impl Drop for NewFolders {
     }
 }
 
+/// Waits until no other process puts files of an export into `folder`, and keeps others waiting for as long as the result lives: the files
+/// of two models would mix. Systems without locks of folders do not wait.
+fn alone(folder: &Path) -> Option<File> {
+    let folder = File::open(folder).ok()?;
+    folder.lock().ok().map(|()| folder)
+}
+
 /// A new staging folder in `parent`, and its lock.
 fn locked_folder(parent: &Path) -> Result<(PathBuf, File), Error> {
     loop {
@@ -275,6 +282,7 @@ impl Staging {
     /// [`Error::Io`]; then there is no model file.
     pub fn commit(self, side_files: &[String]) -> Result<Vec<OutputFile>, Error> {
         let _uninterrupted = prepared();
+        let _alone = alone(&self.place.folder);
         for model in &self.models {
             let path = self.place.beside_model(model);
             match fs::remove_file(&path) {
@@ -312,6 +320,7 @@ impl Staging {
     /// [`Error::FolderExists`] where something has that name by now; [`Error::Io`].
     pub(crate) fn commit_folder(self) -> Result<(), Error> {
         let _uninterrupted = prepared();
+        let _alone = alone(&self.place.folder);
         let path = self.output();
         if path.symlink_metadata().is_ok() {
             return Err(Error::FolderExists { path });

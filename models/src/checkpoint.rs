@@ -1,7 +1,7 @@
 //! Checkpoints: a `config.json` and named tensors, which stay in their files until they are read.
 //!
 //! What a checkpoint holds is not trusted: every length, offset and name is checked when it is opened.
-//! The files must not change while a [`Checkpoint`] or one of its [`Weight`]s lives.
+//! A file that is written to while a [`Checkpoint`] or one of its [`Weight`]s lives is an error when it is read.
 
 mod config;
 mod index;
@@ -12,6 +12,7 @@ pub mod pattern;
 mod preset;
 mod record;
 mod safetensors;
+mod state;
 #[cfg(test)]
 mod tests;
 mod torch;
@@ -30,6 +31,7 @@ pub use crate::weight_type::WeightType;
 pub use config::{Config, DefaultValue};
 pub use loader::Loader;
 pub use preset::{NAMES as PRESET_NAMES, PRESETS, Preset};
+pub use state::FileState;
 pub(crate) use weight::Part;
 pub use weight::{Formula, Place, Weight};
 

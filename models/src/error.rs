@@ -39,15 +39,15 @@ pub enum Error {
         /// The system's reason.
         reason: std::io::Error,
     },
-    /// A file that was truncated while it was open.
-    #[error("{}: the file became shorter while it was read: {expected} bytes when it was opened, none now at {wanted}", file.display())]
-    Shortened {
+    /// A file that was written to while it was open.
+    #[error("{}: {}", file.display(), text::changed(*expected, *found))]
+    Changed {
         /// The file.
         file: PathBuf,
         /// Its length when it was opened.
         expected: u64,
-        /// The end of what was to be read.
-        wanted: u64,
+        /// Its length now.
+        found: u64,
     },
     /// Neither a file nor a folder where a checkpoint should be.
     #[error("{}: no such file or folder; a checkpoint is {expected}", path.display())]

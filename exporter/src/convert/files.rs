@@ -8,7 +8,7 @@ use crate::side_files::{COPIED, json};
 use crate::staging::{OutputFile, Staging, write_file};
 use crate::weights::put;
 use crate::{background, random, room};
-use moh_models::checkpoint::Prefix;
+use moh_models::checkpoint::{FileState, Prefix};
 use moh_models::{Checkpoint, Model, WeightType, initial};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
@@ -33,7 +33,7 @@ const PART: u64 = 4 << 20;
 struct Copied {
     from: PathBuf,
     name: String,
-    bytes: u64,
+    state: FileState,
 }
 
 /// Initial weights: names in the file, names in the model, shapes.
@@ -185,7 +185,7 @@ impl Sources {
     pub(super) fn write(&self, staging: &Staging, options: &Options) -> Result<(), Error> {
         let (folder, output) = (staging.model(), staging.output());
         fs::create_dir(&folder).map_err(Error::io(&folder))?;
-        let length = |files: &[Copied]| files.iter().map(|file| file.bytes).sum::<u64>();
+        let length = |files: &[Copied]| files.iter().map(|file| file.state.bytes()).sum::<u64>();
         let weights = length(&self.weights);
         let routers = self.routers.as_ref().map_or(0, Routers::bytes);
         let texts: usize = self.texts.iter().map(|(_, text)| text.len()).sum();
@@ -204,7 +204,7 @@ impl Sources {
                 true => file.link(&to, output.join(&file.name))?,
                 false => file.copy(&to, &|copied| told(done + copied, weights))?,
             }
-            done += file.bytes;
+            done += file.state.bytes();
             told(done, weights);
         }
         if let Some(routers) = &self.routers {
@@ -216,21 +216,17 @@ impl Sources {
 }
 
 impl Copied {
-    /// Copies the bytes that the file had when its length was asked for.
+    /// Copies the file, which must be as it was when it was looked for.
     fn copy(&self, to: &Path, progress: &dyn Fn(u64)) -> Result<(), Error> {
         let mut source = File::open(&self.from).map_err(Error::io(&self.from))?;
         background::write(to, None, |out| {
             let mut read = 0;
-            while read < self.bytes {
-                let part = (self.bytes - read).min(PART);
+            while read < self.state.bytes() {
+                let part = (self.state.bytes() - read).min(PART);
                 read += part;
-                source.read_exact(out.part.grow(part as usize)).map_err(|reason| match reason.kind() {
-                    ErrorKind::UnexpectedEof => {
-                        let (file, expected) = (self.from.clone(), self.bytes);
-                        moh_models::Error::Shortened { file, expected, wanted: read }.into()
-                    }
-                    _ => Error::io(&self.from)(reason),
-                })?;
+                let got = source.read_exact(out.part.grow(part as usize));
+                self.state.check(&source, &self.from)?;
+                got.map_err(Error::io(&self.from))?;
                 out.hand_over()?;
                 progress(read);
             }
@@ -277,8 +273,8 @@ fn is_safetensors(file: &Path) -> bool {
 }
 
 fn copied(from: &Path, name: String) -> Result<Copied, Error> {
-    let bytes = fs::metadata(from).map_err(Error::io(from))?.len();
-    Ok(Copied { from: from.to_owned(), name, bytes })
+    let state = FileState::of(&fs::metadata(from).map_err(Error::io(from))?);
+    Ok(Copied { from: from.to_owned(), name, state })
 }
 
 /// Tokenizer, settings of generation, chat template and licences of a folder.

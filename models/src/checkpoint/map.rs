@@ -1,12 +1,13 @@
 //! Files: read where and when something is wanted of them, or mapped.
 
 use std::fs::File;
-use std::io::{ErrorKind, Read, Seek, SeekFrom};
+use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use memmap2::Mmap;
 
+use super::state::FileState;
 use crate::error::Error;
 
 /// The longest JSON text that is read: what the safetensors format allows for a header.
@@ -15,7 +16,7 @@ pub(super) const JSON_LIMIT: u64 = 100_000_000;
 /// An open file. What is read of it does not stay in this process's memory, as pages of a map would.
 pub(super) struct Source {
     path: PathBuf,
-    length: u64,
+    state: FileState,
     file: Mutex<File>,
 }
 
@@ -23,8 +24,8 @@ impl Source {
     /// Opens a regular file.
     pub(super) fn open(path: &Path) -> Result<Source, Error> {
         let file = open(path)?;
-        let length = file.metadata().map_err(|reason| Error::Io { file: path.to_owned(), reason })?.len();
-        Ok(Source { path: path.to_owned(), length, file: Mutex::new(file) })
+        let state = FileState::of(&file.metadata().map_err(|reason| Error::Io { file: path.to_owned(), reason })?);
+        Ok(Source { path: path.to_owned(), state, file: Mutex::new(file) })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -33,19 +34,16 @@ impl Source {
 
     /// The file's length in bytes when it was opened.
     pub(super) fn length(&self) -> u64 {
-        self.length
+        self.state.bytes()
     }
 
     /// Fills `out` with the bytes from `offset` on.
     pub(super) fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), Error> {
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         let read = file.seek(SeekFrom::Start(offset)).and_then(|_| file.read_exact(out));
-        read.map_err(|reason| match reason.kind() {
-            ErrorKind::UnexpectedEof => {
-                Error::Shortened { file: self.path.clone(), expected: self.length, wanted: offset + out.len() as u64 }
-            }
-            _ => Error::Io { file: self.path.clone(), reason },
-        })
+        // Asked afterwards: what was read was the file's before this.
+        self.state.check(&file, &self.path)?;
+        read.map_err(|reason| Error::Io { file: self.path.clone(), reason })
     }
 
     /// The whole file, mapped.

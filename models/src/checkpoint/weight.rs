@@ -279,7 +279,7 @@ impl Weight {
     /// Puts elements `range` into `out`, in row-major order and little-endian; what was there is gone.
     ///
     /// # Errors
-    /// [`Error::Io`] or [`Error::Shortened`] where the file cannot be read any more.
+    /// [`Error::Io`] or [`Error::Changed`] where the file cannot be read any more.
     ///
     /// # Panics
     /// If the range goes beyond the elements.

@@ -8,6 +8,14 @@ pub(super) fn quoted(names: &[String]) -> String {
     names.iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ")
 }
 
+pub(super) fn changed(expected: u64, found: u64) -> String {
+    let lengths = match expected == found {
+        true => format!("{found} bytes, as when it was opened, but written to since"),
+        false => format!("{expected} bytes when it was opened, {found} now"),
+    };
+    format!("the file changed while it was read: {lengths}; let nothing write to a checkpoint that is being read")
+}
+
 pub(super) fn listed(keys: &[UnusedKey]) -> String {
     keys.iter().map(UnusedKey::to_string).collect::<Vec<_>>().join(", ")
 }

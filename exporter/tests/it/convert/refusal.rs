@@ -151,7 +151,7 @@ fn a_shard_that_is_cut_while_another_is_copied() {
     *SHARD.lock().unwrap() = Some(shard.clone());
     let options = Options { progress: Some(cut), ..Options::default() };
     match convert(&case.at("dense"), &case.at("below/moh"), &options) {
-        Err(Error::Model(moh_models::Error::Shortened { file, .. })) => assert_eq!(file, shard),
+        Err(Error::Model(moh_models::Error::Changed { file, .. })) => assert_eq!(file, shard),
         other => panic!("{other:?}"),
     }
     assert!(SHARD.lock().unwrap().is_none(), "it was not cut");

@@ -63,7 +63,7 @@ fn a_shard_that_is_cut_while_it_is_read() {
         assert_eq!(!before.is_empty(), old_model);
         *SHARD.lock().unwrap() = (Some(shard.clone()), 0);
         match case.export(&Options { force: true, progress: Some(cut), ..options() }) {
-            Err(Error::Model(moh_models::Error::Shortened { file, .. })) => assert_eq!(file, shard),
+            Err(Error::Model(moh_models::Error::Changed { file, .. })) => assert_eq!(file, shard),
             other => panic!("{other:?}"),
         }
         assert!(SHARD.lock().unwrap().1 > 0, "it was not cut in the middle");

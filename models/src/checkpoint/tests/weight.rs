@@ -139,18 +139,38 @@ fn joined_tensors() {
     assert_eq!(joined.rows(1..4).rows(1..2).to_f32().unwrap(), expected[6..9]);
 }
 
-/// A file that becomes shorter while it is open is an error, not the end of the process.
+/// A file that is written to while it is open is an error, not the end of the process, nor a mixture of old and new numbers.
 #[test]
-fn a_file_that_is_cut_short() {
-    let (folder, weight) = open_one("F32", &[1000], &[0; 4000], 0);
+fn a_file_that_changes() {
+    let opened = || open_one("F32", &[1000], &[0; 4000], 0);
+    let (folder, weight) = opened();
     let path = folder.path("model.safetensors");
-    let whole = std::fs::metadata(&path).unwrap().len();
-    std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(whole - 400).unwrap();
-    let mut part = Vec::new();
-    weight.read_f32(0..900, &mut part).unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    let whole = file.metadata().unwrap().len();
+    weight.to_f32().unwrap();
+    file.set_len(whole - 400).unwrap();
     let error = weight.to_f32().unwrap_err();
-    let opened = format!("{whole} bytes when it was opened, none now at {whole}");
-    assert_says(&error, &["model.safetensors: the file became shorter while it was read", &opened]);
+    let lengths = format!("{whole} bytes when it was opened, {} now", whole - 400);
+    assert_says(&error, &["model.safetensors: the file changed while it was read", &lengths]);
+
+    let (folder, weight) = opened();
+    let path = folder.path("model.safetensors");
+    let bytes = std::fs::read(&path).unwrap();
+    // Times of modification may be a clock's tick apart.
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    std::fs::write(&path, &bytes).unwrap();
+    assert_says(
+        &weight.to_f32().unwrap_err(),
+        &[&format!("{whole} bytes, as when it was opened, but written to since")],
+    );
+
+    // One that takes its place leaves the open one as it was.
+    let (folder, weight) = opened();
+    let path = folder.path("model.safetensors");
+    let other = folder.path("other");
+    std::fs::write(&other, "another file").unwrap();
+    std::fs::rename(&other, &path).unwrap();
+    assert_eq!(weight.to_f32().unwrap(), [0.0; 1000]);
 }
 
 #[test]
