@@ -1,6 +1,7 @@
 //! The vocabulary run by candle: on the CPU in float32 the reference of every export, with [`Parameters`] what a training
 //! differentiates.
 
+mod sharing;
 mod trained;
 
 use crate::algebra::{multiply, product, select, sigmoid, silu, softmax};
@@ -40,6 +41,8 @@ pub struct Eager {
     taps: Option<BTreeMap<String, Tensor>>,
     given_gates: BTreeMap<String, Tensor>,
     routing: Option<Vec<Routing>>,
+    /// The seed of the noise, in a search for shared heads.
+    search: Option<Option<u64>>,
     /// Of the router whose gates come next, and its margins.
     choice: Option<Choice>,
     margins: Option<Tensor>,
@@ -63,6 +66,7 @@ impl Default for Eager {
             taps: None,
             given_gates: BTreeMap::new(),
             routing: None,
+            search: None,
             choice: None,
             margins: None,
             forgets: false,
@@ -589,8 +593,9 @@ impl Ops for Eager {
         self.path.join(".")
     }
 
-    fn gates(&mut self, gates: Tensor, _active: usize) -> Result<Tensor> {
+    fn gates(&mut self, gates: Tensor, active: usize) -> Result<Tensor> {
         let name = format!("{GATES}{}", self.path());
+        let gates = self.searched(gates, active)?;
         let gates = match self.given_gates.get(&name).cloned() {
             Some(given) => self.input(given)?,
             None => gates,

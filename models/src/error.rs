@@ -31,6 +31,16 @@ pub enum Error {
         /// What there is.
         found: String,
     },
+    /// A model whose shared heads cannot be searched for.
+    #[error("a search for shared heads: {subject}: expected {expected}, found {found}")]
+    Sharing {
+        /// The family, layer or parameters.
+        subject: String,
+        /// What a search needs.
+        expected: String,
+        /// What there is.
+        found: String,
+    },
     /// The operating system refused.
     #[error("{}: {reason}", file.display())]
     Io {

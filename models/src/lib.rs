@@ -24,6 +24,7 @@ pub mod router;
 pub mod routing;
 pub mod sample;
 mod shape;
+pub mod sharing;
 mod tape;
 mod unused_key;
 mod warning;

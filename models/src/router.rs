@@ -128,14 +128,18 @@ pub fn load_linear(loader: &mut Loader<'_>, prefix: &str, out: usize, input: usi
 /// # Errors
 /// What the interpreter fails with.
 pub fn route<O: Ops>(ops: &mut O, kind: Kind, heads: &HeadSet, scores: &O::Value) -> Result<O::Value> {
+    ops.operator::<TopKRouter>(attributes(kind, heads), &Inputs { scores: Argument::Value(scores) })
+}
+
+/// TopKRouter's attributes for these heads.
+pub(crate) fn attributes(kind: Kind, heads: &HeadSet) -> Attributes {
     let counts = heads.counts();
-    let attributes = Attributes {
+    Attributes {
         kind,
         num_heads: counts.num_heads,
         top_k: counts.top_k as i64,
         shared_heads: heads.shared().iter().map(|&head| head as i64).collect(),
-    };
-    ops.operator::<TopKRouter>(attributes, &Inputs { scores: Argument::Value(scores) })
+    }
 }
 
 /// What the gates of experts are made of.

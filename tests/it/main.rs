@@ -17,4 +17,5 @@ mod parity_llama;
 mod parity_moa;
 mod parity_vit;
 mod quality;
+mod sharing;
 mod tasks;

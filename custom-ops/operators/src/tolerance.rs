@@ -13,6 +13,10 @@ pub const GOLDEN_F32: f32 = 5e-5;
 /// changes outputs by up to 1e-4 at t near 1000. Classifier-free guidance multiplies this by its scale.
 pub const GOLDEN_DIT_F32: f32 = 2e-4;
 
+/// Maximum error of a model's outputs in units of the largest one, where both sides do the same operations on the same numbers, and
+/// rows of some matrices are in another order: the blocks of a matrix product round differently, by 6e-8 each.
+pub const SAME_MODEL_F32: f32 = 1e-6;
+
 /// Mean negative log-likelihood per token, in nats, in f32.
 pub const LOSS_F32: f64 = 1e-4;
 

@@ -58,6 +58,11 @@ impl Config {
         &self.path
     }
 
+    /// All keys and values. Nobody has asked for them by that.
+    pub(crate) fn values(&self) -> &Map<String, Value> {
+        &self.values
+    }
+
     /// The value of `key`, if it is there and not null.
     pub fn value(&self, key: &str) -> Option<&Value> {
         self.asked.note(key);

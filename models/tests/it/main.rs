@@ -9,5 +9,6 @@ mod keys;
 mod moa;
 mod names;
 mod presets;
+mod sharing;
 mod switchhead;
 mod weights;
