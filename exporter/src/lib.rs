@@ -330,10 +330,11 @@ fn export_since(
     let facts = Facts::new(checkpoint, model, &graph, dtype, (options.layout, &place), external)?;
     let chosen = Chosen::new(&facts, &[&graph], options)?;
     let (sides, side_notes) = side_files::side_files(&facts, &options.sides)?;
-    let (missing, _) = side_files::missing(&sides, &place, &models, options.force)?;
+    // Refused before the work. All are prepared: another export may change those that are there already.
+    side_files::missing(&sides, &place, &models, options.force)?;
 
     let mut staging = Staging::at(place.clone())?;
-    let staged = staging.begin(&mut plan, &graph, &missing, options).and_then(|()| {
+    let staged = staging.begin(&mut plan, &graph, &sides, options).and_then(|()| {
         staging.add_file(&place.model, &encode(&graph, &plan, &place.data)?)?;
         staging.add_data(&graph, &plan, options)
     });
@@ -343,9 +344,10 @@ fn export_since(
         .and_then(|()| subject.check(&staging, skipped(model, dtype, options), reference.as_ref()))
         .map_err(|error| staging.at_output(error))?;
     // Another export may have put its files there meanwhile.
+    let turn = staging.turn();
     let (missing, kept) = side_files::missing(&sides, &place, &models, options.force)?;
     let names: Vec<String> = missing.into_iter().map(|side| side.name).collect();
-    let files = staging.commit(&names)?;
+    let files = staging.commit(turn, &names)?;
     let notes = note.into_iter().map(str::to_owned).chain(plan.note()).chain(side_notes).chain(kept).collect();
     let mut report = Report::new(checkpoint, model, dtype, notes, files, found, started.elapsed())?;
     report.target = chosen;

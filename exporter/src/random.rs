@@ -164,7 +164,8 @@ fn write_shards(
     if count > 1 && single.exists() {
         std::fs::remove_file(&single).map_err(Error::io(&single))?;
     }
-    let files = staging.commit(&others)?;
+    let turn = staging.turn();
+    let files = staging.commit(turn, &others)?;
     let parameters =
         shards.iter().flat_map(|shard| shard.iter()).map(|(_, shape)| shape.iter().product::<usize>()).sum();
     Ok(Written { files, parameters, dtype, seed })

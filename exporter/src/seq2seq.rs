@@ -104,11 +104,12 @@ pub(crate) fn export(path: &Path, output: &Path, options: &Options) -> Result<Re
     }
     let chosen = Chosen::new(&facts, &[&encoder.graph, &decoder.graph, &later.graph], options)?;
     let (sides, side_notes) = side_files::side_files(&facts, &options.sides)?;
-    let (missing, _) = side_files::missing(&sides, &place, &MODELS, options.force)?;
+    // Refused before the work. All are prepared: another export may change those that are there already.
+    side_files::missing(&sides, &place, &MODELS, options.force)?;
 
     let mut staging = Staging::at(place.clone())?;
     let mut prepare = |staging: &mut Staging| {
-        staging.begin(&mut plan, &union, &missing, options)?;
+        staging.begin(&mut plan, &union, &sides, options)?;
         staging.add_data(&union, &plan, options)?;
         let mut found = Vec::new();
         for (name, part) in MODELS.iter().zip([encoder, decoder, later]) {
@@ -121,9 +122,10 @@ pub(crate) fn export(path: &Path, output: &Path, options: &Options) -> Result<Re
         Ok(found)
     };
     let found = prepare(&mut staging).map_err(|error| staging.at_output(error))?;
+    let turn = staging.turn();
     let (missing, kept) = side_files::missing(&sides, &place, &MODELS, options.force)?;
     let names: Vec<String> = missing.into_iter().map(|side| side.name).collect();
-    let files = staging.commit(&names)?;
+    let files = staging.commit(turn, &names)?;
     let notes = note.into_iter().map(str::to_owned).chain(plan.note()).chain(side_notes).chain(kept).collect();
     let mut report = report(&checkpoint, [&encoder.model, &decoder.model], dtype, notes, files, worst(found), started)?;
     let quantized = graphs.iter().filter_map(|part| part.quantization.as_ref());

@@ -111,11 +111,10 @@ impl Drop for NewFolders {
     }
 }
 
-/// Waits until no other process puts files of an export into `folder`, and keeps others waiting for as long as the result lives: the files
-/// of two models would mix. Systems without locks of folders do not wait.
-fn alone(folder: &Path) -> Option<File> {
-    let folder = File::open(folder).ok()?;
-    folder.lock().ok().map(|()| folder)
+/// The right to put files into a folder: other exports wait for as long as it lives, as the files of two models would mix. Systems without
+/// locks of folders do not wait.
+pub(crate) struct Turn {
+    _lock: Option<File>,
 }
 
 /// A new staging folder in `parent`, and its lock.
@@ -276,13 +275,18 @@ impl Staging {
         }
     }
 
+    /// Waits until no other export puts files into the output's folder.
+    pub(crate) fn turn(&self) -> Turn {
+        let folder = File::open(&self.place.folder).ok();
+        Turn { _lock: folder.filter(|folder| folder.lock().is_ok()) }
+    }
+
     /// Puts the prepared files in their places: at every instant there is the old model, the new one, or none.
     ///
     /// # Errors
-    /// [`Error::Io`]; then there is no model file.
-    pub fn commit(self, side_files: &[String]) -> Result<Vec<OutputFile>, Error> {
+    /// [`Error::Io`]; then there is no model file, unless the folder was removed meanwhile.
+    pub(crate) fn commit(self, _turn: Turn, side_files: &[String]) -> Result<Vec<OutputFile>, Error> {
         let _uninterrupted = prepared();
-        let _alone = alone(&self.place.folder);
         for model in &self.models {
             let path = self.place.beside_model(model);
             match fs::remove_file(&path) {
@@ -303,13 +307,13 @@ impl Staging {
         for (from, to) in weights.chain(sides).chain(self.models.iter().map(beside)) {
             if from.exists() {
                 fs::rename(&from, &to).map_err(Error::io(&to))?;
-                let bytes = fs::metadata(&to).map_or(0, |meta| meta.len());
-                written.push(OutputFile {
-                    path: to,
-                    bytes,
-                    sha256: self.digests.as_ref().and_then(|digests| digests.get(&from).cloned()),
-                });
+                let sha256 = self.digests.as_ref().and_then(|digests| digests.get(&from).cloned());
+                written.push(OutputFile { path: to, bytes: 0, sha256 });
             }
+        }
+        // Whoever removes the folder meanwhile may have taken some of them.
+        for file in &mut written {
+            file.bytes = fs::metadata(&file.path).map_err(Error::io(&file.path))?.len();
         }
         Ok(written)
     }
@@ -319,8 +323,8 @@ impl Staging {
     /// # Errors
     /// [`Error::FolderExists`] where something has that name by now; [`Error::Io`].
     pub(crate) fn commit_folder(self) -> Result<(), Error> {
+        let _turn = self.turn();
         let _uninterrupted = prepared();
-        let _alone = alone(&self.place.folder);
         let path = self.output();
         if path.symlink_metadata().is_ok() {
             return Err(Error::FolderExists { path });

@@ -73,7 +73,7 @@ pub fn sets(model: &Model, parameters: &Parameters) -> Result<Vec<HeadSet>> {
             return Ok(HeadSet::first(layer.heads));
         }
         let HeadCounts { num_heads, top_k, .. } = layer.heads;
-        Ok(split(&(scores(parameters, &layer.path, num_heads)?.as_tensor() * SLOPE)?, top_k)?)
+        split(&(scores(parameters, &layer.path, num_heads)?.as_tensor() * SLOPE)?, top_k)
     };
     layers(model)?.into_iter().map(set).collect()
 }

@@ -45,6 +45,8 @@ pub(crate) enum Routing {
     Configured,
     /// Without the balance of shared and routed heads, which stays even.
     OneStage,
+    /// The first half of the steps is a search for the heads to share.
+    Learned,
 }
 
 pub(crate) const TASKS: [Task; 4] = [
@@ -139,6 +141,10 @@ fn text() -> Vec<Case> {
             routing: Routing::OneStage,
             ..case("moh-75-one-stage", "MoH, 6 of 8 heads, 2 shared, one stage", moh(json!(2), json!(4)))
         },
+        Case {
+            routing: Routing::Learned,
+            ..case("moh-75-learned", "MoH, 6 of 8 heads, shared ones learnt", moh(json!(0), json!(6)))
+        },
         case(
             "norms-75",
             "MoH by query norms, 6 of 8 heads, 2 shared",
@@ -183,6 +189,10 @@ fn classes() -> Vec<Case> {
         Case {
             routing: Routing::OneStage,
             ..case("moh-75-one-stage", "MoH, 24 of 32 heads, one stage", moh([2, 4, 2, 2], [0, 0, 2, 4]))
+        },
+        Case {
+            routing: Routing::Learned,
+            ..case("moh-75-learned", "MoH, 24 of 32 heads, shared ones learnt", moh([2, 4, 0, 0], [0, 0, 4, 6]))
         },
     ]
 }

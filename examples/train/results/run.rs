@@ -7,8 +7,10 @@ use super::common::numbers::Numbers;
 use super::common::text::{TOKENIZER, Text, tokens};
 use super::common::{Arguments, digits, report};
 use anyhow::{Context, Result};
-use moh_models::{Config, Model, Parameters};
-use moh_train::{Options, Trainer};
+use moh_models::eager::Eager;
+use moh_models::sample::Rng;
+use moh_models::{Config, Model, Parameters, sharing};
+use moh_train::{Loss, Options, Trainer};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -35,18 +37,31 @@ pub(crate) fn run(arguments: &Arguments, task: &Task, case: &Case) -> Result<Val
     if let Ok(text) = std::fs::read_to_string(&file) {
         return serde_json::from_str(&text).with_context(|| file.display().to_string());
     }
-    let mut training = Training { case, options: arguments.options(options(task)), folder, checkpoint: None };
-    let config = &case.config;
+    let mut training = Training {
+        case,
+        config: case.config.clone(),
+        start: None,
+        options: arguments.options(options(task)),
+        folder,
+        checkpoint: None,
+    };
+    let (config, steps) = (&case.config, training.options.steps);
     let measured = match task.kind {
         Kind::Text => {
             let (train, held_out) = tokens(arguments)?;
-            let model = plan(config)?;
+            let mut model = plan(config)?;
+            if case.routing == Routing::Learned {
+                model = training.search(&model, Text { model: &model, ids: &train, window: WINDOW })?;
+            }
             let parameters = training.train(&[&model], &mut Text { model: &model, ids: &train, window: WINDOW })?;
             vec![Text { model: &model, ids: &held_out, window: WINDOW }.measure(&parameters, BATCHES)?]
         }
         Kind::Classes => {
             let (digits, held_out) = digits::split(arguments)?;
-            let model = plan(config)?;
+            let mut model = plan(config)?;
+            if case.routing == Routing::Learned {
+                model = training.search(&model, Classes { model: &model, digits: &digits })?;
+            }
             let parameters = training.train(&[&model], &mut Classes { model: &model, digits: &digits })?;
             let (right, nats) = Classes { model: &model, digits: &held_out }.measure(&parameters)?;
             vec![nats, 100.0 * right as f64 / held_out.len() as f64]
@@ -67,7 +82,7 @@ pub(crate) fn run(arguments: &Arguments, task: &Task, case: &Case) -> Result<Val
     };
     let checkpoint = training.checkpoint.context("a training ends with a checkpoint")?;
     let result = json!({
-        "task": task.name, "case": case.name, "seed": arguments.seed, "steps": training.options.steps, "measured": measured,
+        "task": task.name, "case": case.name, "seed": arguments.seed, "steps": steps, "measured": measured,
         "checkpoint": checkpoint.strip_prefix(&arguments.folder)?,
     });
     std::fs::write(&file, format!("{result:#}\n")).with_context(|| file.display().to_string())?;
@@ -93,15 +108,22 @@ fn options(task: &Task) -> Options {
 
 struct Training<'a> {
     case: &'a Case,
+    /// That of the model to be trained: the case's, but for shared heads that were learnt.
+    config: Map<String, Value>,
+    /// Weights to begin with, where they are not initial ones.
+    start: Option<Parameters>,
     options: Options,
     folder: PathBuf,
     checkpoint: Option<PathBuf>,
 }
 
 impl Training<'_> {
-    /// Trains new weights of the models, which share them.
+    /// Trains the models, which share their weights.
     fn train(&mut self, models: &[&Model], task: &mut impl moh_train::Task) -> Result<Arc<Parameters>> {
-        let start = Parameters::initial(models, self.options.seed, &self.options.device)?;
+        let start = match self.start.take() {
+            Some(start) => start,
+            None => Parameters::initial(models, self.options.seed, &self.options.device)?,
+        };
         if self.case.routing == Routing::OneStage {
             for (name, var) in start.iter().filter(|(name, _)| name.ends_with(".wg_0.weight")) {
                 // Scores of 0 make both parts' weights 1.
@@ -109,9 +131,8 @@ impl Training<'_> {
                 self.options.frozen.push(name.to_owned());
             }
         }
-        let config = format!("{:#}\n", Value::Object(self.case.config.clone())).into_bytes();
-        let mut files = vec![("config.json".to_owned(), config)];
-        if self.case.config.contains_key("vocab_size") && self.case.config.contains_key("rms_norm_eps") {
+        let mut files = vec![("config.json".to_owned(), serde_json::to_vec_pretty(&self.config)?)];
+        if models.iter().any(|model| model.inputs().iter().any(|input| input.name == "position_ids")) {
             files.push(("tokenizer.json".to_owned(), TOKENIZER.as_bytes().to_vec()));
         }
         let mut trainer = Trainer::open(&self.folder, start, files, self.options.clone())?;
@@ -123,5 +144,40 @@ impl Training<'_> {
         );
         self.checkpoint = Some(trainer.train(task, report)?);
         Ok(trainer.parameters().clone())
+    }
+
+    /// Searches for heads to share in half of the steps, and leaves the other half to the model that it gives. Both halves have parts of a
+    /// cosine, so that the learning rate falls about as in one.
+    fn search(&mut self, model: &Model, task: impl moh_train::Task) -> Result<Model> {
+        let options = self.options.clone();
+        let half = options.steps / 2;
+        let between = (1.0 + options.final_rate) / 2.0;
+        let first = Options { steps: half, final_rate: between, save_every: half, ..options.clone() };
+        let start = Parameters::initial(&[model], options.seed, &options.device)?;
+        let start = sharing::parameters(model, &start)?;
+        let mut search = Trainer::open(&self.folder.join("search"), start, Vec::new(), first)?;
+        search.train(&mut Searching(task), report)?;
+        let config = Config::new("config.json", self.config.clone());
+        let chosen = sharing::chosen(&config, model, search.parameters())?;
+        eprintln!("shared heads: {}", chosen.config["shared_heads"]);
+        (self.config, self.start) = (chosen.config, Some(chosen.parameters));
+        self.options = Options {
+            steps: options.steps - half,
+            learning_rate: options.learning_rate * between,
+            final_rate: options.final_rate / between,
+            warmup: 0,
+            ..options
+        };
+        Ok(chosen.model)
+    }
+}
+
+/// A task whose model is searched for heads to share.
+struct Searching<T>(T);
+
+impl<T: moh_train::Task> moh_train::Task for Searching<T> {
+    fn loss(&mut self, ops: &mut Eager, rng: &mut Rng) -> moh_train::Result<Loss> {
+        ops.search_shared_heads(Some(rng.bits()))?;
+        self.0.loss(ops, rng)
     }
 }
