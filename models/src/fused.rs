@@ -5,6 +5,7 @@
 //! the number of threads. Tests compare values and gradients with the composed formulas, which [`crate::eager`] uses everywhere else.
 
 pub(crate) mod aggregated;
+mod binary;
 mod broadcast;
 mod convolution;
 mod elementwise;
@@ -14,7 +15,9 @@ mod norm;
 mod packed;
 mod rows;
 mod softmax;
+mod table;
 
+pub(crate) use binary::{Of2Numbers, add_in_place, binary, joined};
 pub(crate) use broadcast::{reduced, reduced_product};
 pub(crate) use convolution::{depthwise, windows};
 pub(crate) use elementwise::Activation;
@@ -23,6 +26,7 @@ pub(crate) use linear::{linear, linear_gradients};
 pub(crate) use norm::Norm;
 pub(crate) use packed::packed;
 pub(crate) use softmax::AttentionSoftmax;
+pub(crate) use table::Table;
 
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tensor, bail};
 

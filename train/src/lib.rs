@@ -30,3 +30,12 @@ pub use memory::Memory;
 pub use options::{Options, Precision};
 pub use progress::Progress;
 pub use trainer::{Loss, Task, Trainer};
+
+/// Makes the calling thread, which will train, one of rayon's threads.
+///
+/// Otherwise it sleeps while they compute, and every operation wakes one of them and waits to be woken. It does nothing if rayon's threads have
+/// begun already. For programs, to be called first: a thread that belongs to rayon's has to be in one of its operations to help other threads.
+pub fn join_pool() {
+    // What fails is a second call, or one that comes too late: then everything is slower, and right.
+    let _ = rayon::ThreadPoolBuilder::new().use_current_thread().build_global();
+}

@@ -1,7 +1,7 @@
 //! Sums over the axes that a smaller tensor was broadcast along: its gradient.
 
 use super::rows::{each, sum};
-use super::{of1, of2};
+use super::{Of2Numbers, binary, of1, of2};
 use candle_core::{Result, Shape, Tensor};
 
 /// `x` summed over the axes where `dims`, which broadcasts to its shape, has 1 or nothing.
@@ -26,7 +26,7 @@ pub(crate) fn reduced_product(x: &Tensor, y: &Tensor, dims: &[usize]) -> Result<
             })?;
             reduced(&x, dims)
         }
-        _ => reduced(&x.broadcast_mul(y)?, dims),
+        _ => reduced(&binary(Of2Numbers::Product, x, y)?, dims),
     }
 }
 
