@@ -118,6 +118,7 @@ impl Task for Digits<'_> {
 }
 
 fn main() -> Result<()> {
+    moh_train::join_pool();
     let arguments = Arguments::read()?;
     let drawn = |(pixels, label): ([f32; 64], usize)| {
         let mut out = Vec::new();

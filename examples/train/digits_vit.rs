@@ -59,6 +59,7 @@ fn picture(digit: &[f32; 64], moved: (f32, f32), out: &mut Vec<f32>) {
 }
 
 fn main() -> Result<()> {
+    moh_train::join_pool();
     let arguments = Arguments::read()?;
     let mut digits = digits(&arguments)?;
     anyhow::ensure!(digits.len() > TRAINED, "digits.csv: expected more than {TRAINED} digits, found {}", digits.len());

@@ -54,6 +54,7 @@ impl Task for Text<'_> {
 }
 
 fn main() -> Result<()> {
+    moh_train::join_pool();
     let arguments = Arguments::read()?;
     let (train, held_out) = tokens(&arguments)?;
     let options = arguments.options(Options {

@@ -159,6 +159,7 @@ fn part(part: Part) -> Result<Model> {
 }
 
 fn main() -> Result<()> {
+    moh_train::join_pool();
     let arguments = Arguments::read()?;
     let options = arguments.options(Options {
         steps: 1500,

@@ -421,14 +421,14 @@ impl Ops for Eager {
             return self.transpose(&product, &[0, 3, 1, 2]);
         }
         if self.fuses(x) && is_depthwise && keeps_size {
-            let y = self.fused2(x, &weight, fused::depthwise(x, &weight)?)?;
-            return match bias {
-                Some(bias) => {
-                    let bias = self.reshape(&bias, &[1, -1, 1, 1])?;
-                    self.binary(Binary::Add, &y, &bias)
-                }
-                None => Ok(y),
+            let bias = match bias {
+                Some(bias) => bias,
+                None => Tensor::zeros(channels, DType::F32, &self.device)?,
             };
+            // Channels last, which linear layers before and after it have, too.
+            let x = self.transpose(x, &[0, 2, 3, 1])?;
+            let y = self.fused3(&x, &weight, &bias, fused::depthwise(&x, &weight)?)?;
+            return self.transpose(&y, &[0, 3, 1, 2]);
         }
         let mut inputs = vec![x, &weight];
         inputs.extend(&bias);

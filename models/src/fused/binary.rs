@@ -1,6 +1,6 @@
 //! Sums, differences and products of two tensors, with broadcasting.
 
-use super::rows::each;
+use super::rows::{each, made};
 use super::{numbers, numbers_mut, packed};
 use candle_core::{CpuStorage, CustomOp2, Device, InplaceOp2, Layout, Result, Shape, Storage, Tensor, bail};
 
@@ -86,13 +86,13 @@ impl CustomOp2 for Of2Numbers {
         let (CpuStorage::F32(a), CpuStorage::F32(b)) = (s1, s2) else { bail!("tensors that are not in float32") };
         let (a, b) = (&a[l1.start_offset()..], &b[l2.start_offset()..]);
         let axes = axes(l1.dims(), [l1.stride(), l2.stride()]);
-        let mut out = vec![0f32; l1.shape().elem_count()];
-        match self {
+        let count = l1.shape().elem_count();
+        let out = match self {
             Of2Numbers::Sum => combine(
                 &axes,
                 a,
                 b,
-                &mut out,
+                count,
                 #[inline(always)]
                 |a, b| a + b,
             ),
@@ -100,7 +100,7 @@ impl CustomOp2 for Of2Numbers {
                 &axes,
                 a,
                 b,
-                &mut out,
+                count,
                 #[inline(always)]
                 |a, b| a - b,
             ),
@@ -108,16 +108,16 @@ impl CustomOp2 for Of2Numbers {
                 &axes,
                 a,
                 b,
-                &mut out,
+                count,
                 #[inline(always)]
                 |a, b| a * b,
             ),
-        }
+        };
         Ok((CpuStorage::F32(out), l1.shape().clone()))
     }
 }
 
-fn combine(axes: &[Axis], a: &[f32], b: &[f32], out: &mut [f32], f: impl Fn(f32, f32) -> f32 + Sync) {
+fn combine(axes: &[Axis], a: &[f32], b: &[f32], count: usize, f: impl Fn(f32, f32) -> f32 + Sync) -> Vec<f32> {
     let (inner, outer) = (axes[0], &axes[1..]);
     let width = if outer.is_empty() { ROW } else { inner.length };
     let begins = |row: usize| match outer {
@@ -132,8 +132,8 @@ fn combine(axes: &[Axis], a: &[f32], b: &[f32], out: &mut [f32], f: impl Fn(f32,
             at
         }
     };
-    each(
-        out,
+    made(
+        count,
         width,
         #[inline(always)]
         |first, part| {
@@ -147,7 +147,7 @@ fn combine(axes: &[Axis], a: &[f32], b: &[f32], out: &mut [f32], f: impl Fn(f32,
                 }
             }
         },
-    );
+    )
 }
 
 struct AddInPlace;

@@ -1,6 +1,6 @@
 //! A table whose entries are an MLP's results for positions, many entries for each position: TransNeXt's relative biases.
 
-use super::rows::{each, sum};
+use super::rows::{made_of, per_task, sum};
 use super::softmax::dot;
 use super::{numbers, packed};
 use candle_core::{CpuStorage, CustomOp2, Device, Layout, Result, Shape, Storage, Tensor, bail};
@@ -50,18 +50,16 @@ impl Table {
         let mlp = Mlp::of(fc1, fc2);
         let (hidden, heads, count) = (mlp.hidden, mlp.heads(), self.positions.len());
         // (heads, positions).
-        let mut of_positions = vec![0f32; heads * count];
-        each(&mut of_positions, count, |first, part| {
+        let of_positions = made_of(heads * count, count, 1, |first, part| {
             let rows = gradient[first * self.index.len()..].chunks(self.index.len());
             for (out, gradient) in part.chunks_mut(count).zip(rows) {
                 self.index.iter().zip(gradient).for_each(|(at, g)| out[*at as usize] += g);
             }
         });
-        let mut sums = vec![0f32; 3 * hidden + fc2.len()];
-        sum(
+        let mut sums = sum(
             count,
             hidden,
-            &mut sums,
+            3 * hidden + fc2.len(),
             #[inline(always)]
             |first, end, sums| {
                 let (mut units, mut of_units) = (vec![0f32; hidden + 1], vec![0f32; hidden]);
@@ -97,11 +95,11 @@ impl CustomOp2 for Table {
     fn cpu_fwd(&self, s1: &CpuStorage, l1: &Layout, s2: &CpuStorage, l2: &Layout) -> Result<(CpuStorage, Shape)> {
         let mlp = Mlp::of(numbers(s1, l1)?, numbers(s2, l2)?);
         let (heads, row, entries) = (mlp.heads(), mlp.hidden + 1, self.index.len());
-        // (positions, heads): rows of the hidden units' length in a task.
-        let mut of_positions = vec![0f32; self.positions.len() * heads];
-        each(
-            &mut of_positions,
+        // (positions, heads).
+        let of_positions = made_of(
+            self.positions.len() * heads,
             heads,
+            per_task(row),
             #[inline(always)]
             |first, part| {
                 let mut units = vec![0f32; row];
@@ -111,8 +109,7 @@ impl CustomOp2 for Table {
                 }
             },
         );
-        let mut out = vec![0f32; heads * entries];
-        each(&mut out, entries, |first, part| {
+        let out = made_of(heads * entries, entries, 1, |first, part| {
             for (i, out) in part.chunks_mut(entries).enumerate() {
                 out.iter_mut()
                     .zip(&*self.index)
