@@ -217,7 +217,8 @@ mod tests {
             |n: usize, seed: usize| (0..n).map(|i| ((i * 7 + seed) % 11) as f32 / 5.0 - 1.0).collect::<Vec<f32>>();
         let mlp = BiasMlp {
             fc1_weight: numbers(2 * hidden, 1),
-            fc1_bias: numbers(hidden, 2),
+            // No hidden unit is exactly 0, where candle's gradient of ReLU is 1, and ours 0, as PyTorch's.
+            fc1_bias: numbers(hidden, 2).into_iter().map(|bias| bias + 0.01).collect(),
             fc2_weight: numbers(heads * hidden, 3),
             fc2_bias: numbers(heads, 4),
         };
