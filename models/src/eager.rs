@@ -277,7 +277,7 @@ impl Ops for Eager {
             let shapes = [a, b].map(|x| x.dims().to_vec());
             match op {
                 Binary::Add | Binary::Sub => {
-                    let of = if op == Binary::Add { fused::Of2Numbers::Sum } else { fused::Of2Numbers::Difference };
+                    let of = if op == Binary::Add { fused::Arithmetic::Sum } else { fused::Arithmetic::Difference };
                     let y = fused::binary(of, a, b)?;
                     return Ok(self.step(y, &[a, b], move |g| {
                         let of_a = wanted[0].then(|| fused::reduced(g, &shapes[0])).transpose()?;
@@ -287,7 +287,7 @@ impl Ops for Eager {
                     }));
                 }
                 Binary::Mul => {
-                    let y = fused::binary(fused::Of2Numbers::Product, a, b)?;
+                    let y = fused::binary(fused::Arithmetic::Product, a, b)?;
                     let kept = [a.clone(), b.clone()];
                     return Ok(self.step(y, &[a, b], move |g| {
                         let [a, b] = &kept;

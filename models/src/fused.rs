@@ -19,7 +19,7 @@ mod rows;
 mod softmax;
 mod table;
 
-pub(crate) use binary::{Of2Numbers, add_in_place, binary, joined};
+pub(crate) use binary::{Arithmetic, add_in_place, binary, joined};
 pub(crate) use broadcast::{reduced, reduced_product};
 pub(crate) use convolution::{depthwise, windows};
 pub(crate) use elementwise::Activation;

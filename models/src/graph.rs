@@ -4,7 +4,7 @@
 //! the gradient to it, and it knows nothing of heads that are off. Here a gradient that comes alone is not added to anything.
 
 use crate::error::Result;
-use crate::fused::{self, Of2Numbers};
+use crate::fused::{self, Arithmetic};
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, TensorId, Var};
 use std::collections::hash_map::Entry;
@@ -46,7 +46,7 @@ impl Sums {
             Entry::Occupied(mut entry) => match entry.get() {
                 (sum, true) => fused::add_in_place(sum, &gradient)?,
                 (first, false) => {
-                    let sum = fused::binary(Of2Numbers::Sum, first, &gradient)?;
+                    let sum = fused::binary(Arithmetic::Sum, first, &gradient)?;
                     entry.insert((sum, true));
                 }
             },

@@ -6,14 +6,14 @@ use candle_core::{CpuStorage, CustomOp2, Device, InplaceOp2, Layout, Result, Sha
 
 /// What two numbers become.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Of2Numbers {
+pub(crate) enum Arithmetic {
     Sum,
     Difference,
     Product,
 }
 
 /// `op` of every number of `a` and of `b`, which broadcast to one shape.
-pub(crate) fn binary(op: Of2Numbers, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+pub(crate) fn binary(op: Arithmetic, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let shape = a.shape().broadcast_shape_binary_op(b.shape(), "binary")?;
     packed(a)?.broadcast_as(&shape)?.apply_op2_no_bwd(&packed(b)?.broadcast_as(&shape)?, &op)
 }
@@ -77,7 +77,7 @@ fn axes(dims: &[usize], strides: [&[usize]; 2]) -> Vec<Axis> {
     axes
 }
 
-impl CustomOp2 for Of2Numbers {
+impl CustomOp2 for Arithmetic {
     fn name(&self) -> &'static str {
         "binary"
     }
@@ -88,7 +88,7 @@ impl CustomOp2 for Of2Numbers {
         let axes = axes(l1.dims(), [l1.stride(), l2.stride()]);
         let count = l1.shape().elem_count();
         let out = match self {
-            Of2Numbers::Sum => combine(
+            Arithmetic::Sum => combine(
                 &axes,
                 a,
                 b,
@@ -96,7 +96,7 @@ impl CustomOp2 for Of2Numbers {
                 #[inline(always)]
                 |a, b| a + b,
             ),
-            Of2Numbers::Difference => combine(
+            Arithmetic::Difference => combine(
                 &axes,
                 a,
                 b,
@@ -104,7 +104,7 @@ impl CustomOp2 for Of2Numbers {
                 #[inline(always)]
                 |a, b| a - b,
             ),
-            Of2Numbers::Product => combine(
+            Arithmetic::Product => combine(
                 &axes,
                 a,
                 b,
@@ -195,13 +195,13 @@ mod tests {
             (&[300, 41], &[300, 41]),
         ] {
             let (a, b) = (tensor(a, 37), tensor(b, 53));
-            assert_eq!(flat(binary(Of2Numbers::Sum, &a, &b).unwrap()), flat(a.broadcast_add(&b).unwrap()));
-            assert_eq!(flat(binary(Of2Numbers::Difference, &a, &b).unwrap()), flat(a.broadcast_sub(&b).unwrap()));
-            assert_eq!(flat(binary(Of2Numbers::Product, &a, &b).unwrap()), flat(a.broadcast_mul(&b).unwrap()));
+            assert_eq!(flat(binary(Arithmetic::Sum, &a, &b).unwrap()), flat(a.broadcast_add(&b).unwrap()));
+            assert_eq!(flat(binary(Arithmetic::Difference, &a, &b).unwrap()), flat(a.broadcast_sub(&b).unwrap()));
+            assert_eq!(flat(binary(Arithmetic::Product, &a, &b).unwrap()), flat(a.broadcast_mul(&b).unwrap()));
         }
         let (a, b) = (tensor(&[70, 80], 3), tensor(&[80, 70], 5).t().unwrap());
         let expected = flat((&a + &b).unwrap());
-        assert_eq!(flat(binary(Of2Numbers::Sum, &b, &a).unwrap()), expected);
+        assert_eq!(flat(binary(Arithmetic::Sum, &b, &a).unwrap()), expected);
         add_in_place(&a, &b).unwrap();
         assert_eq!(flat(a), expected);
         let parts = [(1, tensor(&[2, 3], 7)), (2, tensor(&[1, 3], 5))];

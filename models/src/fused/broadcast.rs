@@ -1,7 +1,7 @@
 //! Sums over the axes that a smaller tensor was broadcast along: its gradient.
 
 use super::rows::{made_of, per_task, sum};
-use super::{Of2Numbers, binary, of1, of2};
+use super::{Arithmetic, binary, of1, of2};
 use candle_core::{Result, Shape, Tensor};
 
 /// `x` summed over the axes where `dims`, which broadcasts to its shape, has 1 or nothing.
@@ -24,7 +24,7 @@ pub(crate) fn reduced_product(x: &Tensor, y: &Tensor, dims: &[usize]) -> Result<
             let x = of2("reduced", &Shape::from(shape.as_slice()), (x, y), |x, y| add_up_products([a, b, c], x, y))?;
             reduced(&x, dims)
         }
-        _ => reduced(&binary(Of2Numbers::Product, x, y)?, dims),
+        _ => reduced(&binary(Arithmetic::Product, x, y)?, dims),
     }
 }
 

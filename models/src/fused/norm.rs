@@ -2,7 +2,7 @@
 
 use super::rows::{made, sum};
 use super::softmax::dot;
-use super::{Of2Numbers, binary, numbers, of1, of2};
+use super::{Arithmetic, binary, numbers, of1, of2};
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, CustomOp3, D, Layout, Result, Shape, Tensor};
 
 /// RMSNorm, weight x / sqrt(mean(x^2) + eps); or LayerNorm, (x - mean) / sqrt(variance + eps), and that times a weight plus a bias.
@@ -48,7 +48,7 @@ impl Norm {
     fn of_x(self, x: &Tensor, weight: Option<&Tensor>, gradient: &Tensor) -> Result<Tensor> {
         let (width, n) = (x.dim(D::Minus1)?, x.dim(D::Minus1)? as f32);
         let weighted = match weight {
-            Some(weight) => binary(Of2Numbers::Product, gradient, weight)?,
+            Some(weight) => binary(Arithmetic::Product, gradient, weight)?,
             None => gradient.clone(),
         };
         of2("norm-backward", x.shape(), (x, &weighted), |x, gradient| {
