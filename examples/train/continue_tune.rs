@@ -36,6 +36,7 @@ const EVERY: usize = 20;
 type Curve = BTreeMap<usize, f64>;
 
 fn main() -> Result<()> {
+    moh_train::join_pool();
     let arguments = Arguments::read()?;
     let (train, held_out) = tokens(&arguments)?;
     let options = arguments.options(Options { steps: 400, learning_rate: 3e-3, warmup: 40, ..Options::default() });

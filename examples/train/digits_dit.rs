@@ -21,6 +21,7 @@ use std::path::Path;
 const CONFIG: &str = include_str!("../checkpoints/digits-moh-dit/config.json");
 
 fn main() -> Result<()> {
+    moh_train::join_pool();
     let arguments = Arguments::read()?;
     let digits = digits::read(&arguments)?;
     let options = arguments.options(Options {

@@ -18,6 +18,7 @@ const CONFIG: &str = include_str!("../checkpoints/digits-moh-vit/config.json");
 const PREPROCESSOR: &str = include_str!("../checkpoints/digits-moh-vit/preprocessor_config.json");
 
 fn main() -> Result<()> {
+    moh_train::join_pool();
     let arguments = Arguments::read()?;
     let (digits, held_out) = digits::split(&arguments)?;
     let options = arguments.options(Options {

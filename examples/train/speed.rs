@@ -50,6 +50,7 @@ fn main() -> Result<()> {
             None => file = Some(PathBuf::from(argument)),
         }
     }
+    moh_train::join_pool();
     let (model, _) = Model::plan(&Config::read(&file.context(usage)?)?, None)?;
     let samples = model.samples(&Sizes::new(sizes)).swap_remove(0);
     let tensor = |data: &SampleData, shape: &[usize]| match data {

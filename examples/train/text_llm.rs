@@ -26,6 +26,7 @@ const WINDOW: usize = 128;
 const MEASURED: usize = 32;
 
 fn main() -> Result<()> {
+    moh_train::join_pool();
     let arguments = Arguments::read()?;
     let (train, held_out) = tokens(&arguments)?;
     let options = arguments.options(Options {

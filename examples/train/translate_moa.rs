@@ -25,6 +25,7 @@ const CONFIG: &str = r#"{
 "#;
 
 fn main() -> Result<()> {
+    moh_train::join_pool();
     let arguments = Arguments::read()?;
     let options = arguments.options(Options {
         steps: 1500,

@@ -281,7 +281,8 @@ impl Ops for Eager {
             let shapes = [a, b].map(|x| x.dims().to_vec());
             match op {
                 Binary::Add | Binary::Sub => {
-                    let y = if op == Binary::Add { a.broadcast_add(b)? } else { a.broadcast_sub(b)? };
+                    let of = if op == Binary::Add { fused::Arithmetic::Sum } else { fused::Arithmetic::Difference };
+                    let y = fused::binary(of, a, b)?;
                     return Ok(self.step(y, &[a, b], move |g| {
                         let of_a = wanted[0].then(|| fused::reduced(g, &shapes[0])).transpose()?;
                         let of_b = wanted[1].then(|| fused::reduced(g, &shapes[1])).transpose()?;
@@ -290,7 +291,7 @@ impl Ops for Eager {
                     }));
                 }
                 Binary::Mul => {
-                    let y = a.broadcast_mul(b)?;
+                    let y = fused::binary(fused::Arithmetic::Product, a, b)?;
                     let kept = [a.clone(), b.clone()];
                     return Ok(self.step(y, &[a, b], move |g| {
                         let [a, b] = &kept;
@@ -424,14 +425,14 @@ impl Ops for Eager {
             return self.transpose(&product, &[0, 3, 1, 2]);
         }
         if self.fuses(x) && is_depthwise && keeps_size {
-            let y = self.fused2(x, &weight, fused::depthwise(x, &weight)?)?;
-            return match bias {
-                Some(bias) => {
-                    let bias = self.reshape(&bias, &[1, -1, 1, 1])?;
-                    self.binary(Binary::Add, &y, &bias)
-                }
-                None => Ok(y),
+            let bias = match bias {
+                Some(bias) => bias,
+                None => Tensor::zeros(channels, DType::F32, &self.device)?,
             };
+            // Channels last, which linear layers before and after it have, too.
+            let x = self.transpose(x, &[0, 2, 3, 1])?;
+            let y = self.fused3(&x, &weight, &bias, fused::depthwise(&x, &weight)?)?;
+            return self.transpose(&y, &[0, 3, 1, 2]);
         }
         let mut inputs = vec![x, &weight];
         inputs.extend(&bias);

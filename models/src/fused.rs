@@ -5,6 +5,7 @@
 //! the number of threads. Tests compare values and gradients with the composed formulas, which [`crate::eager`] uses everywhere else.
 
 pub(crate) mod aggregated;
+mod binary;
 mod broadcast;
 mod convolution;
 mod elementwise;
@@ -12,9 +13,13 @@ mod gates;
 mod linear;
 mod norm;
 mod packed;
+#[allow(unsafe_code)]
+mod product;
 mod rows;
 mod softmax;
+mod table;
 
+pub(crate) use binary::{Arithmetic, add_in_place, binary, joined};
 pub(crate) use broadcast::{reduced, reduced_product};
 pub(crate) use convolution::{depthwise, windows};
 pub(crate) use elementwise::Activation;
@@ -22,7 +27,9 @@ pub(crate) use gates::{GateHeads, mask_heads, mask_in_place};
 pub(crate) use linear::{linear, linear_gradients};
 pub(crate) use norm::Norm;
 pub(crate) use packed::packed;
+pub(crate) use product::{product, product_of_heads};
 pub(crate) use softmax::AttentionSoftmax;
+pub(crate) use table::Table;
 
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tensor, bail};
 
@@ -47,35 +54,31 @@ fn numbers_mut<'a>(storage: &'a mut CpuStorage, layout: &Layout) -> Result<&'a m
 /// A function of one contiguous tensor's numbers, without a gradient.
 struct Of1<F>(&'static str, Shape, F);
 
-impl<F: Fn(&[f32], &mut [f32])> CustomOp1 for Of1<F> {
+impl<F: Fn(&[f32]) -> Vec<f32>> CustomOp1 for Of1<F> {
     fn name(&self) -> &'static str {
         self.0
     }
 
     fn cpu_fwd(&self, s1: &CpuStorage, l1: &Layout) -> Result<(CpuStorage, Shape)> {
-        let mut out = vec![0f32; self.1.elem_count()];
-        (self.2)(numbers(s1, l1)?, &mut out);
-        Ok((CpuStorage::F32(out), self.1.clone()))
+        Ok((CpuStorage::F32((self.2)(numbers(s1, l1)?)), self.1.clone()))
     }
 }
 
 /// A function of two contiguous tensors' numbers, without a gradient.
 struct Of2<F>(&'static str, Shape, F);
 
-impl<F: Fn(&[f32], &[f32], &mut [f32])> CustomOp2 for Of2<F> {
+impl<F: Fn(&[f32], &[f32]) -> Vec<f32>> CustomOp2 for Of2<F> {
     fn name(&self) -> &'static str {
         self.0
     }
 
     fn cpu_fwd(&self, s1: &CpuStorage, l1: &Layout, s2: &CpuStorage, l2: &Layout) -> Result<(CpuStorage, Shape)> {
-        let mut out = vec![0f32; self.1.elem_count()];
-        (self.2)(numbers(s1, l1)?, numbers(s2, l2)?, &mut out);
-        Ok((CpuStorage::F32(out), self.1.clone()))
+        Ok((CpuStorage::F32((self.2)(numbers(s1, l1)?, numbers(s2, l2)?)), self.1.clone()))
     }
 }
 
 /// `f` of the numbers of `a`, of that shape.
-fn of1(name: &'static str, shape: &Shape, a: &Tensor, f: impl Fn(&[f32], &mut [f32])) -> Result<Tensor> {
+fn of1(name: &'static str, shape: &Shape, a: &Tensor, f: impl Fn(&[f32]) -> Vec<f32>) -> Result<Tensor> {
     packed(a)?.apply_op1_no_bwd(&Of1(name, shape.clone(), f))
 }
 
@@ -84,7 +87,7 @@ fn of2(
     name: &'static str,
     shape: &Shape,
     (a, b): (&Tensor, &Tensor),
-    f: impl Fn(&[f32], &[f32], &mut [f32]),
+    f: impl Fn(&[f32], &[f32]) -> Vec<f32>,
 ) -> Result<Tensor> {
     packed(a)?.apply_op2_no_bwd(&packed(b)?, &Of2(name, shape.clone(), f))
 }
@@ -182,8 +185,10 @@ mod tests {
             assert!(found.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-4), "{padding} {stride}");
         }
         let (x, w) = (random(3, &[2, 4, 5, 6]), random(4, &[4, 1, 3, 3]));
-        let expected = x.conv2d(&w, 1, 1, 1, 4).unwrap();
-        let found = x.apply_op2(&w, depthwise(&x, &w).unwrap()).unwrap();
-        compare("depthwise", &[&x, &w], &found, &expected);
+        let b = random(5, &[4]);
+        let expected = x.conv2d(&w, 1, 1, 1, 4).unwrap().broadcast_add(&b.reshape((1, 4, 1, 1)).unwrap()).unwrap();
+        let last = x.permute((0, 2, 3, 1)).unwrap().contiguous().unwrap();
+        let found = last.apply_op3(&w, &b, depthwise(&last, &w).unwrap()).unwrap().permute((0, 3, 1, 2)).unwrap();
+        compare("depthwise", &[&x, &w, &b], &found, &expected);
     }
 }

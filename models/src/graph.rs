@@ -4,6 +4,7 @@
 //! the gradient to it, and it knows nothing of heads that are off. Here a gradient that comes alone is not added to anything.
 
 use crate::error::Result;
+use crate::fused::{self, Arithmetic};
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, TensorId, Var};
 use std::collections::hash_map::Entry;
@@ -20,6 +21,8 @@ pub(crate) struct Graph {
     known: HashSet<TensorId>,
     /// Variables of candle's graph, and the values of this one whose numbers they have.
     bridges: Vec<(Tensor, TensorId)>,
+    /// Rows of leaves: the leaf, where in it they begin, and the tensor of them.
+    parts: Vec<(Tensor, usize, TensorId)>,
 }
 
 struct Step {
@@ -28,9 +31,9 @@ struct Step {
     back: Back,
 }
 
-/// Gradients by the tensors they are of.
+/// Gradients by the tensors they are of, and whether nobody else has them: those can be added to.
 #[derive(Default)]
-pub(crate) struct Sums(HashMap<TensorId, Tensor>);
+pub(crate) struct Sums(HashMap<TensorId, (Tensor, bool)>);
 
 impl Sums {
     fn add(&mut self, id: TensorId, gradient: Tensor) -> Result<()> {
@@ -38,19 +41,22 @@ impl Sums {
         let gradient = gradient.detach();
         match self.0.entry(id) {
             Entry::Vacant(entry) => {
-                entry.insert(gradient);
+                entry.insert((gradient, false));
             }
-            Entry::Occupied(mut entry) => {
-                let sum = (entry.get() + gradient)?;
-                entry.insert(sum);
-            }
+            Entry::Occupied(mut entry) => match entry.get() {
+                (sum, true) => fused::add_in_place(sum, &gradient)?,
+                (first, false) => {
+                    let sum = fused::binary(Arithmetic::Sum, first, &gradient)?;
+                    entry.insert((sum, true));
+                }
+            },
         }
         Ok(())
     }
 
     /// The gradient of a tensor.
     pub(crate) fn remove(&mut self, id: TensorId) -> Option<Tensor> {
-        self.0.remove(&id)
+        self.0.remove(&id).map(|(gradient, _)| gradient)
     }
 }
 
@@ -59,6 +65,14 @@ impl Graph {
     pub(crate) fn leaf(&mut self, var: &Var, leaf: &Tensor) {
         self.known.insert(leaf.id());
         self.bridges.push((var.as_tensor().clone(), leaf.id()));
+    }
+
+    /// `rows` are those of `leaf` from `first` on.
+    pub(crate) fn part(&mut self, leaf: &Tensor, first: usize, rows: &Tensor) {
+        if self.knows(leaf) {
+            self.known.insert(rows.id());
+            self.parts.push((leaf.clone(), first, rows.id()));
+        }
     }
 
     /// The variable `var` of candle's graph is a copy of `x`.
@@ -127,6 +141,17 @@ impl Graph {
                     sums.add(id, gradient)?;
                 }
             }
+        }
+        let mut found: Vec<(Tensor, Vec<(usize, Tensor)>)> = Vec::new();
+        for (leaf, first, rows) in self.parts {
+            let Some(gradient) = sums.remove(rows) else { continue };
+            match found.iter_mut().find(|(other, _)| other.id() == leaf.id()) {
+                Some((_, parts)) => parts.push((first, gradient)),
+                None => found.push((leaf, vec![(first, gradient)])),
+            }
+        }
+        for (leaf, parts) in found {
+            sums.add(leaf.id(), fused::joined(leaf.dims(), &parts)?)?;
         }
         Ok(sums)
     }

@@ -30,3 +30,18 @@ pub use memory::Memory;
 pub use options::{Options, Precision};
 pub use progress::Progress;
 pub use trainer::{Loss, Task, Trainer};
+
+/// Makes the calling thread, which will train, one of rayon's threads.
+///
+/// Otherwise it sleeps while they compute, and every operation wakes one of them and waits to be woken. It does nothing if rayon's threads have
+/// begun already. For programs, to be called first: the calling thread runs others' tasks only while it is in an operation of rayon's itself.
+pub fn join_pool() {
+    let set =
+        std::env::var("RAYON_NUM_THREADS").ok().and_then(|threads| threads.parse().ok()).filter(|threads| *threads > 0);
+    let threads = set.or_else(|| Some(std::thread::available_parallelism().ok()?.get())).unwrap_or(1);
+    // One thread alone would let others wait for as long as it does something else.
+    if threads > 1 {
+        // It fails where threads have begun: then everything is slower, and right.
+        let _ = rayon::ThreadPoolBuilder::new().num_threads(threads).use_current_thread().build_global();
+    }
+}

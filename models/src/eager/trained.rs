@@ -62,7 +62,13 @@ impl Eager {
             let row = (leaf.elem_count() / leaf.dim(0).unwrap_or(1).max(1)).max(1);
             parts.push(match part.elements == leaf.elem_count() {
                 true => leaf,
-                false => self.slice(&leaf, 0, part.at / row, (part.at + part.elements) / row)?,
+                false => {
+                    let rows = leaf.narrow(0, part.at / row, part.elements / row)?;
+                    if let Some(graph) = &mut self.graph {
+                        graph.part(&leaf, part.at / row, &rows);
+                    }
+                    rows
+                }
             });
         }
         let joined = match parts.as_slice() {

@@ -1,6 +1,6 @@
 //! Aggregated attention with its gradients, without a copy of the windows, and nothing of heads that are off.
 
-use super::rows::{each, sum};
+use super::rows::{made, made_of, per_task, sum};
 use super::softmax::dot;
 use candle_core::{Device, Result, Tensor};
 
@@ -53,15 +53,22 @@ struct Units {
 
 const LEAST: f32 = 1e-12;
 
-/// Adds what a row gives to a head's numbers: the row, the head of the batch, room for a row, and the numbers.
-type AddRow<'a> = dyn Fn(usize, usize, &mut [f32], &mut [f32]) + Sync + 'a;
+/// `count` rows of `width`, which `f` makes of zeros.
+fn rows(count: usize, width: usize, f: impl Fn(usize, &mut [f32]) + Sync) -> Vec<f32> {
+    made(
+        count * width,
+        width,
+        #[inline(always)]
+        |first, part| part.chunks_mut(width).enumerate().for_each(|(i, out)| f(first + i, out)),
+    )
+}
 
 impl Units {
     fn of(x: &[f32], dim: usize) -> Units {
-        let mut norms = vec![0f32; x.len() / dim.max(1)];
-        each(
-            &mut norms,
+        let norms = made_of(
+            x.len() / dim.max(1),
             1,
+            per_task(dim),
             #[inline(always)]
             |first, part| {
                 for (i, norm) in part.iter_mut().enumerate() {
@@ -70,9 +77,8 @@ impl Units {
                 }
             },
         );
-        let mut rows = vec![0f32; x.len()];
-        each(
-            &mut rows,
+        let rows = made(
+            x.len(),
             dim,
             #[inline(always)]
             |first, part| {
@@ -162,11 +168,10 @@ impl Forward {
         let Sizes { heads, dim, .. } = sizes;
         let [query, key, pooled_key] = [&given.query, &given.key, &given.pooled_key].map(|x| Units::of(x, dim));
         let count = sizes.batch * sizes.tokens() * heads;
-        let weights = vec![0f32; count * sizes.seen()];
-        let mut forward = Forward { sizes, query, key, pooled_key, weights, output: vec![0f32; count * dim], given };
-        let mut weights = std::mem::take(&mut forward.weights);
-        each(
-            &mut weights,
+        let (weights, output) = (Vec::new(), Vec::new());
+        let mut forward = Forward { sizes, query, key, pooled_key, weights, output, given };
+        forward.weights = made(
+            count * sizes.seen(),
             sizes.seen(),
             #[inline(always)]
             |first, part| {
@@ -176,10 +181,8 @@ impl Forward {
                 }
             },
         );
-        forward.weights = weights;
-        let mut output = std::mem::take(&mut forward.output);
-        each(
-            &mut output,
+        forward.output = made(
+            count * dim,
             dim,
             #[inline(always)]
             |first, part| {
@@ -189,7 +192,6 @@ impl Forward {
                 }
             },
         );
-        forward.output = output;
         forward
     }
 
@@ -288,9 +290,8 @@ impl Forward {
         let Sizes { batch, heads, dim, pooled, .. } = self.sizes;
         let (tokens, cells, seen, record) =
             (self.sizes.tokens(), self.sizes.cells(), self.sizes.seen(), self.sizes.record());
-        let mut records = vec![0f32; batch * tokens * heads * record.width];
-        each(
-            &mut records,
+        let records = made(
+            batch * tokens * heads * record.width,
             record.width,
             #[inline(always)]
             |first, part| {
@@ -300,121 +301,89 @@ impl Forward {
             },
         );
         let of = |row: usize| &records[row * record.width..][..record.width];
-        let on = |row: usize| self.given.gates[row] != 0.0;
-
-        let rows = |width: usize, f: &(dyn Fn(usize, &mut [f32]) + Sync), count: usize| {
-            let mut out = vec![0f32; count * width];
-            each(
-                &mut out,
-                width,
-                #[inline(always)]
-                |first, part| {
-                    part.chunks_mut(width).enumerate().for_each(|(i, out)| f(first + i, out));
-                },
-            );
-            out
-        };
         let count = batch * tokens * heads;
-        let query = rows(dim, &|row, out| out.copy_from_slice(&of(row)[record.of_query..][..dim]), count);
-        let gates = rows(1, &|row, out| out[0] = of(row)[record.of_gate], count);
-        // The queries that see a token are in the window around it, at the mirrored cell.
-        let seen_by = |row: usize, f: &mut dyn FnMut(usize, usize)| {
-            let (batch, token, head) = self.place(row);
-            for cell in 0..cells {
-                if let Some(other) = self.sizes.in_window(token, cells - 1 - cell) {
-                    let other = (batch * tokens + other) * heads + head;
-                    if on(other) {
-                        f(other, cell);
-                    }
-                }
-            }
-        };
-        let key = rows(
+        let query = rows(
+            count,
             dim,
-            &|row, out| {
+            #[inline(always)]
+            |row, out| out.copy_from_slice(&of(row)[record.of_query..][..dim]),
+        );
+        let gates = (0..count).map(|row| of(row)[record.of_gate]).collect();
+        let key = rows(
+            count,
+            dim,
+            #[inline(always)]
+            |row, out| {
                 let scaled = &mut vec![0f32; dim];
-                seen_by(row, &mut |other, cell| {
-                    self.scaled_query(other, scaled);
-                    add(out, of(other)[cell], scaled);
-                });
+                self.seen_by(
+                    row,
+                    #[inline(always)]
+                    |other, cell| {
+                        self.scaled_query(other, scaled);
+                        add(out, of(other)[cell], scaled);
+                    },
+                );
                 self.key.back(row, out);
             },
-            count,
         );
         let value = rows(
-            dim,
-            &|row, out| {
-                seen_by(row, &mut |other, cell| {
-                    let factor = of(other)[record.factors + cell] * self.given.gates[other];
-                    add(out, factor, &gradient[other * dim..][..dim]);
-                });
-            },
             count,
+            dim,
+            #[inline(always)]
+            |row, out| {
+                self.seen_by(
+                    row,
+                    #[inline(always)]
+                    |other, cell| {
+                        let factor = of(other)[record.factors + cell] * self.given.gates[other];
+                        add(out, factor, &gradient[other * dim..][..dim]);
+                    },
+                );
+            },
         );
-        // (batch, heads, pooled, dim), a head at a time.
-        let of_head = |f: &AddRow<'_>| {
-            let turned = rows(
-                pooled * dim,
-                &|at, out| {
-                    let (batch, head, mut scratch) = (at / heads, at % heads, vec![0f32; dim]);
-                    for token in 0..tokens {
-                        let row = (batch * tokens + token) * heads + head;
-                        if on(row) {
-                            f(row, at, &mut scratch, out);
-                        }
-                    }
-                },
-                batch * heads,
-            );
-            rows(
-                dim,
-                &|row, out| {
-                    let (batch, m, head) = (row / (heads * pooled), row / heads % pooled, row % heads);
-                    out.copy_from_slice(&turned[((batch * heads + head) * pooled + m) * dim..][..dim]);
-                },
-                batch * pooled * heads,
-            )
-        };
-        let mut pooled_key = of_head(&|row, _, scaled, out| {
-            self.scaled_query(row, scaled);
-            for (score, out) in of(row)[cells..seen].iter().zip(out.chunks_mut(dim)) {
-                add(out, *score, scaled);
-            }
-        });
+        let mut pooled_key = self.of_pooled(
+            #[inline(always)]
+            |row, scaled, out| {
+                self.scaled_query(row, scaled);
+                for (score, out) in of(row)[cells..seen].iter().zip(out.chunks_mut(dim)) {
+                    add(out, *score, scaled);
+                }
+            },
+        );
         pooled_key.chunks_mut(dim).enumerate().for_each(|(row, out)| self.pooled_key.back(row, out));
-        let pooled_value = of_head(&|row, _, gated, out| {
-            let gate = self.given.gates[row];
-            gated.iter_mut().zip(&gradient[row * dim..][..dim]).for_each(|(out, g)| *out = gate * g);
-            let weights = &self.weights[row * seen..][cells..seen];
-            for (weight, out) in weights.iter().zip(out.chunks_mut(dim)) {
-                add(out, *weight, gated);
-            }
-        });
-        let query_scale = rows(
-            1,
-            &|at, out| out[0] = (0..batch).map(|b| of(b * tokens * heads + at)[record.of_scale]).sum(),
-            tokens * heads,
+        let pooled_value = self.of_pooled(
+            #[inline(always)]
+            |row, gated, out| {
+                let gate = self.given.gates[row];
+                gated.iter_mut().zip(&gradient[row * dim..][..dim]).for_each(|(out, g)| *out = gate * g);
+                let weights = &self.weights[row * seen..][cells..seen];
+                for (weight, out) in weights.iter().zip(out.chunks_mut(dim)) {
+                    add(out, *weight, gated);
+                }
+            },
         );
+        let of_scale = |at: usize| (0..batch).map(|b| of(b * tokens * heads + at)[record.of_scale]).sum();
+        let query_scale = (0..tokens * heads).map(of_scale).collect();
         let pooled_bias = rows(
+            heads * tokens,
             pooled,
-            &|at, out| {
+            #[inline(always)]
+            |at, out| {
                 let (head, token) = (at / tokens, at % tokens);
                 for b in 0..batch {
                     add(out, 1.0, &of((b * tokens + token) * heads + head)[cells..seen]);
                 }
             },
-            heads * tokens,
         );
         // What a head has for all tokens: embedding, local bias, learnt bias, learnt tokens.
         let width = dim + 2 * cells + dim * cells;
-        let mut shared = vec![0f32; heads * width];
-        sum(
+        let shared = sum(
             count,
             record.width,
-            &mut shared,
+            heads * width,
             #[inline(always)]
             |first, end, sums| {
-                for row in (first..end).filter(|&row| on(row)) {
+                for row in (first..end).filter(|&row| self.given.gates[row] != 0.0) {
                     let (record_of, sums) = (of(row), &mut sums[row % heads * width..][..width]);
                     let of_factors = &record_of[record.of_factors..][..cells];
                     add(&mut sums[..dim], 1.0, &record_of[record.of_embedded..][..dim]);
@@ -444,6 +413,47 @@ impl Forward {
             learnable_tokens,
             learnable_bias,
         ]
+    }
+
+    /// Calls `f` with the queries that see a token and are on, and with the cell where each sees it: they are in the window around it, at the
+    /// mirrored cell.
+    #[inline(always)]
+    fn seen_by(&self, row: usize, mut f: impl FnMut(usize, usize)) {
+        let (batch, token, head) = self.place(row);
+        let (cells, tokens) = (self.sizes.cells(), self.sizes.tokens());
+        for cell in 0..cells {
+            if let Some(other) = self.sizes.in_window(token, cells - 1 - cell) {
+                let other = (batch * tokens + other) * self.sizes.heads + head;
+                if self.given.gates[other] != 0.0 {
+                    f(other, cell);
+                }
+            }
+        }
+    }
+
+    /// (batch, pooled, heads, dim): the sums over the rows that are on of what `f` adds to a head's (pooled, dim), with room for a row.
+    fn of_pooled(&self, f: impl Fn(usize, &mut [f32], &mut [f32]) + Sync) -> Vec<f32> {
+        let Sizes { batch, heads, dim, pooled, .. } = self.sizes;
+        let tokens = self.sizes.tokens();
+        let by_head = made_of(
+            batch * heads * pooled * dim,
+            pooled * dim,
+            1,
+            #[inline(always)]
+            |at, out| {
+                let (batch, head, mut scratch) = (at / heads, at % heads, vec![0f32; dim]);
+                for token in 0..tokens {
+                    let row = (batch * tokens + token) * heads + head;
+                    if self.given.gates[row] != 0.0 {
+                        f(row, &mut scratch, out);
+                    }
+                }
+            },
+        );
+        rows(batch * pooled * heads, dim, |row, out| {
+            let (batch, m, head) = (row / (heads * pooled), row / heads % pooled, row % heads);
+            out.copy_from_slice(&by_head[((batch * heads + head) * pooled + m) * dim..][..dim]);
+        })
     }
 
     /// A token's record for one head.

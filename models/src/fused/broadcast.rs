@@ -1,7 +1,7 @@
 //! Sums over the axes that a smaller tensor was broadcast along: its gradient.
 
-use super::rows::{each, sum};
-use super::{of1, of2};
+use super::rows::{made_of, per_task, sum};
+use super::{Arithmetic, binary, of1, of2};
 use candle_core::{Result, Shape, Tensor};
 
 /// `x` summed over the axes where `dims`, which broadcasts to its shape, has 1 or nothing.
@@ -10,7 +10,7 @@ pub(crate) fn reduced(x: &Tensor, dims: &[usize]) -> Result<Tensor> {
     let mut x = x.clone();
     while let Some((block, [a, b, c])) = last_block(&shape, dims) {
         shape[block].fill(1);
-        x = of1("reduced", &Shape::from(shape.as_slice()), &x, |x, out| add_up([a, b, c], x, out))?;
+        x = of1("reduced", &Shape::from(shape.as_slice()), &x, |x| add_up([a, b, c], x))?;
     }
     if x.dims() == dims { Ok(x) } else { x.contiguous()?.reshape(dims) }
 }
@@ -21,12 +21,10 @@ pub(crate) fn reduced_product(x: &Tensor, y: &Tensor, dims: &[usize]) -> Result<
     match last_block(&shape, dims) {
         Some((block, [a, b, c])) if y.dims() == x.dims() => {
             shape[block].fill(1);
-            let x = of2("reduced", &Shape::from(shape.as_slice()), (x, y), |x, y, out| {
-                add_up_products([a, b, c], x, y, out);
-            })?;
+            let x = of2("reduced", &Shape::from(shape.as_slice()), (x, y), |x, y| add_up_products([a, b, c], x, y))?;
             reduced(&x, dims)
         }
-        _ => reduced(&x.broadcast_mul(y)?, dims),
+        _ => reduced(&binary(Arithmetic::Product, x, y)?, dims),
     }
 }
 
@@ -41,9 +39,9 @@ fn last_block(shape: &[usize], dims: &[usize]) -> Option<(std::ops::Range<usize>
 }
 
 /// out (a, c) = the sum of x (a, b, c) over b.
-fn add_up([a, b, c]: [usize; 3], x: &[f32], out: &mut [f32]) {
-    if out.is_empty() {
-        return;
+fn add_up([a, b, c]: [usize; 3], x: &[f32]) -> Vec<f32> {
+    if a * c == 0 {
+        return Vec::new();
     }
     let rows = |x: &[f32], out: &mut [f32]| {
         for row in x.chunks(c) {
@@ -51,9 +49,10 @@ fn add_up([a, b, c]: [usize; 3], x: &[f32], out: &mut [f32]) {
         }
     };
     match (a, c) {
-        (_, 1) => each(
-            out,
+        (_, 1) => made_of(
+            a,
             1,
+            per_task(b),
             #[inline(always)]
             |first, part| {
                 for (i, out) in part.iter_mut().enumerate() {
@@ -64,13 +63,14 @@ fn add_up([a, b, c]: [usize; 3], x: &[f32], out: &mut [f32]) {
         (1, _) => sum(
             b,
             c,
-            out,
+            c,
             #[inline(always)]
             |first, end, sums| rows(&x[first * c..end * c], sums),
         ),
-        _ => each(
-            out,
+        _ => made_of(
+            a * c,
             c,
+            per_task(b * c),
             #[inline(always)]
             |first, part| {
                 for (i, out) in part.chunks_mut(c).enumerate() {
@@ -82,9 +82,9 @@ fn add_up([a, b, c]: [usize; 3], x: &[f32], out: &mut [f32]) {
 }
 
 /// out (a, c) = the sum of x * y, (a, b, c) both, over b.
-fn add_up_products([a, b, c]: [usize; 3], x: &[f32], y: &[f32], out: &mut [f32]) {
-    if out.is_empty() {
-        return;
+fn add_up_products([a, b, c]: [usize; 3], x: &[f32], y: &[f32]) -> Vec<f32> {
+    if a * c == 0 {
+        return Vec::new();
     }
     let rows = |x: &[f32], y: &[f32], out: &mut [f32]| {
         for (x, y) in x.chunks(c).zip(y.chunks(c)) {
@@ -92,9 +92,10 @@ fn add_up_products([a, b, c]: [usize; 3], x: &[f32], y: &[f32], out: &mut [f32])
         }
     };
     match (a, c) {
-        (_, 1) => each(
-            out,
+        (_, 1) => made_of(
+            a,
             1,
+            per_task(b),
             #[inline(always)]
             |first, part| {
                 for (i, out) in part.iter_mut().enumerate() {
@@ -106,13 +107,14 @@ fn add_up_products([a, b, c]: [usize; 3], x: &[f32], y: &[f32], out: &mut [f32])
         (1, _) => sum(
             b,
             c,
-            out,
+            c,
             #[inline(always)]
             |first, end, sums| rows(&x[first * c..end * c], &y[first * c..end * c], sums),
         ),
-        _ => each(
-            out,
+        _ => made_of(
+            a * c,
             c,
+            per_task(b * c),
             #[inline(always)]
             |first, part| {
                 for (i, out) in part.chunks_mut(c).enumerate() {

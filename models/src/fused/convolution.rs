@@ -1,8 +1,8 @@
 //! Convolutions: as one matrix product of windows, and channel by channel.
 
-use super::rows::{each, sum};
+use super::rows::{made, sum};
 use super::{numbers, of1, of2};
-use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, CustomOp1, CustomOp3, Layout, Result, Shape, Tensor, bail};
 use rayon::prelude::*;
 
 /// The windows that (out, in, rows, columns) kernels see in `x` (batch, in, rows, columns): their product with a kernel is a convolution.
@@ -65,9 +65,8 @@ impl CustomOp1 for Windows {
         let (picture, width) = (self.channels * self.size[0] * self.size[1], self.width());
         let places: usize = self.places().iter().product();
         let batch = x.len() / picture.max(1);
-        let mut out = vec![0f32; batch * places * width];
-        each(
-            &mut out,
+        let out = made(
+            batch * places * width,
             width,
             #[inline(always)]
             |first, part| {
@@ -84,22 +83,24 @@ impl CustomOp1 for Windows {
     fn bwd(&self, x: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
         let (picture, width) = (self.channels * self.size[0] * self.size[1], self.width());
         let places: usize = self.places().iter().product();
-        let found = of1("windows-backward", x.shape(), gradient, |gradient, out| {
+        let found = of1("windows-backward", x.shape(), gradient, |gradient| {
+            let mut out = vec![0f32; x.elem_count()];
             out.par_chunks_mut(picture).enumerate().for_each(|(batch, out)| {
                 for place in 0..places {
                     let row = &gradient[(batch * places + place) * width..][..width];
                     self.inside(place, |from, to| out[to] += row[from]);
                 }
             });
+            out
         })?;
         Ok(Some(found))
     }
 }
 
-/// Cross-correlation of each channel of (batch, channels, rows, columns) with its own kernel, (channels, 1, k, k), k odd, with zeros
-/// around that keep the size.
+/// Cross-correlation of each channel of (batch, rows, columns, channels) with its own kernel, (channels, 1, k, k), k odd, with zeros
+/// around that keep the size; plus a bias (channels).
 pub(crate) fn depthwise(x: &Tensor, kernel: &Tensor) -> Result<Depthwise> {
-    let (_, channels, rows, columns) = x.dims4()?;
+    let (_, rows, columns, channels) = x.dims4()?;
     let side = kernel.dim(2)?;
     if kernel.dims() != [channels, 1, side, side] || side % 2 == 0 {
         bail!("a depthwise kernel {:?} for {channels} channels", kernel.dims());
@@ -116,51 +117,75 @@ pub(crate) struct Depthwise {
 }
 
 impl Depthwise {
-    /// Calls `f` for every row of a place's plane and every number of the kernel with that number's index, and the ranges of `wide` and
-    /// `narrow` that lie over each other when the kernel is there.
+    fn cells(&self) -> usize {
+        self.side * self.side
+    }
+
+    /// (cells, channels) of (channels, cells).
+    fn turned(&self, kernel: &[f32]) -> Vec<f32> {
+        (0..self.cells()).flat_map(|cell| kernel.iter().skip(cell).step_by(self.cells()).copied()).collect()
+    }
+
+    /// Calls `f` with the kernel's cells that lie inside the picture when it is at `place`, a row of places and a column, and the channels
+    /// under each in `x`.
     #[inline(always)]
-    fn overlaps(&self, mut f: impl FnMut(usize, std::ops::Range<usize>, std::ops::Range<usize>)) {
-        let reach = self.side / 2;
+    fn under<'a>(&self, (row, column): (usize, usize), x: &'a [f32], mut f: impl FnMut(usize, &'a [f32])) {
+        let (batch, y, reach) = (row / self.rows, row % self.rows, self.side / 2);
         for i in 0..self.side {
+            let y = (y + i).wrapping_sub(reach);
             for j in 0..self.side {
-                // Row y reads row y + i - reach, columns are alike.
-                let (begin, end) =
-                    (reach.saturating_sub(j), self.columns.min((self.columns + reach).saturating_sub(j)));
-                if begin >= end {
-                    continue;
-                }
-                for y in reach.saturating_sub(i)..self.rows.min((self.rows + reach).saturating_sub(i)) {
-                    let (to, from) = (y * self.columns, (y + i - reach) * self.columns);
-                    f(i * self.side + j, to + begin..to + end, from + begin + j - reach..from + end + j - reach);
+                let column = (column + j).wrapping_sub(reach);
+                if y < self.rows && column < self.columns {
+                    let at = (batch * self.rows + y) * self.columns + column;
+                    f(i * self.side + j, &x[at * self.channels..][..self.channels]);
                 }
             }
         }
     }
+
+    /// The sum over the cells of `x` under a cell times the numbers that `of` gives for it, added to `begin` at every place.
+    fn correlate<'a>(&self, x: &[f32], begin: Option<&[f32]>, of: impl Fn(usize) -> &'a [f32] + Sync) -> Vec<f32> {
+        let row = self.columns * self.channels;
+        made(
+            x.len(),
+            row,
+            #[inline(always)]
+            |first, part| {
+                for (i, out) in part.chunks_mut(row).enumerate() {
+                    for (column, out) in out.chunks_mut(self.channels).enumerate() {
+                        begin.iter().for_each(|begin| out.copy_from_slice(begin));
+                        self.under(
+                            (first + i, column),
+                            x,
+                            #[inline(always)]
+                            |cell, x| {
+                                let numbers = x.iter().zip(of(cell));
+                                out.iter_mut().zip(numbers).for_each(|(out, (x, kernel))| *out += kernel * x);
+                            },
+                        );
+                    }
+                }
+            },
+        )
+    }
 }
 
-impl CustomOp2 for Depthwise {
+impl CustomOp3 for Depthwise {
     fn name(&self) -> &'static str {
         "depthwise"
     }
 
-    fn cpu_fwd(&self, s1: &CpuStorage, l1: &Layout, s2: &CpuStorage, l2: &Layout) -> Result<(CpuStorage, Shape)> {
-        let (x, kernel) = (numbers(s1, l1)?, numbers(s2, l2)?);
-        let (plane, cells) = (self.rows * self.columns, self.side * self.side);
-        let mut out = vec![0f32; x.len()];
-        each(
-            &mut out,
-            plane,
-            #[inline(always)]
-            |first, part| {
-                for (i, out) in part.chunks_mut(plane).enumerate() {
-                    let x = &x[(first + i) * plane..][..plane];
-                    let kernel = &kernel[(first + i) % self.channels * cells..][..cells];
-                    self.overlaps(|cell, to, from| {
-                        out[to].iter_mut().zip(&x[from]).for_each(|(out, x)| *out += kernel[cell] * x);
-                    });
-                }
-            },
-        );
+    fn cpu_fwd(
+        &self,
+        s1: &CpuStorage,
+        l1: &Layout,
+        s2: &CpuStorage,
+        l2: &Layout,
+        s3: &CpuStorage,
+        l3: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        let (x, kernel, bias) = (numbers(s1, l1)?, self.turned(numbers(s2, l2)?), numbers(s3, l3)?);
+        let out = self.correlate(x, Some(bias), |cell| &kernel[cell * self.channels..][..self.channels]);
         Ok((CpuStorage::F32(out), l1.shape().clone()))
     }
 
@@ -168,41 +193,43 @@ impl CustomOp2 for Depthwise {
         &self,
         x: &Tensor,
         kernel: &Tensor,
+        bias: &Tensor,
         _: &Tensor,
         gradient: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let (plane, cells, channels) = (self.rows * self.columns, self.side * self.side, self.channels);
-        let of_x = of2("depthwise-backward", x.shape(), (gradient, kernel), |gradient, kernel, out| {
-            each(
-                out,
-                plane,
-                #[inline(always)]
-                |first, part| {
-                    for (i, out) in part.chunks_mut(plane).enumerate() {
-                        let g = &gradient[(first + i) * plane..][..plane];
-                        let kernel = &kernel[(first + i) % channels * cells..][..cells];
-                        self.overlaps(|cell, from, to| {
-                            out[to].iter_mut().zip(&g[from]).for_each(|(out, g)| *out += kernel[cell] * g);
-                        });
-                    }
-                },
-            );
+    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        let (cells, channels, row) = (self.cells(), self.channels, self.columns * self.channels);
+        let of_x = of2("depthwise-backward", x.shape(), (gradient, kernel), |gradient, kernel| {
+            let kernel = self.turned(kernel);
+            // Where the kernel's cell lay on a place, the mirrored cell of a kernel around the place lies where the kernel was.
+            self.correlate(gradient, None, |cell| &kernel[(cells - 1 - cell) * channels..][..channels])
         })?;
-        let of_kernel = of2("depthwise-backward", kernel.shape(), (x, gradient), |x, gradient, out| {
+        // (cells and the bias, channels).
+        let sums = of2("depthwise-backward", &Shape::from((cells + 1, channels)), (x, gradient), |x, gradient| {
             sum(
-                x.len() / plane,
-                plane,
-                out,
+                x.len() / row.max(1),
+                row,
+                (cells + 1) * channels,
                 #[inline(always)]
                 |first, end, sums| {
+                    let (of_kernel, of_bias) = sums.split_at_mut(cells * channels);
                     for at in first..end {
-                        let (x, g) = (&x[at * plane..][..plane], &gradient[at * plane..][..plane]);
-                        let sums = &mut sums[at % channels * cells..][..cells];
-                        self.overlaps(|cell, of_g, of_x| sums[cell] += super::softmax::dot(&g[of_g], &x[of_x]));
+                        for (column, g) in gradient[at * row..][..row].chunks(channels).enumerate() {
+                            self.under(
+                                (at, column),
+                                x,
+                                #[inline(always)]
+                                |cell, x| {
+                                    let sums = &mut of_kernel[cell * channels..][..channels];
+                                    sums.iter_mut().zip(x).zip(g).for_each(|((sum, x), g)| *sum += x * g);
+                                },
+                            );
+                            of_bias.iter_mut().zip(g).for_each(|(sum, g)| *sum += g);
+                        }
                     }
                 },
-            );
+            )
         })?;
-        Ok((Some(of_x), Some(of_kernel)))
+        let of_kernel = sums.narrow(0, 0, cells)?.t()?.contiguous()?.reshape(kernel.dims())?;
+        Ok((Some(of_x), Some(of_kernel), Some(sums.get(cells)?.reshape(bias.dims())?)))
     }
 }

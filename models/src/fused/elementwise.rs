@@ -1,6 +1,6 @@
 //! Activations.
 
-use super::rows::{each, exp};
+use super::rows::{exp, made};
 use super::{numbers, of2};
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
 
@@ -63,11 +63,11 @@ impl Activation {
 }
 
 /// The function of every number, with the choice outside of the loop.
-fn map(of: Activation, x: &[f32], out: &mut [f32]) {
+fn map(of: Activation, x: &[f32]) -> Vec<f32> {
     macro_rules! of {
         ($kind:expr) => {
-            each(
-                out,
+            made(
+                x.len(),
                 1,
                 #[inline(always)]
                 |first, part| {
@@ -90,17 +90,15 @@ impl CustomOp1 for Activation {
 
     fn cpu_fwd(&self, s1: &CpuStorage, l1: &Layout) -> Result<(CpuStorage, Shape)> {
         let x = numbers(s1, l1)?;
-        let mut out = vec![0f32; x.len()];
-        map(*self, x, &mut out);
-        Ok((CpuStorage::F32(out), l1.shape().clone()))
+        Ok((CpuStorage::F32(map(*self, x)), l1.shape().clone()))
     }
 
     fn bwd(&self, x: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
-        let found = of2("activation-backward", x.shape(), (x, gradient), |x, gradient, out| {
+        let found = of2("activation-backward", x.shape(), (x, gradient), |x, gradient| {
             macro_rules! of {
                 ($kind:expr) => {
-                    each(
-                        out,
+                    made(
+                        x.len(),
                         1,
                         #[inline(always)]
                         |first, part| {

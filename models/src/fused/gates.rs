@@ -1,16 +1,16 @@
 //! Heads times their gates, from heads side by side in memory to tokens; and zeros in the blocks of heads that are off.
 
-use super::rows::each;
+use super::rows::{each, made, made_of, per_task};
 use super::softmax::dot;
 use super::{numbers, numbers_mut, of2};
 use candle_core::{CpuStorage, CustomOp2, InplaceOp2, Layout, Result, Shape, Tensor};
 
 /// `x` (batch, q_len, heads * dim) with zeros in the blocks whose gates, (batch, q_len, heads), are 0.
 pub(crate) fn mask_heads(x: &Tensor, gates: &Tensor) -> Result<Tensor> {
-    of2("mask-heads", x.shape(), (x, gates), |x, gates, out| {
-        let dim = out.len() / gates.len().max(1);
-        each(
-            out,
+    of2("mask-heads", x.shape(), (x, gates), |x, gates| {
+        let dim = x.len() / gates.len().max(1);
+        made(
+            x.len(),
             dim,
             #[inline(always)]
             |first, part| {
@@ -21,7 +21,7 @@ pub(crate) fn mask_heads(x: &Tensor, gates: &Tensor) -> Result<Tensor> {
                     }
                 }
             },
-        );
+        )
     })
 }
 
@@ -86,9 +86,8 @@ impl CustomOp2 for GateHeads {
     fn cpu_fwd(&self, s1: &CpuStorage, l1: &Layout, s2: &CpuStorage, l2: &Layout) -> Result<(CpuStorage, Shape)> {
         let (x, gates) = (numbers(s1, l1)?, numbers(s2, l2)?);
         let GateHeads { heads, q_len, dim } = *self;
-        let mut out = vec![0f32; x.len()];
-        each(
-            &mut out,
+        let out = made(
+            x.len(),
             heads * dim,
             #[inline(always)]
             |first, part| {
@@ -115,9 +114,9 @@ impl CustomOp2 for GateHeads {
         gradient: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
         let GateHeads { heads, q_len, dim } = *self;
-        let of_x = of2("gate-heads-backward", x.shape(), (gradient, gates), |gradient, gates, out| {
-            each(
-                out,
+        let of_x = of2("gate-heads-backward", x.shape(), (gradient, gates), |gradient, gates| {
+            made(
+                gradient.len(),
                 dim,
                 #[inline(always)]
                 |first, part| {
@@ -132,12 +131,13 @@ impl CustomOp2 for GateHeads {
                         }
                     }
                 },
-            );
+            )
         })?;
-        let of_gates = of2("gate-heads-backward", gates.shape(), (gradient, x), |gradient, x, out| {
-            each(
-                out,
+        let of_gates = of2("gate-heads-backward", gates.shape(), (gradient, x), |gradient, x| {
+            made_of(
+                gradient.len() / dim.max(1),
                 heads,
+                per_task(heads * dim),
                 #[inline(always)]
                 |first, part| {
                     for (i, out) in part.iter_mut().enumerate() {
@@ -146,12 +146,11 @@ impl CustomOp2 for GateHeads {
                         *out = dot(g, &x[self.at(token, head)..][..dim]);
                     }
                 },
-            );
+            )
         })?;
         // That of a gate of exactly 0 is 0: nothing is computed there.
-        let of_gates = of2("gate-heads-backward", gates.shape(), (&of_gates, gates), |found, gates, out| {
-            let found = out.iter_mut().zip(found).zip(gates);
-            found.filter(|(_, gate)| **gate != 0.0).for_each(|((out, found), _)| *out = *found);
+        let of_gates = of2("gate-heads-backward", gates.shape(), (&of_gates, gates), |found, gates| {
+            found.iter().zip(gates).map(|(found, gate)| if *gate == 0.0 { 0.0 } else { *found }).collect()
         })?;
         Ok((Some(of_x), Some(of_gates)))
     }

@@ -1,12 +1,12 @@
 //! Products of rows with matrices.
 
 use super::rows::{each, sum};
-use super::{numbers, numbers_mut, of1, packed};
+use super::{numbers, numbers_mut, of1, packed, product};
 use candle_core::{CpuStorage, D, InplaceOp2, Layout, Result, Tensor};
 
 /// x W^T + b over the last axis, with W (out, in).
 pub(crate) fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-    let y = rows(x)?.matmul(&weight.t()?)?;
+    let y = product(&rows(x)?, &weight.t()?)?;
     if let Some(bias) = bias {
         y.inplace_op2(&bias.contiguous()?, &AddBias)?;
     }
@@ -25,22 +25,22 @@ pub(crate) fn linear_gradients(
     wanted: [bool; 3],
 ) -> Result<[Option<Tensor>; 3]> {
     let (g, [of_x, of_weight, of_bias]) = (rows(gradient)?, wanted);
-    let of_x = of_x.then(|| g.matmul(weight)?.reshape(x.dims())).transpose()?;
-    let of_weight = of_weight.then(|| g.t()?.matmul(&rows(x)?)).transpose()?;
+    let of_x = of_x.then(|| product(&g, weight)?.reshape(x.dims())).transpose()?;
+    let of_weight = of_weight.then(|| product(&g.t()?, &rows(x)?)).transpose()?;
     let width = g.dim(D::Minus1)?;
     let of_bias = of_bias.then(|| {
-        of1("bias-backward", &width.into(), &g, |g, out| {
+        of1("bias-backward", &width.into(), &g, |g| {
             sum(
                 g.len() / width.max(1),
                 width,
-                out,
+                width,
                 #[inline(always)]
                 |first, end, sums| {
                     for row in g[first * width..end * width].chunks(width) {
                         sums.iter_mut().zip(row).for_each(|(sum, g)| *sum += g);
                     }
                 },
-            );
+            )
         })
     });
     Ok([of_x, of_weight, of_bias.transpose()?])

@@ -1,8 +1,8 @@
 //! RMSNorm and LayerNorm over the last axis.
 
-use super::rows::{each, sum};
+use super::rows::{made, sum};
 use super::softmax::dot;
-use super::{numbers, of2};
+use super::{Arithmetic, binary, numbers, of1, of2};
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, CustomOp3, D, Layout, Result, Shape, Tensor};
 
 /// RMSNorm, weight x / sqrt(mean(x^2) + eps); or LayerNorm, (x - mean) / sqrt(variance + eps), and that times a weight plus a bias.
@@ -29,9 +29,9 @@ impl Norm {
         (mean, 1.0 / (variance / n + self.eps).sqrt())
     }
 
-    fn forward(self, x: &[f32], width: usize, out: &mut [f32], finish: impl Fn(&mut [f32]) + Sync) {
-        each(
-            out,
+    fn forward(self, x: &[f32], width: usize, finish: impl Fn(&mut [f32]) + Sync) -> Vec<f32> {
+        made(
+            x.len(),
             width,
             #[inline(always)]
             |first, part| {
@@ -41,19 +41,19 @@ impl Norm {
                     finish(out);
                 }
             },
-        );
+        )
     }
 
     /// The gradient of x, where `scaled` gives the gradient of the normed row, times the weights.
     fn of_x(self, x: &Tensor, weight: Option<&Tensor>, gradient: &Tensor) -> Result<Tensor> {
         let (width, n) = (x.dim(D::Minus1)?, x.dim(D::Minus1)? as f32);
         let weighted = match weight {
-            Some(weight) => gradient.broadcast_mul(weight)?,
+            Some(weight) => binary(Arithmetic::Product, gradient, weight)?,
             None => gradient.clone(),
         };
-        of2("norm-backward", x.shape(), (x, &weighted), |x, gradient, out| {
-            each(
-                out,
+        of2("norm-backward", x.shape(), (x, &weighted), |x, gradient| {
+            made(
+                x.len(),
                 width,
                 #[inline(always)]
                 |first, part| {
@@ -70,18 +70,18 @@ impl Norm {
                         });
                     }
                 },
-            );
+            )
         })
     }
 
     /// The gradient of the weight: the sum over rows of the gradient times the normed row.
     fn of_weight(self, x: &Tensor, weight: &Tensor, gradient: &Tensor) -> Result<Tensor> {
         let width = x.dim(D::Minus1)?;
-        of2("norm-backward", weight.shape(), (x, gradient), |x, gradient, out| {
+        of2("norm-backward", weight.shape(), (x, gradient), |x, gradient| {
             sum(
                 x.len() / width,
                 width,
-                out,
+                width,
                 #[inline(always)]
                 |first, end, sums| {
                     let rows = x[first * width..end * width].chunks(width);
@@ -90,7 +90,7 @@ impl Norm {
                         sums.iter_mut().zip(x).zip(g).for_each(|((sum, x), g)| *sum += g * (x - mean) * factor);
                     }
                 },
-            );
+            )
         })
     }
 }
@@ -102,8 +102,7 @@ impl CustomOp1 for Norm {
 
     fn cpu_fwd(&self, s1: &CpuStorage, l1: &Layout) -> Result<(CpuStorage, Shape)> {
         let x = numbers(s1, l1)?;
-        let mut out = vec![0f32; x.len()];
-        self.forward(x, l1.dims().last().copied().unwrap_or(1), &mut out, |_| ());
+        let out = self.forward(x, l1.dims().last().copied().unwrap_or(1), |_| ());
         Ok((CpuStorage::F32(out), l1.shape().clone()))
     }
 
@@ -119,8 +118,7 @@ impl CustomOp2 for Norm {
 
     fn cpu_fwd(&self, s1: &CpuStorage, l1: &Layout, s2: &CpuStorage, l2: &Layout) -> Result<(CpuStorage, Shape)> {
         let (x, weight) = (numbers(s1, l1)?, numbers(s2, l2)?);
-        let mut out = vec![0f32; x.len()];
-        self.forward(x, weight.len(), &mut out, |row| row.iter_mut().zip(weight).for_each(|(y, w)| *y *= w));
+        let out = self.forward(x, weight.len(), |row| row.iter_mut().zip(weight).for_each(|(y, w)| *y *= w));
         Ok((CpuStorage::F32(out), l1.shape().clone()))
     }
 
@@ -150,8 +148,7 @@ impl CustomOp3 for Norm {
         l3: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
         let (x, weight, bias) = (numbers(s1, l1)?, numbers(s2, l2)?, numbers(s3, l3)?);
-        let mut out = vec![0f32; x.len()];
-        self.forward(x, weight.len(), &mut out, |row| {
+        let out = self.forward(x, weight.len(), |row| {
             row.iter_mut().zip(weight).zip(bias).for_each(|((y, w), b)| *y = *y * w + b);
         });
         Ok((CpuStorage::F32(out), l1.shape().clone()))
@@ -166,18 +163,18 @@ impl CustomOp3 for Norm {
         gradient: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let width = x.dim(D::Minus1)?;
-        let of_bias = of2("norm-backward", bias.shape(), (gradient, bias), |gradient, _, out| {
+        let of_bias = of1("norm-backward", bias.shape(), gradient, |gradient| {
             sum(
                 gradient.len() / width,
                 width,
-                out,
+                width,
                 #[inline(always)]
                 |first, end, sums| {
                     for row in gradient[first * width..end * width].chunks(width) {
                         sums.iter_mut().zip(row).for_each(|(sum, g)| *sum += g);
                     }
                 },
-            );
+            )
         })?;
         let of_weight = self.of_weight(x, weight, gradient)?;
         Ok((Some(self.of_x(x, Some(weight), gradient)?), Some(of_weight), Some(of_bias)))

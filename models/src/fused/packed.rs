@@ -1,6 +1,6 @@
 //! Copies of tensors whose axes are in another order.
 
-use super::rows::each;
+use super::rows::made;
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, bail};
 
 /// The same numbers side by side in memory, in the order of the axes.
@@ -38,13 +38,13 @@ impl CustomOp1 for Pack {
                 at + i * strides[axis]
             })
         };
-        let mut out = vec![0f32; layout.shape().elem_count()];
-        match near {
+        let count = layout.shape().elem_count();
+        let out = match near {
             // Rows of the same block are next to each other in the output: (near, width).
             Some(near) if near + 1 == outer.len() => {
                 let rows = dims[near];
-                each(
-                    &mut out,
+                made(
+                    count,
                     rows * width,
                     #[inline(always)]
                     |first, part| {
@@ -62,10 +62,10 @@ impl CustomOp1 for Pack {
                             }
                         }
                     },
-                );
+                )
             }
-            _ => each(
-                &mut out,
+            _ => made(
+                count,
                 width,
                 #[inline(always)]
                 |first, part| {
@@ -78,7 +78,7 @@ impl CustomOp1 for Pack {
                     }
                 },
             ),
-        }
+        };
         Ok((CpuStorage::F32(out), layout.shape().clone()))
     }
 }

@@ -1,6 +1,7 @@
 //! Rows that threads divide among them.
 
 use rayon::prelude::*;
+use std::mem::MaybeUninit;
 
 /// Numbers that are worth a task.
 const TASK: usize = 1 << 15;
@@ -22,6 +23,36 @@ pub(super) fn each(out: &mut [f32], width: usize, f: impl Fn(usize, &mut [f32]) 
     }
 }
 
+/// `count` numbers: what `f` makes of rows of `width` zeros, as in [`each`].
+pub(super) fn made(count: usize, width: usize, f: impl Fn(usize, &mut [f32]) + Sync) -> Vec<f32> {
+    made_of(count, width, per_task(width), f)
+}
+
+/// The same with so many rows in a task: few where a row is much work.
+///
+/// A task writes its zeros itself: threads share that, too, and the zeros are in the cache of who needs them.
+#[allow(unsafe_code)]
+pub(super) fn made_of(count: usize, width: usize, rows: usize, f: impl Fn(usize, &mut [f32]) + Sync) -> Vec<f32> {
+    if count == 0 {
+        return Vec::new();
+    }
+    let mut out = Vec::with_capacity(count);
+    let task = |(i, part): (usize, &mut [MaybeUninit<f32>])| {
+        part.fill(MaybeUninit::new(0.0));
+        // SAFETY: these numbers were written just now.
+        let part = unsafe { std::slice::from_raw_parts_mut(part.as_mut_ptr().cast::<f32>(), part.len()) };
+        vectorised(&f, i * rows, part);
+    };
+    let room = &mut out.spare_capacity_mut()[..count];
+    match count <= rows * width {
+        true => task((0, room)),
+        false => room.par_chunks_mut(rows * width).enumerate().for_each(task),
+    }
+    // SAFETY: the tasks have written that many numbers.
+    unsafe { out.set_len(count) };
+    out
+}
+
 /// `f` with the vector instructions of this processor. It is in one place, so that compilers put it there as a whole.
 #[inline(never)]
 fn vectorised(f: &impl Fn(usize, &mut [f32]), at: usize, part: &mut [f32]) {
@@ -31,21 +62,21 @@ fn vectorised(f: &impl Fn(usize, &mut [f32]), at: usize, part: &mut [f32]) {
     );
 }
 
-/// Sums what `f` adds up over stretches of rows (first, end), each into numbers of its own, in the order of the stretches.
-pub(super) fn sum(rows: usize, width: usize, out: &mut [f32], f: impl Fn(usize, usize, &mut [f32]) + Sync) {
+/// `count` sums of what `f` adds up over stretches of rows (first, end), each into numbers of its own, in the order of the stretches.
+pub(super) fn sum(rows: usize, width: usize, count: usize, f: impl Fn(usize, usize, &mut [f32]) + Sync) -> Vec<f32> {
     let step = per_task(width);
     let f = |first: usize, sums: &mut [f32]| f(first, rows.min(first + step), sums);
     let part = |i: usize| {
-        let mut sums = vec![0f32; out.len()];
+        let mut sums = vec![0f32; count];
         vectorised(&f, i * step, &mut sums);
         sums
     };
-    let parts: Vec<Vec<f32>> = (0..rows.div_ceil(step)).into_par_iter().map(part).collect();
+    let mut parts = (0..rows.div_ceil(step)).into_par_iter().map(part).collect::<Vec<_>>().into_iter();
+    let mut sums = parts.next().unwrap_or_else(|| vec![0f32; count]);
     for part in parts {
-        for (sum, part) in out.iter_mut().zip(part) {
-            *sum += part;
-        }
+        sums.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
     }
+    sums
 }
 
 /// e^x to 2 units in the last place, for compilers to vectorise: 0 or infinity beyond float32's exponents are not needed, x is bounded.

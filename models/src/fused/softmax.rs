@@ -1,7 +1,7 @@
 //! Attention's softmax with its scale, bias and causal mask.
 
 use super::broadcast::reduced;
-use super::rows::{each, exp};
+use super::rows::{exp, made};
 use super::{numbers, of2};
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tensor, bail};
 
@@ -56,10 +56,10 @@ impl AttentionSoftmax {
         }
     }
 
-    fn forward<'a>(&self, scores: &[f32], out: &mut [f32], bias: impl Fn(usize) -> Option<(&'a [f32], usize)> + Sync) {
+    fn forward<'a>(&self, scores: &[f32], bias: impl Fn(usize) -> Option<(&'a [f32], usize)> + Sync) -> Vec<f32> {
         let width = self.kv_len;
-        each(
-            out,
+        made(
+            scores.len(),
             width,
             #[inline(always)]
             |first, part| {
@@ -93,15 +93,15 @@ impl AttentionSoftmax {
                     out.iter_mut().for_each(|x| *x *= factor);
                 }
             },
-        );
+        )
     }
 
     /// p (g - sum(p g)) for the biased scores.
     fn backward(&self, weights: &Tensor, gradient: &Tensor) -> Result<Tensor> {
         let width = self.kv_len;
-        of2("softmax-backward", weights.shape(), (weights, gradient), |weights, gradient, out| {
-            each(
-                out,
+        of2("softmax-backward", weights.shape(), (weights, gradient), |weights, gradient| {
+            made(
+                weights.len(),
                 width,
                 #[inline(always)]
                 |first, part| {
@@ -112,7 +112,7 @@ impl AttentionSoftmax {
                         out.iter_mut().zip(p).zip(g).for_each(|((out, p), g)| *out = self.scale * p * (g - dot));
                     }
                 },
-            );
+            )
         })
     }
 }
@@ -158,9 +158,7 @@ impl CustomOp1 for AttentionSoftmax {
 
     fn cpu_fwd(&self, s1: &CpuStorage, l1: &Layout) -> Result<(CpuStorage, Shape)> {
         let scores = numbers(s1, l1)?;
-        let mut out = vec![0f32; scores.len()];
-        self.forward(scores, &mut out, |_| None);
-        Ok((CpuStorage::F32(out), l1.shape().clone()))
+        Ok((CpuStorage::F32(self.forward(scores, |_| None)), l1.shape().clone()))
     }
 }
 
@@ -186,8 +184,6 @@ impl CustomOp2 for AttentionSoftmax {
             let from = batch * strides[0] + head * strides[1] + query * strides[2];
             Some((&bias[from..from + if strides[3] == 0 { 1 } else { kv_len }], strides[3]))
         };
-        let mut out = vec![0f32; scores.len()];
-        self.forward(scores, &mut out, row_of);
-        Ok((CpuStorage::F32(out), l1.shape().clone()))
+        Ok((CpuStorage::F32(self.forward(scores, row_of)), l1.shape().clone()))
     }
 }

@@ -42,17 +42,20 @@ impl ModelOperator for RoutedAttention {
                 3 => x.reshape((batch, x.dim(1)?, kv_num_heads, ()))?.transpose(1, 2)?,
                 _ => x.clone(),
             };
-            Ok(fused::packed(&x)?)
+            Ok(x)
         };
         let (k, v) = (per_head(key)?, per_head(value)?);
         let kv_len = k.dim(2)?;
         let group = heads / kv_num_heads * q_len;
-        let q = fused::packed(&query.reshape((batch, q_len, heads, ()))?.transpose(1, 2)?)?;
-        let q = q.reshape((batch, kv_num_heads, group, ()))?;
-        let scores = q.matmul(&k.t()?)?.reshape((batch, heads, q_len, kv_len))?;
+        let query_heads = query.reshape((batch, q_len, heads, ()))?.transpose(1, 2)?;
+        let q = match heads == kv_num_heads {
+            true => query_heads,
+            false => fused::packed(&query_heads)?.reshape((batch, kv_num_heads, group, ()))?,
+        };
+        let scores = fused::product(&q, &k.t()?)?.reshape((batch, heads, q_len, kv_len))?;
         let softmax = fused::AttentionSoftmax::of(&scores, scale, is_causal)?;
         let weights = softmax.weights(&scores, attn_bias)?;
-        let out = weights.reshape((batch, kv_num_heads, group, kv_len))?.matmul(&v)?;
+        let out = fused::product(&weights.reshape((batch, kv_num_heads, group, kv_len))?, &v)?;
         let out = out.reshape((batch, heads, q_len, ()))?;
         let gate = fused::GateHeads::of(&out)?;
         let gates = head_gates.contiguous()?;
@@ -66,18 +69,24 @@ impl ModelOperator for RoutedAttention {
             let of_out =
                 of_out.ok_or(Error::Internal("no gradient of heads"))?.reshape((batch, kv_num_heads, group, ()))?;
             let grouped = weights.reshape((batch, kv_num_heads, group, kv_len))?;
-            let of_v = grouped.t()?.matmul(&of_out)?;
-            let of_weights = of_out.matmul(&v.t()?)?.reshape((batch, heads, q_len, kv_len))?;
+            let of_weights = fused::product(&of_out, &v.t()?)?.reshape((batch, heads, q_len, kv_len))?;
             let (of_scores, of_bias) = softmax.gradients(&weights, &of_weights, bias.as_deref())?;
             let of_scores = of_scores.reshape((batch, kv_num_heads, group, kv_len))?;
-            let of_q = of_scores.matmul(&k)?.reshape((batch, heads, q_len, ()))?.transpose(1, 2)?;
-            let of_k = of_scores.t()?.matmul(&q)?;
-            let back = |x: Tensor, shape: &[usize]| -> Result<Option<Tensor>> {
-                let x = if shape.len() == 3 { x.transpose(1, 2)? } else { x };
-                Ok(Some(fused::packed(&x)?.reshape(shape)?))
+            // In the layout of the input: tokens, or heads.
+            let gradient = |a: &Tensor, b: &Tensor, shape: &[usize]| match shape.len() {
+                3 => fused::product_of_heads(a, b)?.reshape(shape),
+                _ => fused::product(a, b)?.reshape(shape),
             };
-            let of_q = Some(fused::packed(&of_q)?.reshape(shapes[0].as_slice())?);
-            let mut all = vec![of_q, back(of_k, &shapes[1])?, back(of_v, &shapes[2])?, of_gates];
+            let of_q = match heads == kv_num_heads {
+                true => gradient(&of_scores, &k, &shapes[0])?,
+                false => {
+                    let of_q = fused::product(&of_scores, &k)?.reshape((batch, heads, q_len, ()))?.transpose(1, 2)?;
+                    fused::packed(&of_q)?.reshape(shapes[0].as_slice())?
+                }
+            };
+            let of_k = gradient(&of_scores.t()?, &q, &shapes[1])?;
+            let of_v = gradient(&grouped.t()?, &of_out, &shapes[2])?;
+            let mut all = vec![Some(of_q), Some(of_k), Some(of_v), of_gates];
             all.extend(has_bias.then_some(of_bias));
             Ok(all)
         };

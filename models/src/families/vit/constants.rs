@@ -1,7 +1,9 @@
 //! What TransNeXt's attention computes from weights and sizes alone: relative biases, length scales, pooling.
 
 use crate::error::{Error, Result};
+use crate::fused::Table;
 use candle_core::Tensor;
+use std::sync::Arc;
 
 /// The grid of a stage, and the bins that it is pooled into.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -135,9 +137,23 @@ pub(super) fn bias_table(weights: &[Tensor], grid: Grid, pretrained: usize) -> R
     let [fc1_weight, fc1_bias, fc2_weight, fc2_bias] = weights else {
         return Err(Error::Internal("an MLP of four tensors"));
     };
-    let (device, Relative { positions, index }) = (fc1_weight.device(), Relative::new(grid, pretrained));
-    let values: Vec<f32> = positions.iter().flatten().map(|&at| at as f32).collect();
-    let positions = Tensor::from_vec(values, (positions.len(), 2), device)?;
+    let Relative { positions, index } = Relative::new(grid, pretrained);
+    let positions: Vec<[f32; 2]> = positions.iter().map(|position| position.map(|at| at as f32)).collect();
+    if fc1_weight.device().is_cpu() {
+        let table = Table { positions: Arc::new(positions), index: Arc::new(index) };
+        let fc1 = Tensor::cat(&[fc1_weight, &fc1_bias.unsqueeze(1)?], 1)?;
+        return Ok(fc1.apply_op2(&Tensor::cat(&[fc2_weight, &fc2_bias.unsqueeze(1)?], 1)?, table)?);
+    }
+    composed_table(weights, &positions, index)
+}
+
+/// The same in candle's own operations, for any device.
+fn composed_table(weights: &[Tensor], positions: &[[f32; 2]], index: Vec<u32>) -> Result<Tensor> {
+    let [fc1_weight, fc1_bias, fc2_weight, fc2_bias] = weights else {
+        return Err(Error::Internal("an MLP of four tensors"));
+    };
+    let device = fc1_weight.device();
+    let positions = Tensor::from_slice(positions.as_flattened(), (positions.len(), 2), device)?;
     let hidden = positions.matmul(&fc1_weight.t()?)?.broadcast_add(fc1_bias)?.relu()?;
     let biases = hidden.matmul(&fc2_weight.t()?)?.broadcast_add(fc2_bias)?;
     let pairs = index.len();
@@ -201,7 +217,8 @@ mod tests {
             |n: usize, seed: usize| (0..n).map(|i| ((i * 7 + seed) % 11) as f32 / 5.0 - 1.0).collect::<Vec<f32>>();
         let mlp = BiasMlp {
             fc1_weight: numbers(2 * hidden, 1),
-            fc1_bias: numbers(hidden, 2),
+            // No hidden unit is exactly 0, where candle's gradient of ReLU is 1, and ours 0, as PyTorch's.
+            fc1_bias: numbers(hidden, 2).into_iter().map(|bias| bias + 0.01).collect(),
             fc2_weight: numbers(heads * hidden, 3),
             fc2_bias: numbers(heads, 4),
         };
@@ -218,6 +235,18 @@ mod tests {
         let expected = mlp.table(grid, 4);
         assert_eq!(found.len(), expected.len());
         assert!(found.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-5));
+        let vars = weights.map(|weight| candle_core::Var::from_tensor(&weight).unwrap());
+        let inputs: Vec<Tensor> = vars.iter().map(|var| var.as_tensor().clone()).collect();
+        let Relative { positions, index } = Relative::new(grid, 4);
+        let positions: Vec<[f32; 2]> = positions.iter().map(|position| position.map(|at| at as f32)).collect();
+        let factors = tensor(&numbers(heads * index.len(), 5), &[heads, index.len()]);
+        let gradients = |table: Tensor| (table * &factors).unwrap().sum_all().unwrap().backward().unwrap();
+        let found = gradients(bias_table(&inputs, grid, 4).unwrap());
+        let expected = gradients(composed_table(&inputs, &positions, index).unwrap());
+        for var in &vars {
+            let [a, b] = [&found, &expected].map(|of| of.get(var).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap());
+            assert!(a.iter().zip(&b).all(|(a, b)| (a - b).abs() < 1e-4 * b.abs().max(1.0)), "{a:?} {b:?}");
+        }
         let scaled = scaled_softplus(&tensor(&[-3.0, 0.5], &[2, 1, 1]), &[1.0, 2.0]).unwrap().to_vec2::<f32>().unwrap();
         let expected = [[softplus(-3.0), softplus(0.5)], [2.0 * softplus(-3.0), 2.0 * softplus(0.5)]];
         assert!(scaled.iter().flatten().zip(expected.iter().flatten()).all(|(a, b)| (a - b).abs() < 1e-6));
