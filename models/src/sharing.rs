@@ -267,7 +267,7 @@ mod tests {
     use super::*;
 
     fn tensor(rows: &[[f32; 5]]) -> Tensor {
-        Tensor::new(rows, &Device::Cpu).unwrap().unsqueeze(0).unwrap()
+        Tensor::from_iter(rows.iter().flatten().copied(), &Device::Cpu).unwrap().reshape((1, rows.len(), 5)).unwrap()
     }
 
     fn numbers(x: &Tensor) -> Vec<f32> {

@@ -69,7 +69,7 @@ fn one_useful_head(model: &Model) -> Parameters {
     Parameters::new(model.tensors().iter().map(var), &[model], &Device::Cpu).unwrap()
 }
 
-/// Learns what the model says that shares the useful head.
+/// Learns what the useful head says.
 struct Imitation {
     model: Model,
     teacher: (Model, Arc<Parameters>),
@@ -101,6 +101,10 @@ fn search(searched: Value, shared: Value) -> Vec<f32> {
     known.get(&path).unwrap().set(&Tensor::new(&answer, &Device::Cpu).unwrap()).unwrap();
     let teacher = sharing::chosen(&config(searched.clone()), &model, &known).unwrap();
     assert_eq!(teacher.config["shared_heads"], shared);
+    // The gradient is taken where the head is on. With the same values there, more of the head would be no better than less; with ten times
+    // these values, the answers are the head's alone.
+    let values = teacher.parameters.get("model.layers.0.self_attn.v_proj.weight").unwrap();
+    values.set(&(values.as_detached_tensor() * 10.0).unwrap()).unwrap();
     let mut task = Imitation { model, teacher: (teacher.model, Arc::new(teacher.parameters)) };
     let root = tempfile::tempdir().unwrap();
     let options = Options {
