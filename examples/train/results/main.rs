@@ -26,6 +26,7 @@ const USAGE: &str =
     "usage: list | run FOLDER TASK MODEL [--seed N] [--steps N] [--data FOLDER] | table FOLDER [--data FOLDER]";
 
 fn main() -> Result<()> {
+    moh_train::join_pool();
     let mut words = Vec::new();
     let mut read = Arguments { folder: "".into(), data: "target/train-data".into(), steps: None, seed: 0 };
     let mut arguments = std::env::args().skip(1);

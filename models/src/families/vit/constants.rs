@@ -244,7 +244,8 @@ mod tests {
         let found = gradients(bias_table(&inputs, grid, 4).unwrap());
         let expected = gradients(composed_table(&inputs, &positions, index).unwrap());
         for var in &vars {
-            let [a, b] = [&found, &expected].map(|of| of.get(var).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap());
+            let [a, b] =
+                [&found, &expected].map(|of| of.get(var).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap());
             assert!(a.iter().zip(&b).all(|(a, b)| (a - b).abs() < 1e-4 * b.abs().max(1.0)), "{a:?} {b:?}");
         }
         let scaled = scaled_softplus(&tensor(&[-3.0, 0.5], &[2, 1, 1]), &[1.0, 2.0]).unwrap().to_vec2::<f32>().unwrap();
