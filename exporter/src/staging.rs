@@ -113,7 +113,7 @@ impl Drop for NewFolders {
 
 /// The right to put files into a folder: other exports wait for as long as it lives, as the files of two models would mix. Systems without
 /// locks of folders do not wait.
-pub(crate) struct Turn {
+pub struct Turn {
     _lock: Option<File>,
 }
 
@@ -276,7 +276,7 @@ impl Staging {
     }
 
     /// Waits until no other export puts files into the output's folder.
-    pub(crate) fn turn(&self) -> Turn {
+    pub fn turn(&self) -> Turn {
         let folder = File::open(&self.place.folder).ok();
         Turn { _lock: folder.filter(|folder| folder.lock().is_ok()) }
     }
@@ -285,7 +285,7 @@ impl Staging {
     ///
     /// # Errors
     /// [`Error::Io`]; then there is no model file, unless the folder was removed meanwhile.
-    pub(crate) fn commit(self, _turn: Turn, side_files: &[String]) -> Result<Vec<OutputFile>, Error> {
+    pub fn commit(self, _turn: Turn, side_files: &[String]) -> Result<Vec<OutputFile>, Error> {
         let _uninterrupted = prepared();
         for model in &self.models {
             let path = self.place.beside_model(model);
@@ -400,6 +400,34 @@ mod tests {
         assert!(left("foreign") && left("file"), "no run of ours made these");
         drop((live, other));
         assert_eq!(fs::read_dir(root.path()).unwrap().count(), 2);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn exports_into_a_folder_take_turns() {
+        let root = tempfile::tempdir().unwrap();
+        let at = |name: &str| root.path().join(name);
+        let staging = |text: &str| {
+            let staging = Staging::new(&at("model.onnx")).unwrap();
+            for name in ["model.onnx", "model.onnx_data"] {
+                fs::write(staging.path(name), text).unwrap();
+            }
+            staging
+        };
+        let (first, second) = (staging("first"), staging("second"));
+        let turn = first.turn();
+        let other = std::thread::spawn(move || {
+            let turn = second.turn();
+            second.commit(turn, &[]).unwrap()
+        });
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        assert!(!other.is_finished() && !at("model.onnx").exists(), "it did not wait");
+        let written = first.commit(turn, &[]).unwrap();
+        assert_eq!(written.iter().map(|file| file.bytes).collect::<Vec<_>>(), [5, 5]);
+        other.join().unwrap();
+        for name in ["model.onnx", "model.onnx_data"] {
+            assert_eq!(fs::read_to_string(at(name)).unwrap(), "second");
+        }
     }
 
     #[test]
