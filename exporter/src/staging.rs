@@ -64,7 +64,7 @@ pub fn abandon() -> impl Sized {
         let mut gone = folder.clone().into_os_string();
         gone.push("-abandoned");
         let renamed = fs::rename(&folder, &gone).is_ok();
-        let _ = fs::remove_dir_all(if renamed { Path::new(&gone) } else { &folder });
+        remove_staging(if renamed { Path::new(&gone) } else { &folder });
     }
     remove_empty(&std::mem::take(&mut prepared.made));
     prepared
@@ -139,6 +139,15 @@ fn locked_folder(parent: &Path) -> Result<(PathBuf, File), Error> {
     }
 }
 
+/// Removes a staging folder, the lock last: what is left of it by a death meanwhile is swept.
+fn remove_staging(folder: &Path) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten().filter(|entry| entry.file_name() != LOCK) {
+        let is_folder = entry.file_type().is_ok_and(|ty| ty.is_dir());
+        let _ = if is_folder { fs::remove_dir_all(entry.path()) } else { fs::remove_file(entry.path()) };
+    }
+    let _ = fs::remove_dir_all(folder);
+}
+
 /// Removes what runs that are gone left in `parent`.
 fn sweep(parent: &Path) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
@@ -147,7 +156,7 @@ fn sweep(parent: &Path) {
             continue;
         }
         match File::options().write(true).open(entry.path().join(LOCK)) {
-            Ok(lock) if lock.try_lock().is_ok() => drop(fs::remove_dir_all(entry.path())),
+            Ok(lock) if lock.try_lock().is_ok() => remove_staging(&entry.path()),
             // Its run ended before it made the file, or is about to make it and then begins anew. Refused where it holds something.
             Err(e) if e.kind() == ErrorKind::NotFound => drop(fs::remove_dir(entry.path())),
             _ => {}
@@ -349,7 +358,7 @@ impl Staging {
 impl Drop for Staging {
     fn drop(&mut self) {
         let mut prepared = prepared();
-        let _ = fs::remove_dir_all(&self.folder);
+        remove_staging(&self.folder);
         prepared.staging.retain(|folder| *folder != self.folder);
     }
 }
