@@ -37,7 +37,7 @@ pub(crate) fn print(arguments: &Arguments) -> Result<()> {
         println!("## {}\n", task.title);
         let names: Vec<&str> = task.measures.iter().map(|measure| measure.name).collect();
         println!(
-            "| model | `results run` | heads on | parameters | M MACs | {} | less the first | ms |",
+            "| model | `results run` | heads on | parameters | M MACs | {} | against the first | ms |",
             names.join(" | ")
         );
         println!("|---|---|--:|--:|--:|{}--:|--:|", "--:|".repeat(names.len()));
