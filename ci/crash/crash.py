@@ -325,7 +325,7 @@ def paths(attack):
         shutil.copy(file, hub / "blobs" / file.name)
         (snapshot / file.name).symlink_to(Path("../../blobs") / file.name)
     (root / "linked").symlink_to(snapshot)
-    latin = os.fsdecode(b"caf\xe9")
+    latin = os.fsdecode(b"d\xe9j\xe0")
     deep = root / "/".join(["d" * 200] * 18)
     cases = [
         ("spaces", attack.sources["new"], root / "with spaces/and 'quotes'", True),

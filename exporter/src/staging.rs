@@ -188,15 +188,14 @@ impl Staging {
         let locked = locked_folder(parent);
         if let Ok((folder, _)) = &locked {
             prepared.staging.push(folder.clone());
+            // Before anybody can abandon it: later, it would make the folder again. Where it fails, so does the first file.
+            let _ = fs::create_dir_all(folder.join(place.model_folder));
         }
         // `made` takes the lock where it is dropped.
         drop(prepared);
         let (folder, lock) = locked?;
         let models = vec![place.model.clone()];
-        let staging = Staging { folder, place, models, links: Vec::new(), digests: None, _lock: lock, _made: made };
-        let models = staging.path("");
-        fs::create_dir_all(&models).map_err(Error::io(models))?;
-        Ok(staging)
+        Ok(Staging { folder, place, models, links: Vec::new(), digests: None, _lock: lock, _made: made })
     }
 
     /// Another model beside the present one, on the same weights: what [`Staging::model`] is from here on.
