@@ -3,9 +3,11 @@
 
 usage: crash.py [--program target/release/moh-export] [--runs 300] [--only NAME]
 
-A preloaded library (shim.c) counts the calls that change files. A run a call: killed there; the disk full from there on. Then signals at
+A preloaded library (shim.c) counts the calls that change files. A run a call: killed there; the disk full from there on. So are exports of
+several kinds treated, whatever else writes models, and trainings, which must go on from there as if nothing had been. Then signals at
 random moments, exports into one folder at once, checkpoints that are written to while they are read, folders that are removed or cannot be
-written to, and paths of all kinds. Needs cc, and Linux; mounting needs root, and is left out otherwise. Prints a line an attack.
+written to, and paths of all kinds. Needs cc, and Linux; mounting needs root, and is left out otherwise; trainings need the examples to be
+built (cargo build --release --examples). Prints a line an attack.
 """
 
 import argparse
@@ -23,6 +25,10 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 CHECKPOINT = HERE.parent.parent / "examples/checkpoints/shakespeare-moh-llama"
+TRANSLATOR = {
+    "family": "moa", "encoder_layers": 2, "decoder_layers": 2, "encoder_embed_dim": 16, "decoder_embed_dim": 16, "ffn_embed_dim": 32,
+    "num_expert": 4, "attention_heads": 2, "head_dim": 8, "share_all_embeddings": True, "vocab_size": 20,
+}
 failures = []
 
 
@@ -30,15 +36,22 @@ def digest(folder):
     """What a model's files are, by name; nothing for what a killed run left hidden."""
     files = {}
     for path in sorted(folder.rglob("*")) if folder.exists() else []:
-        name = str(path.relative_to(folder))
+        name = path.relative_to(folder)
         # Its title is the checkpoint's folder.
-        if path.is_file() and name != "README.md" and not name.startswith(".moh-export-"):
-            files[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        if path.is_file() and path.name != "README.md" and not any(part.startswith(".moh-export-") for part in name.parts):
+            files[str(name)] = hashlib.sha256(path.read_bytes()).hexdigest()
     return files
 
 
 def hidden(folder):
-    return [path.name for path in folder.iterdir() if path.name.startswith(".moh-export-")] if folder.exists() else []
+    return [path.name for path in folder.rglob(".moh-export-*")] if folder.exists() else []
+
+
+def is_none(found, whole):
+    """Whether a file that is loaded is not there, and all others are of one model: of a translator, which is loaded as three, two do no harm."""
+    loaded = {name for name in whole if name.endswith(".onnx")} or {name for name in whole if name.endswith(".safetensors")}
+    there = loaded & set(found)
+    return there < loaded and (not there or found.items() <= whole.items())
 
 
 class Attack:
@@ -62,23 +75,49 @@ class Attack:
         config = json.loads((self.dense / "config.json").read_text())
         config["family"] = "llama"
         (self.dense / "config.json").write_text(json.dumps(config))
-        self.known = {}
-        for name in self.sources:
-            out = work / f"known-{name}"
-            assert self.run(self.export(name, out)).returncode == 0
-            self.known[name] = digest(out)
-        out = work / "known-converted"
-        done = self.run(self.convert(out))
-        assert done.returncode == 0, done.stderr
-        self.converted = digest(out)
+        # Translators, of which three models are made at a time.
+        (work / "translator.json").write_text(json.dumps(TRANSLATOR))
+        for name, seed in [("old", "0"), ("new", "1")]:
+            self.sources[f"translator-{name}"] = work / f"translator-{name}"
+            subprocess.run(self.random(name, self.sources[f"translator-{name}"], seed), check=True, stdout=subprocess.DEVNULL)
+        self.known = self.models_of(self.export)
+
+    def models_of(self, way):
+        """What the old and the new model are, of a way to make them."""
+        known = {}
+        for name in ["old", "new"]:
+            out = self.work / f"known-{way.__name__}-{name}"
+            if not out.exists():
+                done = self.run(way(name, out))
+                assert done.returncode == 0, done.stderr
+            known[name] = digest(out)
+        return known
+
+    # Ways to make a model. Weights of other types or numbers, so that no file of the old one is a file of the new one.
 
     def export(self, name, out):
-        # Weights of other types, so that no file of one is a file of the other.
         dtype = "f32" if name == "old" else "f16"
         return [self.options.program, self.sources[name], "-o", out / "model.onnx", "--dtype", dtype, "--force", "--no-verify"]
 
-    def convert(self, out):
+    def quantised(self, name, out):
+        how = ["int8", "--keep", "*.down_proj"] if name == "old" else ["int4", "--form", "moh", "--keep", "*.down_proj", "--cache", "in-place"]
+        return [self.options.program, self.sources[name], "-o", out / "model.onnx", "--quantize", *how, "--force"]
+
+    def linked(self, name, out):
+        return [self.options.program, self.sources[name], "-o", out / "model.onnx", "--layout", "onnx", "--weights", "link", "--force"]
+
+    def translator(self, name, out):
+        return [self.options.program, self.sources[f"translator-{name}"], "--part", "both", "-o", out, "--force", "--no-verify"]
+
+    def random(self, name, out, seed=None):
+        seed = seed or str(["old", "new"].index(name) + 2)
+        return [self.options.program, "random", self.work / "translator.json", "-o", out, "--seed", seed, "--force"]
+
+    def convert(self, _, out):
         return [self.options.program, "convert", self.dense, "-o", out]
+
+    def train(self, _, out):
+        return [self.options.program.resolve().parent / "examples/translate_moa", out, "--steps", "2"]
 
     def environment(self, **crash):
         env = dict(os.environ, LD_PRELOAD=str(self.shim))
@@ -95,21 +134,21 @@ class Attack:
         assert done.returncode == 0, done.stderr
         return int(count.read_text())
 
-    def folder(self, old):
+    def folder(self, old, way="export"):
         """A new output folder, with the old model or without."""
         out = Path(tempfile.mkdtemp(dir=self.work)) / "out"
         if old:
-            shutil.copytree(self.work / "known-old", out)
+            shutil.copytree(self.work / f"known-{way}-old", out, symlinks=True)
         return out
 
-    def model_is(self, out, allowed, what, done):
+    def model_is(self, out, allowed, what, done, known=None):
         """Checks that the model in `out` is one of `allowed`, or that there is none where that is allowed."""
-        found = digest(out)
-        states = [name for name in allowed if name != "none" and found == self.known[name]]
-        if not states and "none" in allowed and "model.onnx" not in found:
+        found, known = digest(out), known or self.known
+        states = [name for name in allowed if name != "none" and found == known[name]]
+        if not states and "none" in allowed and any(is_none(found, files) for files in known.values()):
             states = ["none"]
         if not states:
-            report = {name: [n for n, files in self.known.items() if files.get(name) == sha] for name, sha in found.items()}
+            report = {name: [n for n, files in known.items() if files.get(name) == sha] for name, sha in found.items()}
             fail(what, f"expected {allowed}, found files of {report}", done)
         return states[0] if states else "mixed"
 
@@ -128,26 +167,29 @@ def count(states, state):
     states[state] = states.get(state, 0) + 1
 
 
-def at_every_call(attack, how):
-    """Killed, or without room, at each of the calls that change files."""
-    runs, states = 0, {}
-    for old in [True, False]:
-        total = attack.calls(attack.export("new", attack.folder(old)))
+def at_every_call(attack, way, how):
+    """Killed, or without room, at each of the calls that change files; then again, which must mend it."""
+    runs, states, known = 0, {}, attack.models_of(way)
+    replaces = known["old"] != known["new"]
+    for old in [True, False] if replaces else [False]:
+        allowed = ["old", "new", "none"] if old else ["new", "none"]
+        total = attack.calls(way("new", attack.folder(old, way.__name__)))
         for call in range(1, total + 1):
-            out = attack.folder(old)
-            done = attack.run(attack.export("new", out), at=call, how=how)
-            what = f"{how} at call {call} of {total}, {'with' if old else 'without'} an old model"
+            out = attack.folder(old, way.__name__)
+            done = attack.run(way("new", out), at=call, how=how)
+            what = f"{way.__name__}, {how} at call {call} of {total}, {'with' if old else 'without'} an old model"
+            state = attack.model_is(out, allowed, what, done, known)
             if how == "kill":
                 if done.returncode != -signal.SIGKILL:
                     fail(what, "it was not killed", done)
-                state = attack.model_is(out, ["old", "new", "none"] if old else ["new", "none"], what, done)
-                again = attack.run(attack.export("new", out))
-                if again.returncode != 0 or digest(out) != attack.known["new"] or hidden(out):
-                    fail(what, f"the next export did not mend it: {hidden(out)}", again)
+                if not replaces:
+                    shutil.rmtree(out, ignore_errors=True) if state == "none" else None
+                again = attack.run(way("new", out)) if replaces or state == "none" else None
+                if again and (again.returncode != 0 or digest(out) != known["new"] or hidden(out)):
+                    fail(what, f"the next one did not mend it: {hidden(out)}", again)
             else:
                 if done.returncode < 0 or "panicked" in done.stderr:
                     fail(what, "it crashed", done)
-                state = attack.model_is(out, (["old", "new", "none"] if old else ["new", "none"]), what, done)
                 if done.returncode == 0 and state != "new":
                     fail(what, "it says that it succeeded", done)
                 if done.returncode > 0 and (state == "new" or not done.stderr.strip()):
@@ -155,25 +197,37 @@ def at_every_call(attack, how):
             count(states, state)
             runs += 1
             shutil.rmtree(out.parent, ignore_errors=True)
-    line(f"export, {'SIGKILL' if how == 'kill' else 'no room on the disk from there on'} at every call that changes files", runs, states)
+    line(f"{way.__name__}, {'SIGKILL' if how == 'kill' else 'no room on the disk from there on'} at every call that changes files", runs, states)
 
 
-def converted_at_every_call(attack):
-    runs, states = 0, {}
+def trained(attack):
+    """A training goes on from wherever it ended, to the same bytes."""
+    program = attack.train("new", Path())[0]
+    if not program.exists():
+        print(f"| trainings | 0 | left out: {program} is not built |")
+        return
+
+    def weights(out):
+        return {name: sha for name, sha in digest(out).items() if name.endswith((".safetensors", ".onnx", ".onnx_data"))}
+
+    whole = attack.folder(False)
+    total = attack.calls(attack.train("new", whole))
+    expected, runs, states = weights(whole), 0, {}
+    assert expected
     for how in ["kill", "full"]:
-        total = attack.calls(attack.convert(attack.folder(False)))
         for call in range(1, total + 1):
             out = attack.folder(False)
-            done = attack.run(attack.convert(out), at=call, how=how)
-            found = digest(out)
-            if found and found != attack.converted:
-                fail(f"convert, {how} at call {call}", f"a part of a model: {sorted(found)}", done)
-            if how == "full" and (done.returncode < 0 or (done.returncode == 0) != bool(found)):
-                fail(f"convert, full at call {call}", "it crashed, or says what is not so", done)
-            count(states, "new" if found else "none")
+            done = attack.run(attack.train("new", out), at=call, how=how)
+            what = f"training, {how} at call {call} of {total}"
+            if how == "full" and (done.returncode < 0 or "panicked" in done.stderr or (done.returncode == 0 and weights(out) != expected)):
+                fail(what, "it crashed, or says what is not so", done)
+            again = attack.run(attack.train("new", out))
+            if again.returncode != 0 or weights(out) != expected:
+                fail(what, "the next one did not get to the same weights", again)
+            count(states, "the same weights")
             runs += 1
             shutil.rmtree(out.parent, ignore_errors=True)
-    line("convert, SIGKILL or no room at every call that changes files", runs, states)
+    line("a training, SIGKILL or no room at every call that changes files; then again", runs, states)
 
 
 def signals(attack):
@@ -287,7 +341,7 @@ def full_disks(attack):
         print("| small disks | 0 | left out: mounting needs root |")
         return
     states, runs = {}, 0
-    needs = sum(path.stat().st_size for path in (attack.work / "known-new").rglob("*") if path.is_file())
+    needs = sum(path.stat().st_size for path in (attack.work / "known-export-new").rglob("*") if path.is_file())
     disk = attack.work / "disk"
     disk.mkdir()
     for i in range(25):
@@ -365,16 +419,20 @@ def paths(attack):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--program", default="target/release/moh-export")
+    parser.add_argument("--program", type=Path, default=Path("target/release/moh-export"))
     parser.add_argument("--runs", type=int, default=300)
     parser.add_argument("--only", action="append")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     random.seed(options.seed)
+    ways = [Attack.export, Attack.quantised, Attack.linked, Attack.translator, Attack.random, Attack.convert]
     attacks = {
-        "kill": lambda attack: at_every_call(attack, "kill"), "full": lambda attack: at_every_call(attack, "full"),
-        "convert": converted_at_every_call, "signals": signals, "at-once": at_once, "changed": changed, "removed": removed,
-        "disks": full_disks, "paths": paths,
+        f"{way.__name__}-{how}": lambda attack, way=way, how=how: at_every_call(attack, way.__get__(attack), how)
+        for way in ways
+        for how in ["kill", "full"]
+    }
+    attacks |= {
+        "training": trained, "signals": signals, "at-once": at_once, "changed": changed, "removed": removed, "disks": full_disks, "paths": paths,
     }
     with tempfile.TemporaryDirectory(prefix="moh-crash-") as work:
         attack = Attack(options, Path(work))
