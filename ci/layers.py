@@ -6,8 +6,8 @@ usage: ci/layers.py [--quiet]
 The rule is RULE below: the crates of this workspace that each crate may name in [dependencies] or [build-dependencies].
 [dev-dependencies] are free. What a program needs besides its library, behind a default feature, is left out. The last column of
 ARCHITECTURE.md's table must say the same. LIGHT lists the crates that must not link certain libraries, directly or through others.
-RUNTIMES lists folders whose sources name no operator, so that a new operator needs no change there. Needs cargo; exits with 1 where a
-rule is broken.
+RUNTIMES lists folders whose sources name no operator, so that a new operator needs no change there. Every dependency on others has a row in
+docs/dependencies.md. Needs cargo; exits with 1 where a rule is broken.
 """
 
 import json
@@ -57,6 +57,7 @@ OPERATORS = "custom-ops/operators/src/lib.rs"
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "ARCHITECTURE.md"
+REVIEW = ROOT / "docs/dependencies.md"
 
 
 def metadata():
@@ -189,6 +190,17 @@ def check_operators():
                     yield f"{name}:{number}: found the operator {operator}; expected no operator by name, only moh_operators::OPERATORS"
 
 
+def check_review(members):
+    """Dependencies on others that docs/dependencies.md has no row for, and rows of what nobody depends on."""
+    used = {dependency["name"] for package in members.values() for dependency in package["dependencies"]} - set(members)
+    rows = (line.split("|")[1] for line in REVIEW.read_text(encoding="utf-8").splitlines() if line.count("|") == 6)
+    reviewed = {name.strip() for row in rows for name in row.split(",")} - {"crate", "---"}
+    for name in sorted(used - reviewed):
+        yield f"{name}: docs/dependencies.md has no row for this dependency; say there what it is for and why it is trusted"
+    for name in sorted(reviewed - used):
+        yield f"{name}: docs/dependencies.md has a row for it, and no crate depends on it; take it out"
+
+
 def lines(folder, members):
     """Lines in a crate's Rust files, without those of crates in folders below."""
     others = {Path(package["manifest_path"]).parent for package in members.values()} - {folder}
@@ -231,7 +243,7 @@ def main():
     graph = {node["id"]: node for node in data["resolve"]["nodes"]}
     if "--quiet" not in sys.argv[1:]:
         table(members, graph, names)
-    broken = [*check_direct(members), *check_light(members, graph, names), *check_page(), *check_operators()]
+    broken = [*check_direct(members), *check_light(members, graph, names), *check_page(), *check_review(members), *check_operators()]
     for breach in broken:
         print(f"layers: {breach}", file=sys.stderr)
     return 1 if broken else 0

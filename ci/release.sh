@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds what a release consists of: for each processor a wheel and a tarball of the programs and the library, and their SHA-256 sums.
+# Builds what a release consists of: for each processor a wheel, a tarball of the programs and the library, and a list of what they consist
+# of (CycloneDX; the wheel holds it too); and the SHA-256 sums of all.
 #
 # usage: ci/release.sh OUT [x86_64] [aarch64]      (default: both)
 #
@@ -37,6 +38,7 @@ for processor in "$@"; do
     for file in moh-export moh-run libmoh_ops.so; do
         [[ $(readelf --sections "$folder/$file") != *.symtab* ]] || fail "$folder/$file: not stripped"
     done
+    install -m 644 "$built/moh.cdx.json" "$out/$name.cdx.json"
     # They are the same for every processor, and written by programs that run here.
     if [[ -x $host/moh-export ]]; then
         mkdir -p "$folder/man" "$folder/completions"
@@ -55,4 +57,4 @@ for wheel in "$out"/*.whl; do
     # 30 MB.
     [[ $(stat -c %s "$wheel") -lt 30000000 ]] || fail "$wheel: $(stat -c %s "$wheel") bytes, expected less than 30000000"
 done
-(cd "$out" && sha256sum -- *.whl *.tar.gz >SHA256SUMS && cat SHA256SUMS)
+(cd "$out" && sha256sum -- *.whl *.tar.gz *.cdx.json >SHA256SUMS && cat SHA256SUMS)

@@ -3,6 +3,7 @@
 #
 # usage: ci/wheel.sh [x86_64] [aarch64]      (default: this machine's processor)
 #        ci/wheel.sh --pack FOLDER           packs programs and library of FOLDER as they are, for this machine only: for tests
+#        ci/wheel.sh --library               compiles the library alone, for this machine, as it is shipped: for ci/reproducible.sh
 #
 # Prints the wheels' paths; everything else goes to standard error. Takes 10 to 25 minutes a processor on two cores, the first time.
 #
@@ -64,20 +65,37 @@ check() {
     fi
 }
 
-# compile PROCESSOR: programs and library that need no newer glibc, in $built/PROCESSOR-unknown-linux-gnu/dist.
+# zigbuild PROCESSOR PACKAGE...: what needs no newer glibc, in $built/PROCESSOR-unknown-linux-gnu/dist. Messages of panics name source files:
+# not by this machine's folders, so that the same commit gives the same bytes everywhere.
+zigbuild() {
+    local target=$1-unknown-linux-gnu homes
+    shift
+    homes="--remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo --remap-path-prefix=$PWD=/moh"
+    (tools zig cargo-zigbuild==0.24.0 ziglang==0.17.0 &&
+        RUSTFLAGS="${RUSTFLAGS:-} $homes" cargo-zigbuild zigbuild --locked --profile dist --target "$target.$glibc" "${@/#/--package=}" >&2)
+}
+
+# compile PROCESSOR: programs and library, and what comes with them.
 compile() {
     local target=$1-unknown-linux-gnu
     step "programs and library for $1"
     mapfile -t packages < <(ci/licences.py --packages)
-    (tools zig cargo-zigbuild==0.24.0 ziglang==0.17.0 &&
-        cargo-zigbuild zigbuild --locked --profile dist --target "$target.$glibc" "${packages[@]/#/--package=}" >&2)
+    zigbuild "$1" "${packages[@]}"
     ci/licences.py "$target" >"$built/$target/dist/THIRD-PARTY-LICENCES.txt"
+    ci/sbom.py "$target" >"$built/$target/dist/moh.cdx.json"
 }
 
 if [[ ${1:-} == --pack ]]; then
     [[ $# -eq 2 && -d $2 ]] || fail "--pack needs the folder of moh-export, moh-run and libmoh_ops.so"
     mkdir -p "$out"
     pack "$(realpath "$2")" "$(realpath "$out")"
+    exit
+fi
+if [[ ${1:-} == --library ]]; then
+    [[ $# -eq 1 ]] || fail "--library takes nothing more"
+    check "$(uname -m)"
+    zigbuild "$(uname -m)" moh-ops
+    echo "$built/$(uname -m)-unknown-linux-gnu/dist/libmoh_ops.so"
     exit
 fi
 for processor in "$@"; do

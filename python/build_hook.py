@@ -10,6 +10,8 @@ VARIABLE = "MOH_ONNX_BINARIES"
 FILES = ("moh-export", "moh-run", "libmoh_ops.so")
 # What has to come with them where they are passed on.
 LICENCES = "THIRD-PARTY-LICENCES.txt"
+# What they consist of, for tools (PEP 770).
+MATERIALS = "moh.cdx.json"
 # ELF's e_machine, two bytes at offset 18.
 MACHINES = {62: "x86_64", 183: "aarch64"}
 
@@ -43,6 +45,9 @@ class Binaries(BuildHookInterface):
         licences = Path(folder).resolve() / LICENCES
         files = [*found.values(), *([licences] if licences.is_file() else [])]
         build_data["force_include"] = {str(path): f"moh_onnx/bin/{path.name}" for path in files}
+        materials = Path(folder).resolve() / MATERIALS
+        if materials.is_file():
+            build_data["sbom_files"].append(str(materials))
         build_data["pure_python"] = False
         # No Python is compiled against. The tag of a whole distribution family is auditwheel's to give.
         build_data["tag"] = f"py3-none-linux_{machines.pop()}"
