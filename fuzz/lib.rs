@@ -6,7 +6,7 @@ pub mod onnx;
 
 use choices::Choices;
 use moh_models::Checkpoint;
-use moh_runtime::{Model, Options, RuntimeChoice, Tensor, Value};
+use moh_runtime::{Dim, Model, Options, RuntimeChoice, Tensor, Value};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -71,8 +71,11 @@ pub fn run(path: &Path) {
     let mut inputs: Vec<(String, Value)> = Vec::new();
     let mut left = MOST;
     for input in model.inputs() {
-        let shape: Vec<usize> = input.shape.iter().map(|dim| dim.fixed().unwrap_or(2)).collect();
-        let Some(count) = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).filter(|&n| n <= left) else { return };
+        let size = |dim: &Dim| if let Dim::Fixed(size) = dim { *size } else { 2 };
+        let shape: Vec<usize> = input.dims.iter().map(size).collect();
+        let Some(count) = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).filter(|&n| n <= left) else {
+            return;
+        };
         left -= count;
         let Ok(zeros) = Tensor::zeros(input.element_type, shape) else { return };
         inputs.push((input.name.clone(), zeros.into()));

@@ -58,7 +58,8 @@ pub fn ours(choices: &mut Choices<'_>) -> Call {
 
 /// A call of an operator of others that reads a matrix in blocks of 4 or 8 bits.
 pub fn blocks(choices: &mut Choices<'_>) -> Call {
-    let operand = |name: &str, ty, dims: &[i64], constant| Operand { name: name.to_owned(), ty, dims: dims.to_vec(), constant };
+    let operand =
+        |name: &str, ty, dims: &[i64], constant| Operand { name: name.to_owned(), ty, dims: dims.to_vec(), constant };
     let ints = |list: &[(&str, i64)]| list.iter().map(|&(name, i)| onnx::attribute(name, Value::Int(i))).collect();
     let bits = choices.of(&[4, 8]);
     let per_byte = 8 / bits;

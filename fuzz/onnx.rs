@@ -33,7 +33,8 @@ pub fn attribute(name: &str, value: Value) -> AttributeProto {
 /// A declared value; a negative dimension is one that only a run knows.
 pub fn declared(name: &str, ty: i32, dims: &[i64]) -> ValueInfoProto {
     let dim = |(i, &d): (usize, &i64)| {
-        let value = if d < 0 { dimension::Value::DimParam(format!("{name}_{i}")) } else { dimension::Value::DimValue(d) };
+        let value =
+            if d < 0 { dimension::Value::DimParam(format!("{name}_{i}")) } else { dimension::Value::DimValue(d) };
         Dimension { value: Some(value), ..Dimension::default() }
     };
     let shape = TensorShapeProto { dim: dims.iter().enumerate().map(dim).collect() };

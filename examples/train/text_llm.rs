@@ -62,7 +62,7 @@ fn write(folder: &Path) -> Result<()> {
     let tokenizer = load_tokenizer(folder, None)?;
     let prompt = "ROMEO:\n";
     let encoding = tokenizer.encode(prompt, false).map_err(|error| anyhow::anyhow!("{error}"))?;
-    let ids = encoding.get_ids().iter().map(|&id| i64::from(id)).collect();
+    let ids = encoding.into_iter().map(i64::from).collect();
     let mut model = LanguageModel::new(load(folder, "model.onnx")?)?;
     let options = GenerateOptions { max_tokens: 120, ..GenerateOptions::default() };
     let generated = model.generate(&Prompts::new(&[ids], 0)?, &options, |_| ControlFlow::Continue(()))?;

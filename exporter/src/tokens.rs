@@ -17,7 +17,7 @@ pub(crate) fn first(folder: &Path, text: &Path, count: usize) -> Result<Vec<i64>
         let needed = "--text needs the checkpoint's tokenizer as tokenizer.json, beside the weights";
         format!("{}: {needed}", file.display())
     })?;
-    let tokenizer = Tokenizer::from_bytes(bytes);
+    let tokenizer = caught(|| Tokenizer::from_bytes(bytes));
     let tokenizer = tokenizer.map_err(|error| anyhow::anyhow!("{}: not a tokenizer: {error}", file.display()))?;
     let mut bytes = Vec::new();
     let read = File::open(text).and_then(|file| file.take((BYTES * count) as u64).read_to_end(&mut bytes));
@@ -28,9 +28,14 @@ pub(crate) fn first(folder: &Path, text: &Path, count: usize) -> Result<Vec<i64>
         Err(error) if error.error_len().is_none() => str::from_utf8(&bytes[..error.valid_up_to()])?,
         Err(error) => anyhow::bail!("{}: expected a text in UTF-8: {error}", text.display()),
     };
-    let encoding = tokenizer.encode(known, true);
+    let encoding = caught(|| tokenizer.encode(known, true));
     let encoding = encoding.map_err(|error| anyhow::anyhow!("{}: cannot be tokenized: {error}", text.display()))?;
     let ids: Vec<i64> = encoding.get_ids().iter().take(count).map(|&id| i64::from(id)).collect();
     ensure!(ids.len() > 1, "{}: expected at least 2 tokens, found {}", text.display(), ids.len());
     Ok(ids)
+}
+
+/// The library panics on some files that are malformed.
+fn caught<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
+    moh_runtime::guard(work)?.map_err(|error| error.to_string())
 }

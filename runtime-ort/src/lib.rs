@@ -21,6 +21,7 @@ mod bytes;
 mod convert;
 mod element;
 mod error;
+mod guard;
 mod header;
 mod info;
 mod installation;
@@ -36,6 +37,7 @@ mod value;
 
 pub use element::{Data, Element, ElementType, TensorData};
 pub use error::{Error, Result};
+pub use guard::guard;
 pub use header::links;
 pub use info::{Dim, TensorInfo};
 pub use installation::{

@@ -13,9 +13,9 @@ use crate::text;
 use crate::worker::Health;
 use moh_runtime::TensorInfo;
 use moh_tasks::generate::GenerationConfig;
+use moh_tasks::text::Tokenizer;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use tokenizers::Tokenizer;
 
 /// A model that is served.
 pub(crate) struct Served {

@@ -2,8 +2,52 @@
 
 use crate::error::{Error, Result};
 use crate::generate::GenerationConfig;
+use moh_runtime::guard;
+use std::collections::HashMap;
 use std::path::Path;
-use tokenizers::Tokenizer;
+
+/// A tokenizer, whose library panics on some files that are malformed: here that is an error.
+pub struct Tokenizer(tokenizers::Tokenizer);
+
+impl Tokenizer {
+    /// Reads a `tokenizer.json`.
+    ///
+    /// # Errors
+    /// Why it is none.
+    pub fn from_bytes(json: impl AsRef<[u8]>) -> std::result::Result<Tokenizer, String> {
+        flat(guard(|| tokenizers::Tokenizer::from_bytes(json))).map(Tokenizer)
+    }
+
+    /// A text's tokens. `special`: with those that the tokenizer puts around texts.
+    ///
+    /// # Errors
+    /// Why it has none.
+    pub fn encode(&self, text: &str, special: bool) -> std::result::Result<Vec<u32>, String> {
+        flat(guard(|| self.0.encode(text, special))).map(|encoding| encoding.get_ids().to_vec())
+    }
+
+    /// The text of tokens, without special ones where `skips_special`.
+    ///
+    /// # Errors
+    /// Why they have none.
+    pub fn decode(&self, ids: &[u32], skips_special: bool) -> std::result::Result<String, String> {
+        flat(guard(|| self.0.decode(ids, skips_special)))
+    }
+
+    /// A token as its vocabulary spells it.
+    pub fn token(&self, id: u32) -> Option<String> {
+        self.0.id_to_token(id)
+    }
+
+    /// All tokens and their numbers.
+    fn vocabulary(&self) -> HashMap<String, u32> {
+        self.0.get_vocab(true)
+    }
+}
+
+fn flat<T>(result: std::result::Result<tokenizers::Result<T>, String>) -> std::result::Result<T, String> {
+    result?.map_err(|e| e.to_string())
+}
 
 /// The tokenizer in a model's folder.
 ///
@@ -19,7 +63,7 @@ pub fn load_tokenizer(folder: &Path, vocabulary: Option<usize>) -> Result<Tokeni
     })?;
     let tokenizer = Tokenizer::from_bytes(text).map_err(|e| bad(format!("not a tokenizer: {e}")))?;
     // Vocabularies may be padded to a round size, so the model may know more.
-    let tokens = tokenizer.get_vocab(true);
+    let tokens = tokenizer.vocabulary();
     match (vocabulary, tokens.iter().max_by_key(|(_, id)| **id)) {
         (Some(vocabulary), Some((token, &id))) if id as usize >= vocabulary => Err(bad(format!(
             "not the model's tokenizer: its token {token:?} is number {id}, and the model knows {vocabulary}"
@@ -45,9 +89,8 @@ pub fn check_ids(ids: &[i64], vocabulary: Option<usize>) -> Result<()> {
 /// # Errors
 /// [`Error::Prompt`] where it cannot be tokenized, or is empty and the model has no token that begins texts.
 pub fn encode(tokenizer: &Tokenizer, text: &str, special: bool, config: &GenerationConfig) -> Result<Vec<u32>> {
-    let encoding = tokenizer.encode(text, special);
-    let encoding = encoding.map_err(|e| Error::Prompt(format!("it cannot be tokenized: {e}")))?;
-    or_begin(encoding.get_ids().to_vec(), config)
+    let tokens = tokenizer.encode(text, special);
+    or_begin(tokens.map_err(|e| Error::Prompt(format!("it cannot be tokenized: {e}")))?, config)
 }
 
 /// The tokens of a prompt, or where there are none the one that begins texts.
@@ -60,5 +103,17 @@ pub fn or_begin<T: TryFrom<i64>>(ids: Vec<T>, config: &GenerationConfig) -> Resu
         (false, _) => Ok(ids),
         (true, Some(begin)) => Ok(vec![begin]),
         (true, None) => Err(Error::Prompt("it is empty, and the model has no token that begins a text".to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Found by the fuzz target `tokenizer`: the library panics.
+    #[test]
+    fn a_tokenizer_whose_decoder_is_no_json_is_an_error() {
+        let error = Tokenizer::from_bytes(r#"{"version": "1.0", "decoder": {"type": "ByteLevel", 1: 2}}"#).err();
+        assert!(error.as_ref().is_some_and(|error| error.contains("key must be a string")), "{error:?}");
     }
 }

@@ -81,7 +81,7 @@ pub(crate) fn tokens(arguments: &Arguments) -> Result<(Vec<i64>, Vec<i64>)> {
     let mut ids = Vec::new();
     for paragraph in arguments.text("shakespeare.txt")?.split_inclusive("\n\n") {
         let encoding = tokenizer.encode(paragraph, false).map_err(|error| anyhow::anyhow!("{error}"))?;
-        ids.extend(encoding.get_ids().iter().map(|&id| i64::from(id)));
+        ids.extend(encoding.into_iter().map(i64::from));
     }
     let held_out = ids.split_off(ids.len() - ids.len() / 20);
     anyhow::ensure!(held_out.len() > 1024, "shakespeare.txt: expected more than {} tokens", 20 * 1024);

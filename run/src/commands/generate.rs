@@ -6,12 +6,12 @@ use super::text::{self, LONGEST};
 use crate::args::GenerateArgs;
 use anyhow::{Context, Result, bail};
 use moh_tasks::generate::{GenerateOptions, Generated, GenerationConfig, LanguageModel, Prompts, Sampling};
+use moh_tasks::text::Tokenizer;
 use printer::Printer;
 use serde_json::{Value, json};
 use std::io::{BufRead, IsTerminal, Read, Write};
 use std::ops::ControlFlow;
 use std::time::Duration;
-use tokenizers::Tokenizer;
 
 pub(crate) fn run(args: &GenerateArgs) -> Result<()> {
     let model = LanguageModel::new(super::load(&args.model, &args.runtime)?)?;

@@ -76,7 +76,7 @@ fn of_text(model: Model, args: &RoutesArgs) -> Result<Routed> {
     let outputs = model.outputs(&prompts)?;
     let piece = |&id: &u32| match tokenizer.decode(&[id], false) {
         Ok(piece) if !piece.is_empty() => piece,
-        _ => tokenizer.id_to_token(id).unwrap_or_else(|| id.to_string()),
+        _ => tokenizer.token(id).unwrap_or_else(|| id.to_string()),
     };
     let tokens: Vec<String> = ids.iter().map(piece).collect();
     let about = format!("a text of {} tokens", tokens.len());

@@ -2,9 +2,9 @@
 
 use anyhow::{Context, Result, ensure};
 use moh_tasks::generate::GenerationConfig;
+use moh_tasks::text::Tokenizer;
 pub(super) use moh_tasks::text::{check_ids, load_tokenizer, or_begin};
 use std::io::Read;
-use tokenizers::Tokenizer;
 
 /// Bytes of a text: more than any model takes, a bound for input that does not end.
 pub(super) const LONGEST: u64 = 16 << 20;

@@ -3,11 +3,11 @@
 use super::text;
 use crate::args::TranslateArgs;
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use moh_tasks::text::Tokenizer;
 use moh_tasks::translate::{BeamOptions, Hypothesis, TranslationConfig, TranslationModel};
 use serde_json::{Value, json};
 use std::io::{BufRead, Read, Write};
 use std::path::PathBuf;
-use tokenizers::Tokenizer;
 
 pub(crate) fn run(args: &TranslateArgs) -> Result<()> {
     let [encoder, decoder] = paths(&args.model)?;
@@ -92,8 +92,8 @@ fn tokens(
 ) -> Result<Vec<i64>> {
     let mut ids: Vec<i64> = match tokenizer {
         Some(tokenizer) => {
-            let encoding = tokenizer.encode(line, true).map_err(|e| anyhow!(e)).context("cannot tokenize the text")?;
-            encoding.get_ids().iter().map(|&id| i64::from(id)).collect()
+            let ids = tokenizer.encode(line, true).map_err(|e| anyhow!(e)).context("cannot tokenize the text")?;
+            ids.into_iter().map(i64::from).collect()
         }
         None => text::token_ids(line)?,
     };

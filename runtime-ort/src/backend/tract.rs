@@ -11,7 +11,6 @@ use crate::value::{Value, unknown};
 use half::f16;
 use moh_operators::DOMAIN;
 use std::collections::{BTreeMap, HashSet};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -142,13 +141,7 @@ fn refused(path: &Path, reason: String) -> Error {
 
 /// tract panics on some malformed models and inputs; what it holds is dropped then, never used again.
 fn guard<T>(work: impl FnOnce() -> TractResult<T>) -> std::result::Result<T, String> {
-    match catch_unwind(AssertUnwindSafe(work)) {
-        Ok(result) => result.map_err(|e| format!("{e:#}")),
-        Err(panic) => {
-            let message = panic.downcast_ref::<String>().map(String::as_str);
-            Err(message.or(panic.downcast_ref::<&str>().copied()).unwrap_or("it panicked").to_owned())
-        }
-    }
+    crate::guard(work)?.map_err(|e| format!("{e:#}"))
 }
 
 fn prepare(path: &Path, proto: &mut ModelProto, threads: Option<usize>) -> TractResult<Plan> {

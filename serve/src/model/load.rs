@@ -11,11 +11,11 @@ use crate::worker::{self, Health};
 use crate::{tensors, text};
 use moh_runtime::{Model, Options, TensorInfo};
 use moh_tasks::generate::{Batch, CacheSize, GenerationConfig, LanguageModel};
+use moh_tasks::text::Tokenizer;
 use moh_tasks::text::load_tokenizer;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
-use tokenizers::Tokenizer;
 
 /// Loads models.
 pub(crate) struct Loader<'c> {

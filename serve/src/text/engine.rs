@@ -9,7 +9,7 @@ use crate::tensors::{self, Run};
 use crate::worker::Health;
 use moh_runtime::{Interrupt, Tensor};
 use moh_tasks::generate::{Batch, Logits, Reading, SequenceId};
-use tokenizers::Tokenizer;
+use moh_tasks::text::Tokenizer;
 
 /// What a model of texts does, as [`Batch`] says.
 pub(crate) trait Sequences: Run {

@@ -3,8 +3,8 @@
 use super::{Event, Finish, Prompt};
 use crate::problem::Problem;
 use moh_tasks::generate::TextStream;
+use moh_tasks::text::Tokenizer;
 use std::borrow::Borrow;
-use tokenizers::Tokenizer;
 
 /// A sequence on its way.
 pub(super) struct Sequence<T> {

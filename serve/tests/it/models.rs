@@ -98,7 +98,7 @@ pub(crate) fn generated(model: &str, runtime: &Options, prompts: &[String], max_
     let tokenizer = load_tokenizer(&folder, model.vocabulary()).unwrap();
     let end = GenerationConfig::from_folder(&folder).unwrap().end;
     let one = |prompt: &String| {
-        let ids = tokenizer.encode(prompt.as_str(), true).unwrap().get_ids().to_vec();
+        let ids = tokenizer.encode(prompt, true).unwrap();
         let prompts = Prompts::new(&[ids.iter().map(|&id| i64::from(id)).collect()], 0).unwrap();
         let options = GenerateOptions { max_tokens, stop: &end, ..GenerateOptions::default() };
         let found = model.generate(&prompts, &options, |_| ControlFlow::Continue(())).unwrap();

@@ -151,7 +151,7 @@ fn a_completion_tells_what_it_used_and_why_it_ended() {
 
     // Numbers of tokens in place of a text.
     let tokenizer = moh_tasks::text::load_tokenizer(&crate::models::folder().join("llama"), None).unwrap();
-    let ids = tokenizer.encode("ROMEO:\n", true).unwrap().get_ids().to_vec();
+    let ids = tokenizer.encode("ROMEO:\n", true).unwrap();
     for prompt in [json!(ids), json!([ids]), json!(["ROMEO:\n"])] {
         body = json!({ "model": "llama", "prompt": prompt, "max_tokens": 60, "temperature": 0 });
         assert_eq!(post(address, "/v1/completions", &body).json()["choices"][0]["text"], *expected);

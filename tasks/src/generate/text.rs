@@ -1,7 +1,7 @@
 //! Tokens to text, piece by piece.
 
+use crate::text::Tokenizer;
 use std::borrow::Borrow;
-use tokenizers::Tokenizer;
 
 /// What an incomplete character decodes to.
 const REPLACEMENT: char = char::REPLACEMENT_CHARACTER;
@@ -21,7 +21,7 @@ impl<T: Borrow<Tokenizer>> TextStream<T> {
     ///
     /// # Errors
     /// The tokenizer's.
-    pub fn new(tokenizer: T, context: &[u32]) -> tokenizers::Result<TextStream<T>> {
+    pub fn new(tokenizer: T, context: &[u32]) -> Result<TextStream<T>, String> {
         let pending: Vec<u32> = context.last().copied().into_iter().collect();
         let emitted = tokenizer.borrow().decode(&pending, true)?.len();
         Ok(TextStream { tokenizer, pending, emitted })
@@ -31,7 +31,7 @@ impl<T: Borrow<Tokenizer>> TextStream<T> {
     ///
     /// # Errors
     /// The tokenizer's.
-    pub fn push(&mut self, token: u32) -> tokenizers::Result<String> {
+    pub fn push(&mut self, token: u32) -> Result<String, String> {
         self.pending.push(token);
         let text = self.tokenizer.borrow().decode(&self.pending, true)?;
         let certain = text.trim_end_matches(REPLACEMENT).len();
@@ -48,7 +48,7 @@ impl<T: Borrow<Tokenizer>> TextStream<T> {
     ///
     /// # Errors
     /// The tokenizer's.
-    pub fn rest(&mut self) -> tokenizers::Result<String> {
+    pub fn rest(&mut self) -> Result<String, String> {
         let text = self.tokenizer.borrow().decode(&self.pending, true)?;
         let rest = text.get(self.emitted..).unwrap_or_default().to_owned();
         self.emitted = text.len();
@@ -59,7 +59,7 @@ impl<T: Borrow<Tokenizer>> TextStream<T> {
     ///
     /// # Errors
     /// The tokenizer's.
-    pub fn finish(mut self) -> tokenizers::Result<String> {
+    pub fn finish(mut self) -> Result<String, String> {
         self.rest()
     }
 }

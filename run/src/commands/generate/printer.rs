@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, anyhow};
 use moh_tasks::generate::{StopTexts, TextStream};
-use tokenizers::Tokenizer;
+use moh_tasks::text::Tokenizer;
 
 /// What is shown of one sequence, piece by piece.
 pub(super) struct Printer<'a> {
