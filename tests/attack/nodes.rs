@@ -1,7 +1,7 @@
 //! One node of any operator, from a valid call that is spoilt in some places: what a model's author can get wrong, or want to.
 
-use crate::choices::Choices;
-use crate::onnx::{self, BFLOAT16, FLOAT, FLOAT16, INT8, INT32, INT64, UINT4, UINT8};
+use super::choices::Choices;
+use super::onnx::{self, BFLOAT16, FLOAT, FLOAT16, INT8, INT32, INT64, UINT4, UINT8};
 use moh_export::proto::{AttributeProto, GraphProto};
 use moh_operators::{AttributeKind, DOMAIN, DType, OPERATORS, Value};
 use moh_runtime::{Element, ElementType, Tensor, TensorData};
