@@ -1,10 +1,10 @@
 //! What fuzz targets share: a folder whose files a target writes over and over, bytes as choices, and what the programs do with files.
 
-#[path = "../tests/attack/choices.rs"]
+#[path = "../examples/attack/choices.rs"]
 pub mod choices;
-#[path = "../tests/attack/nodes.rs"]
+#[path = "../examples/attack/nodes.rs"]
 pub mod nodes;
-#[path = "../tests/attack/onnx.rs"]
+#[path = "../examples/attack/onnx.rs"]
 pub mod onnx;
 
 use choices::Choices;

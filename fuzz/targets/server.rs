@@ -38,7 +38,8 @@ fn address() -> SocketAddr {
             ModelSpec { name: name.to_owned(), path }
         };
         let models = vec![model("llama", "shakespeare-moh-llama"), model("digits", "digits-moh-vit")];
-        let limits = Limits { timeout: Duration::from_secs(2), body: 1 << 16, ..Limits::default() };
+        let (timeout, stall) = (Duration::from_secs(2), Duration::from_secs(5));
+        let limits = Limits { timeout, stall, body: 1 << 16, ..Limits::default() };
         let listen = SocketAddr::from(([127, 0, 0, 1], 0));
         Server::start(&Config { models, listen, runtime: tract(), instances: 1, keys: None, limits }).unwrap()
     };

@@ -9,6 +9,8 @@ use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::io::AsyncReadExt;
+use tokio::net::tcp::OwnedReadHalf;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio_io_timeout::TimeoutStream;
@@ -17,7 +19,6 @@ use tokio_io_timeout::TimeoutStream;
 const PAUSE: Duration = Duration::from_millis(100);
 /// How HTTP/2 begins.
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-const BETWEEN_LOOKS: Duration = Duration::from_millis(5);
 /// Header fields of a request together.
 const HEADERS: u32 = 64 << 10;
 /// Requests at a time on one HTTP/2 connection.
@@ -46,14 +47,13 @@ pub(super) async fn serve(listener: TcpListener, router: Router, limits: Limits,
         let (builder, watcher, mut stopped) = (builder.clone(), graceful.watcher(), stopped.clone());
         tokio::spawn(async move {
             let (_permit, _counted) = (permit, Connection::new());
+            let (mut read, write) = stream.into_split();
             let begun = tokio::select! {
-                begun = tokio::time::timeout(limits.stall, begins(&stream)) => begun.unwrap_or(false),
-                _ = stopped.changed() => false,
+                begun = tokio::time::timeout(limits.stall, begins(&mut read)) => begun.ok().flatten(),
+                _ = stopped.changed() => None,
             };
-            if !begun {
-                return;
-            }
-            let mut stream = TimeoutStream::new(stream);
+            let Some(head) = begun else { return };
+            let mut stream = TimeoutStream::new(tokio::io::join(std::io::Cursor::new(head).chain(read), write));
             // A client that does not read what was sent to it; one that sends nothing may be waiting for a long answer.
             stream.set_write_timeout(Some(limits.stall));
             let connection = builder.serve_connection(TokioIo::new(Box::pin(stream)), service);
@@ -74,17 +74,16 @@ async fn accept(listener: &TcpListener, room: &Arc<Semaphore>) -> std::io::Resul
     Ok((listener.accept().await?.0, permit))
 }
 
-/// Waits until a client has sent enough to tell HTTP/1 from HTTP/2, for which the builder would wait forever; `false`: it is gone.
-async fn begins(stream: &TcpStream) -> bool {
-    let mut head = [0; PREFACE.len()];
-    loop {
-        match stream.peek(&mut head).await {
-            Ok(0) | Err(_) => return false,
-            Ok(read) if read == head.len() || !PREFACE.starts_with(&head[..read]) => return true,
-            // What is there already is readable at once: nothing wakes us for the next byte.
-            Ok(_) => tokio::time::sleep(BETWEEN_LOOKS).await,
+/// Reads until a client has sent enough to tell HTTP/1 from HTTP/2, for which the builder would wait forever; `None`: it is gone.
+async fn begins(stream: &mut OwnedReadHalf) -> Option<Vec<u8>> {
+    let mut head = Vec::with_capacity(PREFACE.len());
+    while head.len() < PREFACE.len() && PREFACE.starts_with(&head) {
+        let left = (PREFACE.len() - head.len()) as u64;
+        if stream.take(left).read_buf(&mut head).await.ok()? == 0 {
+            return None;
         }
     }
+    Some(head)
 }
 
 fn builder(limits: &Limits) -> auto::Builder<TokioExecutor> {

@@ -150,3 +150,24 @@ fn a_deadline_ends_what_runs_and_what_waits() {
     }
     server.stop();
 }
+
+/// Found by the fuzz target `server`: it was held until the time of clients that send nothing was over.
+#[test]
+fn a_connection_that_ends_while_it_begins_is_dropped_at_once() {
+    use std::io::Write;
+    let server = limited(&["half=llama"], |limits| limits.stall = Duration::from_secs(60));
+    for beginning in [&b"P"[..], b"PRI * HTTP/2.0\r\n"] {
+        let mut stream = std::net::TcpStream::connect(server.address()).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.write_all(beginning).unwrap();
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        assert_eq!(stream.read(&mut [0; 64]).unwrap(), 0);
+    }
+    // What comes in pieces is whole.
+    let mut stream = std::net::TcpStream::connect(server.address()).unwrap();
+    for byte in b"POST /v2/health/live HTTP/1.1\r\nconnection: close\r\nhost: x\r\n\r\n".chunks(1) {
+        stream.write_all(byte).unwrap();
+        stream.flush().unwrap();
+    }
+    assert_eq!(receive(stream).status, 405);
+}

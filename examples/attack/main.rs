@@ -6,6 +6,9 @@
 //! Each number is a node, the same every time. They run in child processes, a few hundred each, so that a crash is seen and its node named.
 //! `ORT_DYLIB_PATH` and `MOH_OPS_LIBRARY` name the libraries. Prints a table, and exits with 1 where something was found.
 
+// The fuzz targets use these modules, too.
+#![allow(unreachable_pub, dead_code)]
+
 mod choices;
 mod nodes;
 mod onnx;
@@ -33,7 +36,9 @@ fn main() -> ExitCode {
     let number = |i: usize, default: u64| arguments.get(i).map_or(Ok(default), |text| text.parse::<u64>());
     let found = match arguments.first().map(String::as_str) {
         Some("--child") => number(1, 0).and_then(|from| Ok((from, number(2, 0)?))).context("numbers").and_then(child),
-        _ => number(0, 0).and_then(|from| Ok((from, number(1, 5000)?))).context("expected FROM and TO").and_then(parent),
+        _ => {
+            number(0, 0).and_then(|from| Ok((from, number(1, 5000)?))).context("expected FROM and TO").and_then(parent)
+        }
     };
     match found {
         Ok(()) => ExitCode::SUCCESS,
@@ -63,7 +68,9 @@ fn parent((from, to): (u64, u64)) -> Result<()> {
         }
     }
     let [nodes, onnxruntime, tract, both] = sums;
-    println!("| nodes | results of onnxruntime | of tract | of both, compared | batches that failed |\n|--:|--:|--:|--:|--:|");
+    println!(
+        "| nodes | results of onnxruntime | of tract | of both, compared | batches that failed |\n|--:|--:|--:|--:|--:|"
+    );
     println!("| {nodes} | {onnxruntime} | {tract} | {both} | {failed} |");
     ensure!(failed == 0, "{failed} batches failed");
     Ok(())
@@ -101,7 +108,7 @@ fn child((from, to): (u64, u64)) -> Result<()> {
 }
 
 /// The model of a number, and what its inputs are given.
-fn node(number: u64) -> Option<(Vec<u8>, Vec<(String, Tensor)>)> {
+fn node(number: u64) -> Option<nodes::Written> {
     let mut rng = Rng::new(number);
     let bytes: Vec<u8> = (0..BYTES).map(|_| rng.below(256) as u8).collect();
     let choices = &mut Choices(&bytes);

@@ -17,7 +17,6 @@ pub const INT64: i32 = 7;
 pub const FLOAT16: i32 = 10;
 pub const BFLOAT16: i32 = 16;
 pub const UINT4: i32 = 21;
-pub const INT4: i32 = 22;
 
 /// An attribute of its value's type.
 pub fn attribute(name: &str, value: Value) -> AttributeProto {
@@ -37,8 +36,16 @@ pub fn declared(name: &str, ty: i32, dims: &[i64]) -> ValueInfoProto {
             if d < 0 { dimension::Value::DimParam(format!("{name}_{i}")) } else { dimension::Value::DimValue(d) };
         Dimension { value: Some(value), ..Dimension::default() }
     };
-    let shape = TensorShapeProto { dim: dims.iter().enumerate().map(dim).collect() };
-    let tensor = type_proto::Tensor { elem_type: Some(ty), shape: Some(shape) };
+    typed(name, ty, Some(TensorShapeProto { dim: dims.iter().enumerate().map(dim).collect() }))
+}
+
+/// A declared value whose shape nothing is said of.
+pub fn of_any_shape(name: &str, ty: i32) -> ValueInfoProto {
+    typed(name, ty, None)
+}
+
+fn typed(name: &str, ty: i32, shape: Option<TensorShapeProto>) -> ValueInfoProto {
+    let tensor = type_proto::Tensor { elem_type: Some(ty), shape };
     let ty = TypeProto { value: Some(type_proto::Value::TensorType(tensor)), ..TypeProto::default() };
     ValueInfoProto { name: Some(name.to_owned()), r#type: Some(ty), ..ValueInfoProto::default() }
 }

@@ -19,6 +19,9 @@ pub struct Operand {
     pub constant: bool,
 }
 
+/// A model's bytes, and what its inputs are given.
+pub type Written = (Vec<u8>, Vec<(String, Tensor)>);
+
 /// A node before it is written.
 pub struct Call {
     pub op_type: &'static str,
@@ -39,6 +42,10 @@ fn number(ty: DType) -> i32 {
 }
 
 /// A call of one of our operators.
+///
+/// # Panics
+/// For an operator whose examples are malformed.
+#[allow(clippy::unwrap_used)]
 pub fn ours(choices: &mut Choices<'_>) -> Call {
     let operator = OPERATORS[usize::from(choices.byte()) % OPERATORS.len()];
     let examples = operator.examples().unwrap();
@@ -176,7 +183,7 @@ fn count(dims: &[i64]) -> Option<usize> {
 
 impl Call {
     /// The model's bytes, and what its inputs are given; `None` where that is more than a run should take.
-    pub fn model(&self, choices: &mut Choices<'_>) -> Option<(Vec<u8>, Vec<(String, Tensor)>)> {
+    pub fn model(&self, choices: &mut Choices<'_>) -> Option<Written> {
         let mut graph = GraphProto { name: Some("graph".to_owned()), ..GraphProto::default() };
         let mut given = Vec::new();
         for operand in self.operands.iter().filter(|operand| !operand.name.is_empty()) {
@@ -206,14 +213,7 @@ impl Call {
         }
         let inputs = self.operands.iter().map(|operand| operand.name.clone()).collect();
         graph.node.push(onnx::node(self.op_type, self.domain, inputs, self.attributes.clone()));
-        graph.output.push(onnx::declared("y", self.output, &[]));
-        if let Some(value) = graph.output.last_mut() {
-            // Of any rank.
-            value.r#type.iter_mut().for_each(|ty| match &mut ty.value {
-                Some(moh_export::proto::type_proto::Value::TensorType(tensor)) => tensor.shape = None,
-                _ => {}
-            });
-        }
+        graph.output.push(onnx::of_any_shape("y", self.output));
         Some((onnx::model(graph), given))
     }
 }
