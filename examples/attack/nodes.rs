@@ -10,7 +10,7 @@ use moh_runtime::{Element, ElementType, Tensor, TensorData};
 const MOST: usize = 1 << 16;
 
 /// An input of a node.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct Operand {
     pub name: String,
     pub ty: i32,
@@ -23,6 +23,7 @@ pub struct Operand {
 pub type Written = (Vec<u8>, Vec<(String, Tensor)>);
 
 /// A node before it is written.
+#[derive(Debug)]
 pub struct Call {
     pub op_type: &'static str,
     pub domain: &'static str,

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# The library's own tests, and those of its kernels, under valgrind, ThreadSanitizer and Miri.
+#
+# usage: ci/attack/sanitizers.sh [valgrind] [tsan] [miri]      (default: all)
+#
+# valgrind needs a build of the tests (cargo test --release --workspace --no-run). The others need nightly Rust with rust-src and miri.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+[[ $# -gt 0 ]] || set -- valgrind tsan miri
+for tool in "$@"; do
+    printf '== %s\n' "$tool"
+    case $tool in
+    valgrind)
+        # It knows no AVX-512, and says so to the program, which takes the AVX2 kernels then.
+        tests=$(cargo test --release --locked --workspace --exclude moh-cuda --no-run --message-format json 2>/dev/null |
+            python3 -c 'import json, sys
+for line in sys.stdin:
+    message = json.loads(line)
+    if message.get("executable") and message["target"]["name"] == "moh_ops" and message["profile"]["test"]:
+        print(message["executable"])')
+        (cd custom-ops/ort && valgrind --quiet --error-exitcode=9 --errors-for-leak-kinds=definite --leak-check=full "$tests" --test-threads=2)
+        ;;
+    tsan)
+        # The standard library is instrumented, too; otherwise its locks are not seen.
+        RUSTFLAGS=-Zsanitizer=thread cargo +nightly test --release --locked -Zbuild-std --target x86_64-unknown-linux-gnu \
+            --target-dir target/tsan -p moh-ops --lib
+        ;;
+    miri) MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test --locked --target-dir target/miri -p moh-operators --lib ;;
+    *) sed -n '2,/^set/s/^# \{0,1\}//p' "$0" >&2 && exit 2 ;;
+    esac
+done
