@@ -26,6 +26,8 @@ for target in "$@"; do
     printf '\n== %s\n' "$target"
     mkdir -p "fuzz/corpus/$target" "fuzz/artifacts/$target"
     options=(-max_total_time="$seconds" -timeout=20 -rss_limit_mb=4096 -print_final_stats=1 -fork="$(nproc)" -ignore_crashes=0)
+    # What tract takes time and memory for is not ours to bound (SECURITY.md).
+    [[ $target != model ]] || options+=(-ignore_timeouts=1 -ignore_ooms=1)
     cargo +nightly fuzz run "$target" "fuzz/corpus/$target" "fuzz/seeds/$target" -- "${options[@]}" || failed+=("$target")
 done
 rm -rf /dev/shm/moh-fuzz-*

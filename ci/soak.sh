@@ -20,6 +20,9 @@ export ORT_DYLIB_PATH
 step "exports that end at every moment"
 ci/crash/crash.py --runs 60
 
+step "the library and its operators"
+ci/attack/run.sh "$seconds" 2000
+
 step "fuzz targets"
 ci/fuzz.sh "$seconds"
 
