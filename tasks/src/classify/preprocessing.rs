@@ -168,11 +168,8 @@ impl Preprocessing {
             (None, None) => (Filter::Bicubic, Origin::ImageNet),
         };
         let (resize, resize_origin) = match config.image_resize {
-            Some(side) if side >= size => (Resize::Shorter(side), Origin::Config),
-            Some(side) => {
-                let expected = format!("at least the model's size, {size}");
-                return Err(own.rejects("image_resize", &expected, &side.to_string()));
-            }
+            Some(side) if fits(side, size) => (Resize::Shorter(side), Origin::Config),
+            Some(side) => return Err(own.rejects("image_resize", &expected(size), &side.to_string())),
             None => match processor.resize(&hf, size)? {
                 Some(resize) => (resize, Origin::Processor),
                 None => (Resize::Shorter(size * 8 / 7), Origin::ImageNet),
@@ -270,9 +267,8 @@ impl Source {
             return Ok(Some(Resize::Keep));
         }
         let shortest = hf.size.get("shortest_edge").unwrap_or(&hf.size).as_u64().map(|side| side as usize);
-        let too_small = || self.rejects("size", &format!("at least the model's size, {size}"), &hf.size.to_string());
         match (shortest, sides(&hf.size)) {
-            (Some(side), _) if side < size => Err(too_small()),
+            (Some(side), _) if !fits(side, size) => Err(self.rejects("size", &expected(size), &hf.size.to_string())),
             (Some(side), _) if crops || hf.size.is_object() => Ok(Some(Resize::Shorter(side))),
             (Some(_), _) => Ok(Some(Resize::Exact)),
             (None, Some(found)) if found == (size, size) => Ok(Some(Resize::Exact)),
@@ -281,6 +277,18 @@ impl Source {
             (None, None) => Err(self.rejects("size", "shortest_edge, or height and width", &hf.size.to_string())),
         }
     }
+}
+
+/// More times the model's size than any picture is resized to before its middle is cut out: a bound for memory.
+const LARGEST: usize = 8;
+
+/// Whether pictures may be resized to a shorter side of `side` pixels for a model of `size`.
+fn fits(side: usize, size: usize) -> bool {
+    (size..=LARGEST.saturating_mul(size)).contains(&side)
+}
+
+fn expected(size: usize) -> String {
+    format!("at least the model's size, {size}, and at most {LARGEST} times that")
 }
 
 /// Height and width.

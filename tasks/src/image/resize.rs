@@ -3,6 +3,9 @@
 
 use super::Picture;
 
+/// Times that a picture may be as long as it is short.
+const LONGEST: usize = 16;
+
 /// How a pixel of the new size is made of the old one's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Filter {
@@ -73,8 +76,13 @@ impl Picture {
         if height == self.height { wide } else { wide.with_height(height, filter) }
     }
 
-    /// The picture with its shorter side of `side` pixels, the longer one in proportion, rounded down.
+    /// The picture with its shorter side of `side` pixels, the longer one in proportion, rounded down. Of a picture that is more than
+    /// 16 times as long as it is short, only the middle: the rest would take any amount of memory.
     pub fn with_shorter_side(&self, side: usize, filter: Filter) -> Picture {
+        let longest = LONGEST.saturating_mul(self.width.min(self.height));
+        if self.width.max(self.height) > longest {
+            return self.cropped(self.width.min(longest), self.height.min(longest)).with_shorter_side(side, filter);
+        }
         let longer = |long: usize, short: usize| (side as u128 * long as u128 / short as u128) as usize;
         match self.width < self.height {
             true => self.resized(side, longer(self.height, self.width), filter),

@@ -66,6 +66,9 @@ fn what_does_not_fit_is_named() {
         (HF, r#"{"crop_size": 224}"#, "crop_size: expected the model's size, 32, found 224"),
         (HF, r#"{"size": {"height": 64, "width": 64}}"#, "size: expected the model's size, 32"),
         (HF, r#"{"size": {"shortest_edge": 16}}"#, "size: expected at least the model's size"),
+        // Found by the fuzz target `preprocessing`: pictures were made that large.
+        (HF, r#"{"size": 1336666669, "crop_size": 32}"#, "and at most 8 times that, found 1336666669"),
+        (OWN, r#"{"image_resize": 257}"#, "at most 8 times that, found 257"),
         (HF, r#"{"size": "large"}"#, "size: expected shortest_edge, or height and width"),
     ] {
         let message = wrong(name, text);
@@ -111,4 +114,13 @@ fn every_setting_says_where_it_comes_from() {
     assert_eq!([resize, filter, mean, std], [Origin::Processor, Origin::Config, Origin::Processor, Origin::Config]);
     let plain = read(&[(HF, r#"{"do_normalize": false}"#)], 3, 32).unwrap();
     assert_eq!((plain.origins.mean, plain.origins.resize), (Origin::Processor, Origin::ImageNet));
+}
+
+#[test]
+fn the_middle_of_a_picture_that_is_all_length_is_seen() {
+    let preprocessing = read(&[(OWN, r#"{"image_resize": 256}"#)], 3, 32).unwrap();
+    // Black, but for the middle.
+    let samples = (0..100_000).flat_map(|x| [if (49_000..51_000).contains(&x) { 200 } else { 0 }; 3]).collect();
+    let seen = preprocessing.seen(&Picture::new(100_000, 1, 3, samples).unwrap());
+    assert!((seen.width(), seen.height()) == (32, 32) && seen.samples().iter().all(|&sample| sample == 200));
 }
