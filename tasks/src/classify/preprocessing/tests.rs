@@ -59,7 +59,11 @@ fn what_does_not_fit_is_named() {
             "config.json: not an image configuration: image_mean: expected a number, or",
         ),
         (OWN, r#"{"image_std": 0}"#, "image_std: expected positive numbers"),
-        (OWN, r#"{"image_resize": 31}"#, "image_resize: expected at least the model's size, 32, and at most 8 times that, found 31"),
+        (
+            OWN,
+            r#"{"image_resize": 31}"#,
+            "image_resize: expected at least the model's size, 32, and at most 8 times that, found 31",
+        ),
         (OWN, r#"{"image_interpolation": "best"}"#, "expected nearest, bilinear or bicubic, found best"),
         (OWN, "{", "config.json: not a model configuration"),
         (HF, r#"{"resample": 1}"#, "preprocessor_config.json: not an image configuration: resample: expected 0"),
