@@ -32,6 +32,13 @@ RUSTDOCFLAGS="-D warnings" cargo doc --release --locked --workspace --no-deps --
 step "which crate uses which"
 ci/layers.py
 
+step "faults to plant"
+if python3 -c 'import tomllib' 2>/dev/null; then
+    ci/faults/faults.py check
+else
+    echo "note: needs Python 3.11: ci/faults is not checked" >&2
+fi
+
 step "dependencies"
 if ! command -v cargo-deny >/dev/null; then
     cargo install cargo-deny --version 0.20.2 --locked --quiet --root "$tools/cargo"

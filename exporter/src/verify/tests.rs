@@ -189,6 +189,22 @@ fn f16_outputs_that_are_not_finite() {
     }
 }
 
+/// Nor does such an output pass beside a reference of the user's.
+#[test]
+fn outputs_that_are_not_finite_beside_a_reference() {
+    let compare = |dtype, value| Staged::new("dit-tiny-75", dtype).change_model(LAST_BIAS, value).compare();
+    match compare(ElementType::F32, f32::NAN) {
+        Err(Error::Differs(found)) => assert_eq!(found.output, "out_hidden_states"),
+        other => panic!("expected a difference, found {other:?}"),
+    }
+    for value in [f32::NAN, f32::INFINITY] {
+        match compare(ElementType::F16, value) {
+            Err(Error::Disagreement(reason)) => assert!(reason.ends_with("is not finite"), "{reason}"),
+            other => panic!("{value}: expected a disagreement, found {other:?}"),
+        }
+    }
+}
+
 /// Heads are chosen by the norms of their queries: one head's queries, ten times as long, choose others.
 #[test]
 fn other_heads_than_the_reference() {

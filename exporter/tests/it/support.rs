@@ -42,7 +42,13 @@ impl Run {
     /// The program.
     pub(crate) fn command(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_moh-export"));
-        if !self.onnxruntime {
+        if self.onnxruntime {
+            // cargo test builds this one; the one beside the program may be older.
+            let library = std::env::current_exe().unwrap().with_file_name("libmoh_ops.so");
+            if library.is_file() {
+                command.env("MOH_OPS_LIBRARY", library);
+            }
+        } else {
             // Nor is there a Python to ask for one.
             command.env_remove("ORT_DYLIB_PATH").env_remove("LD_LIBRARY_PATH").env("PATH", "");
         }
