@@ -7,8 +7,8 @@
     faults.py table                  caught and planted by crate, and what survived
 
 All faults are compiled in at once: a text `old` becomes `if MOH_FAULT is this one { new } else { old }`, so that a list of
-hundreds costs one build. The tests of a fault's own crate run first, then the others, the quickest first; the first test that
-fails twice has caught it, as has a time limit. Results stand in the tree's `faults.json` and a run goes on where it stopped.
+hundreds costs one build. The tests of the faults' own crates run first, then the others, the quickest first; the first test
+that fails twice has caught it, as has a time limit. Results stand in the tree's `faults.json` and a run goes on where it stopped.
 
 A fault in the lists: `id`, `file`, `old`, `new`, `what` (what goes wrong, in words), `kind = "statement"` where the text is
 statements instead of an expression, and `survives`, the reason, where it is right that no test notices.
@@ -172,11 +172,10 @@ def run_tests(binary, fault, limit, *arguments):
     return failed or (None if code == 0 else "CRASH")
 
 
-def catch(fault, binaries, times):
-    crate = max((b["crate"] for b in binaries if fault["file"].startswith(b["crate"] + "/")), key=len, default=".")
-    order = sorted(binaries, key=lambda b: (b["crate"] != crate, times[b["path"]]))
-    for binary in order:
-        limit = 3 * times[binary["path"]] + PATIENCE
+def catch(fault, binaries):
+    """The first test that notices a fault."""
+    for binary in binaries:
+        limit = 3 * binary["seconds"] + PATIENCE
         test = run_tests(binary, fault["id"], limit)
         if test is None:
             continue
@@ -188,30 +187,42 @@ def catch(fault, binaries, times):
 
 
 def run(tree, faults, only):
-    binaries = json.loads((tree / "binaries.json").read_text())
+    known = tree / "binaries.json"
+    binaries = json.loads(known.read_text())
+    for binary in binaries:
+        if "seconds" not in binary:
+            start = time.monotonic()
+            failed = run_tests(binary, None, 3600)
+            if failed:
+                sys.exit(f"error: {binary['crate']} {binary['name']} fails without any fault: {failed}")
+            binary["seconds"] = time.monotonic() - start
+            known.write_text(json.dumps(binaries, indent=1))
+    binaries.sort(key=lambda binary: binary["seconds"])
+    print(f"without a fault: all tests pass, {sum(binary['seconds'] for binary in binaries):.0f} s", flush=True)
+
     path = tree / "faults.json"
     results = json.loads(path.read_text()) if path.is_file() else {}
-    times = {}
-    for binary in binaries:
-        start = time.monotonic()
-        failed = run_tests(binary, None, 3600)
-        if failed:
-            sys.exit(f"error: {binary['crate']} {binary['name']} fails without any fault: {failed}")
-        times[binary["path"]] = time.monotonic() - start
-    print(f"without a fault: all tests pass, {sum(times.values()):.0f} s", flush=True)
-    for fault in faults:
+
+    def chosen(fault):
+        if only:
+            return fnmatch.fnmatch(fault["id"], only)
         # A fault that was changed is another one.
-        mark = [fault["old"], fault["new"]]
-        known = results.get(fault["id"])
-        if only and not fnmatch.fnmatch(fault["id"], only) or not only and known and known["text"] == mark:
-            continue
-        start = time.monotonic()
-        test = catch(fault, binaries, times)
-        results[fault["id"]] = {"text": mark, "test": test}
-        partial = path.with_suffix(".part")
-        partial.write_text(json.dumps(results, indent=1))
-        partial.replace(path)
-        print(f"{time.monotonic() - start:5.0f} s  {fault['id']}: {test or 'NOT CAUGHT'}", flush=True)
+        return results.get(fault["id"], {}).get("text") != [fault["old"], fault["new"]]
+
+    open_faults = [fault for fault in faults if chosen(fault)]
+    # Most are caught at home.
+    for home in (True, False):
+        for fault in list(open_faults):
+            crate = fault["file"].split("/src/")[0]
+            start = time.monotonic()
+            test = catch(fault, [binary for binary in binaries if (binary["crate"] == crate) == home])
+            print(f"{time.monotonic() - start:5.0f} s  {fault['id']}: {test or ('-' if home else 'NOT CAUGHT')}", flush=True)
+            if test or not home:
+                open_faults.remove(fault)
+                results[fault["id"]] = {"text": [fault["old"], fault["new"]], "test": test}
+                partial = path.with_suffix(".part")
+                partial.write_text(json.dumps(results, indent=1))
+                partial.replace(path)
 
 
 def table(tree, faults):
