@@ -113,6 +113,40 @@ fn every_element_is_checked() {
     }
 }
 
+/// Infinity is the first number that is not finite by its bits.
+#[test]
+fn infinity_in_files_of_half_precision() {
+    let folder = tempfile::tempdir().unwrap();
+    for (stored, infinity) in [(ElementType::F16, 0x7c00_u16), (ElementType::BF16, 0x7f80)] {
+        let tensors = vec![("w.weight".to_owned(), vec![8, 16])];
+        crate::random::write(folder.path(), "{}", &tensors, stored, 3, true).unwrap();
+        let file = folder.path().join("model.safetensors");
+        let mut bytes = std::fs::read(&file).unwrap();
+        let last = bytes.len() - 2;
+        bytes[last..].copy_from_slice(&infinity.to_le_bytes());
+        std::fs::write(&file, bytes).unwrap();
+        let weight = moh_models::Checkpoint::open(folder.path(), None).unwrap().get("w.weight").unwrap().clone();
+        for ty in [ElementType::F32, ElementType::F16, ElementType::BF16] {
+            match write(weight.clone(), ty, false) {
+                Err(Error::Model(moh_models::Error::NotFinite { index: 127, .. })) => (),
+                other => panic!("{stored} to {ty}: {:?}", other.map(|bytes| bytes.len())),
+            }
+        }
+    }
+}
+
+/// Two numbers are made at a time.
+#[test]
+fn random_weights_differ_from_their_neighbours() {
+    let folder = tempfile::tempdir().unwrap();
+    let tensors = vec![("w.weight".to_owned(), vec![64, 64])];
+    crate::random::write(folder.path(), "{}", &tensors, ElementType::F32, 3, true).unwrap();
+    let weight = moh_models::Checkpoint::open(folder.path(), None).unwrap().get("w.weight").unwrap().clone();
+    let values = weight.to_f32().unwrap();
+    let equal = values.windows(2).filter(|pair| pair[0].to_bits() == pair[1].to_bits()).count();
+    assert!(equal < values.len() / 100, "{equal} of {} numbers are the one before", values.len());
+}
+
 /// More rows and columns than are converted at a time, on both threads.
 #[test]
 fn every_type_to_every_type() {
