@@ -7,8 +7,9 @@
     faults.py table                  caught and planted by crate, and what survived
 
 All faults are compiled in at once: a text `old` becomes `if MOH_FAULT is this one { new } else { old }`, so that a list of
-hundreds costs one build. The tests of the faults' own crates run first, then the others, the quickest first; the first test
-that fails twice has caught it, as has a time limit. Results stand in the tree's `faults.json` and a run goes on where it stopped.
+hundreds costs one build. The tests of the faults' own crates run first, then the others that can reach them, the quickest first;
+the first test that fails twice has caught it, as has a time limit. Results stand in the tree's `faults.json` and a run goes on
+where it stopped.
 
 A fault in the lists: `id`, `file`, `old`, `new`, `what` (what goes wrong, in words), `kind = "statement"` where the text is
 statements instead of an expression, and `survives`, the reason, where it is right that no test notices.
@@ -172,6 +173,22 @@ def run_tests(binary, fault, limit, *arguments):
     return failed or (None if code == 0 else "CRASH")
 
 
+def reached(tree, binaries, faults):
+    """The faults that each test program has in it, or a program or library of ours that it may start or load."""
+    names = [fault["id"].encode() for fault in faults]
+    built = {}
+    for path in (tree / "target/release").iterdir():
+        if path.is_file() and path.suffix in ("", ".so") and not path.name.startswith("."):
+            content = path.read_bytes()
+            built[path.name.encode()] = {name for name in names if name in content}
+    reach = {}
+    for binary in binaries:
+        content = pathlib.Path(binary["path"]).read_bytes()
+        found = {name for name in names if name in content}
+        reach[binary["path"]] = found.union(*(inside for name, inside in built.items() if name in content))
+    return reach
+
+
 def catch(fault, binaries):
     """The first test that notices a fault."""
     for binary in binaries:
@@ -210,12 +227,14 @@ def run(tree, faults, only):
         return results.get(fault["id"], {}).get("text") != [fault["old"], fault["new"]]
 
     open_faults = [fault for fault in faults if chosen(fault)]
+    reach = reached(tree, binaries, open_faults)
     # Most are caught at home.
     for home in (True, False):
         for fault in list(open_faults):
             crate = fault["file"].split("/src/")[0]
             start = time.monotonic()
-            test = catch(fault, [binary for binary in binaries if (binary["crate"] == crate) == home])
+            able = [binary for binary in binaries if fault["id"].encode() in reach[binary["path"]]]
+            test = catch(fault, [binary for binary in able if (binary["crate"] == crate) == home])
             print(f"{time.monotonic() - start:5.0f} s  {fault['id']}: {test or ('-' if home else 'NOT CAUGHT')}", flush=True)
             if test or not home:
                 open_faults.remove(fault)
