@@ -50,7 +50,9 @@ def read_faults():
 
 
 def switch(fault):
-    test = f'std::env::var_os("MOH_FAULT").is_some_and(|fault| fault == "{fault["id"]}")'
+    # The compiler may not cut the name up: `reached` looks for it.
+    name = f'std::hint::black_box("{fault["id"]}")'
+    test = f'std::env::var_os("MOH_FAULT").is_some_and(|fault| fault == {name})'
     condition = f"{{ static ON: std::sync::LazyLock<bool> = std::sync::LazyLock::new(|| {test}); *ON }}"
     text = f"if {condition} {{ {fault['new']} }} else {{ {fault['old']} }}"
     return text if fault.get("kind") == "statement" else f"({text})"

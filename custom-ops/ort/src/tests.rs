@@ -16,7 +16,9 @@ use crate::threads::SessionThreads;
 use crate::{API_VERSION, RegisterCustomOps};
 use half::{bf16, f16};
 use moh_cpu::{Host, Scratch};
-use moh_operators::{Attributes, DOMAIN, DType, Data, Definition, OPERATORS, Operator, RoutedProjection, Value};
+use moh_operators::{
+    Attributes, DOMAIN, DType, Data, Definition, OPERATORS, Operator, RoutedProjection, TopKRouter, Value,
+};
 use ort_sys::*;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::ptr;
@@ -477,6 +479,27 @@ fn shape_inference_sets_no_shape_if_a_dimension_is_unknown() {
     let mut node = example.sized(DType::F32);
     node.inputs[3] = Some(Info::sized(DType::F32, &[2, 3, 5]));
     assert!(infer(&mut node).unwrap().1.contains("input head_gates"));
+    assert_eq!(live(), 0);
+}
+
+#[test]
+fn shape_inference_knows_outputs_of_another_type_than_the_inputs() {
+    let router = OPERATORS.iter().copied().find(|operator| operator.name == TopKRouter::NAME).unwrap();
+    let attributes = [
+        ("kind", Value::Int(1)),
+        ("num_heads", Value::Int(4)),
+        ("top_k", Value::Int(2)),
+        ("shared_heads", Value::Ints(Vec::new())),
+    ];
+    for dtype in DType::ALL {
+        let scores = Info::new(dtype, &[(-1, "batch"), (-1, "sequence"), (4, "")]);
+        let mut node =
+            Node { attributes: attributes.to_vec(), inputs: vec![Some(scores)], output: None, constants: Vec::new() };
+        let op = table(router, DType::F32);
+        let refusal = outcome(unsafe { op.InferOutputShapeFn.unwrap()(op, ptr::from_mut(&mut node).cast()) });
+        assert_eq!(refusal, None);
+        assert_eq!(node.output, Some(Info::new(DType::F32, &[(-1, "batch"), (-1, "sequence"), (4, "")])));
+    }
     assert_eq!(live(), 0);
 }
 

@@ -11,7 +11,7 @@ use moh_operators::{DType, Element, Error};
 use std::ops::Range;
 
 /// Rows that are converted at a time, which bounds the working memory.
-const ROWS: usize = 2048;
+pub(super) const ROWS: usize = 2048;
 /// Columns of a work item: a multiple of this many, and at most [`SPAN`], or [`FEW_SPAN`] for few rows.
 const UNIT: usize = 16;
 const SPAN: usize = 256;

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use super::linear::layer;
+use super::linear::{ROWS, layer};
 use super::{Activations, Engine, FEW, Level, NBits, Parts, Row, Worker};
 use crate::host::Threads;
 use crate::isa::matrix_unit;
@@ -349,6 +349,14 @@ fn dense_layers_with_bias() {
             dense::<bf16>(shape, 1, &mut random);
         }
     });
+}
+
+#[test]
+fn more_rows_than_are_converted_at_once() {
+    for (bits, level) in [(4, Level::Float), (8, Level::Int8)] {
+        let shape = Shape { bits, block: 16, n: 3, k: 16, rows: 2 * ROWS + 5, zero_points: true, level };
+        dense::<f32>(shape, 2, &mut Random(11));
+    }
 }
 
 #[test]

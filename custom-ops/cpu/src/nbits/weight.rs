@@ -137,18 +137,6 @@ impl<'a, T> NBits<'a, T> {
         self.format.k
     }
 
-    /// The columns `start .. end` as a weight of their own.
-    pub fn part(&self, columns: std::ops::Range<usize>) -> NBits<'a, T> {
-        let cut = |bytes: usize| columns.start * bytes..columns.end * bytes;
-        NBits {
-            n: columns.len(),
-            data: &self.data[cut(self.format.row_bytes())],
-            scales: &self.scales[cut(self.format.blocks())],
-            zero_points: self.zero_points.map(|zeros| &zeros[cut(self.format.zero_bytes())]),
-            ..*self
-        }
-    }
-
     /// The zero point of `block` of column `n`.
     #[inline(always)]
     pub(super) fn zero_point(&self, n: usize, block: usize) -> u8 {

@@ -280,6 +280,17 @@ fn mlp_macs_match_the_gates() {
     }
 }
 
+#[test]
+fn mlp_inputs_larger_than_a_tile() {
+    let all = routed_mlp::Gates::On;
+    let wide = routed_mlp::Case { q_len: 300, width: 16, hidden: 16384, out_width: 3, gates: all, ..routed_mlp::CASE };
+    let long = routed_mlp::Case { q_len: 9000, width: 16, hidden: 16, out_width: 3, ..routed_mlp::CASE };
+    let quantisation = Quantisation { block: 16, ..FOUR };
+    for mlp in [wide, long] {
+        check_mlp(&MlpCase { mlp: routed_mlp::Case { bias: false, ..mlp }, quantisation }, &[1, 3]);
+    }
+}
+
 /// Many roundings, without a fused multiply-add on the portable path.
 #[test]
 fn long_sums_of_eight_bits() {

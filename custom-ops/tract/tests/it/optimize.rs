@@ -106,7 +106,11 @@ fn product_that_is_also_a_model_output_keeps_its_sum() {
 
 #[test]
 fn depthwise_convolutions_use_our_kernels() {
-    for (format, x) in [(DataFormat::NHWC, [9, 7, 20]), (DataFormat::NCHW, [20, 9, 7])] {
+    for (format, x, dilations) in [
+        (DataFormat::NHWC, [9, 7, 20], None),
+        (DataFormat::NHWC, [9, 7, 20], Some(tvec![2, 3])),
+        (DataFormat::NCHW, [20, 9, 7], None),
+    ] {
         let model = model(&x, |model, x| {
             let kernel = constant(model, "kernel", &[20, 1, 3, 3]);
             let bias = constant(model, "bias", &[20]);
@@ -114,7 +118,7 @@ fn depthwise_convolutions_use_our_kernels() {
                 data_format: format,
                 kernel_shape: tvec![3, 3],
                 padding: PaddingSpec::Explicit(tvec![1, 0], tvec![1, 2]),
-                dilations: None,
+                dilations: dilations.clone(),
                 strides: Some(tvec![1, 2]),
                 input_channels: 20,
                 output_channels: 20,
