@@ -229,3 +229,22 @@ fn convert(args: &ConvertArgs) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_index_names_weights() {
+        for (name, expected) in [
+            ("config.json", true),
+            ("a/moh.json", true),
+            ("model.safetensors.index.json", false),
+            ("a/pytorch_model.bin.index.json", false),
+            ("model.safetensors", false),
+            ("folder", false),
+        ] {
+            assert_eq!(is_config(Path::new(name)), expected, "{name}");
+        }
+    }
+}

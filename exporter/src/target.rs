@@ -221,6 +221,16 @@ mod tests {
         }
     }
 
+    /// genai runs our operators only where their library goes along.
+    #[test]
+    fn forms_need_their_library() {
+        for target in Target::value_variants() {
+            assert_eq!(target.form(false), target.row().form, "{target}");
+        }
+        assert_eq!(Target::Genai.form(true), Form::Moh);
+        assert_ne!(Target::Genai.form(false), Form::Moh);
+    }
+
     #[test]
     fn the_documentation_has_the_table() {
         let page = include_str!("../../docs/export.md");

@@ -39,3 +39,32 @@ pub(crate) fn first(folder: &Path, text: &Path, count: usize) -> Result<Vec<i64>
 fn caught<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
     moh_runtime::guard(work)?.map_err(|error| error.to_string())
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn tokens_around_a_text_are_its_first_and_last() {
+        let folder = tempfile::tempdir().unwrap();
+        let tokenizer = r#"{"version": "1.0", "added_tokens": [], "normalizer": null, "pre_tokenizer": null,
+            "decoder": null, "truncation": null, "padding": null,
+            "post_processor": {"type": "TemplateProcessing",
+                "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+                "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+                "special_tokens": {"<s>": {"id": "<s>", "ids": [9], "tokens": ["<s>"]}}},
+            "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+                "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
+                "vocab": {"a": 0, "b": 1, "é": 2}, "merges": []}}"#;
+        std::fs::write(folder.path().join("tokenizer.json"), tokenizer).unwrap();
+        let text = folder.path().join("text");
+        std::fs::write(&text, "abaé").unwrap();
+        assert_eq!(first(folder.path(), &text, 99).unwrap(), [9, 0, 1, 0, 2]);
+        assert_eq!(first(folder.path(), &text, 3).unwrap(), [9, 0, 1]);
+        std::fs::write(&text, "").unwrap();
+        assert!(
+            first(folder.path(), &text, 3).unwrap_err().to_string().contains("expected at least 2 tokens, found 1")
+        );
+    }
+}

@@ -220,3 +220,19 @@ impl Ops for Count {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_module_counts_those_below_it_alone() {
+        let mut count = Count::new();
+        for (path, macs) in [("blocks.1", 1), ("blocks.1.attn", 10), ("blocks.10", 100), ("head", 1000)] {
+            count.modules.insert(path.to_owned(), Macs { dense: macs, routed: macs });
+        }
+        let below = |path| count.below(path).dense;
+        assert_eq!((below("blocks.1"), below("blocks.10"), below("blocks"), below("block")), (11, 100, 111, 0));
+        assert_eq!(count.macs().routed, 1111);
+    }
+}

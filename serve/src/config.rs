@@ -129,6 +129,8 @@ mod tests {
             ("out/llama/onnx/model.onnx", "llama"),
             ("repository/digits/1/model.onnx", "digits"),
             ("out/encoder.onnx", "encoder"),
+            ("out/llama-3.2", "llama-3.2"),
+            ("out/llama-3.2/model.onnx", "llama-3.2"),
             ("tall=out/llama", "tall"),
         ] {
             assert_eq!(name(text).as_deref(), Some(expected), "{text}");

@@ -153,6 +153,22 @@ mod tests {
     }
 
     #[test]
+    fn all_that_wait_hear_that_the_queue_is_closed() {
+        let queue = Arc::new(Queue::<Request>::new(1));
+        let (done, ended) = std::sync::mpsc::channel();
+        for _ in 0..3 {
+            let (queue, done) = (queue.clone(), done.clone());
+            std::thread::spawn(move || done.send(queue.pop()).unwrap());
+        }
+        // Long enough that they wait, mostly; if one does not yet, it is not woken, but sees it.
+        std::thread::sleep(Duration::from_millis(100));
+        queue.close();
+        for _ in 0..3 {
+            assert_eq!(ended.recv_timeout(Duration::from_secs(20)), Ok(None));
+        }
+    }
+
+    #[test]
     fn fitting_requests_are_taken_out_of_turn() {
         let queue = Queue::new(4);
         (1..4).for_each(|i| queue.push(Request(i, false)).unwrap());

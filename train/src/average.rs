@@ -47,3 +47,19 @@ impl InplaceOp2 for Mix {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use candle_core::Device;
+
+    #[test]
+    fn the_share_is_that_of_the_old_average() {
+        let tensor = |x: f32| Tensor::new(&[x, -x], &Device::Cpu).unwrap();
+        let mut average = Average::with(BTreeMap::from([("w".to_owned(), tensor(1.0))]));
+        average.update("w", &tensor(3.0), 0.75).unwrap();
+        average.update("other", &tensor(9.0), 0.75).unwrap();
+        assert_eq!(average.tensors()["w"].to_vec1::<f32>().unwrap(), [1.5, -1.5]);
+    }
+}

@@ -206,6 +206,20 @@ mod tests {
         Run::open(folder.path(), 1).unwrap();
     }
 
+    #[test]
+    fn a_checkpoint_has_its_name_when_it_is_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = Run::open(folder.path(), 2).unwrap();
+        let saved = run.save(7, |unfinished| {
+            assert_eq!(run.last()?, None, "{}", unfinished.display());
+            write_file(&unfinished.join("x"), b"1")
+        });
+        assert_eq!(saved.unwrap(), folder.path().join("step-00000007"));
+        let failed = run.save(8, |unfinished| write_file(&unfinished.join("no/such/folder"), b""));
+        assert!(failed.is_err());
+        assert_eq!(run.last().unwrap(), Some(folder.path().join("step-00000007")));
+    }
+
     #[cfg(unix)]
     #[test]
     fn others_may_read_weights_as_they_may_other_files() {

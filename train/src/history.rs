@@ -102,3 +102,24 @@ impl History {
         Some(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn tables_are_read_as_they_were() {
+        let step = |step, x: f64| Step { step, loss: x.sqrt(), rate: x / 3e7, norm: x.powi(9) };
+        let history = History {
+            steps: vec![step(1, 2.0), step(2, 0.123), step(3, 1e-9)],
+            loads: vec![Load { step: 2, layer: "layers.0.attn".to_owned(), shares: vec![1.0, 0.1, 1.0 / 3.0] }],
+        };
+        let folder = tempfile::tempdir().unwrap();
+        for (name, bytes) in history.files() {
+            std::fs::write(folder.path().join(name), bytes).unwrap();
+        }
+        let found = History::read(folder.path()).unwrap();
+        assert_eq!((found.steps, found.loads), (history.steps, history.loads));
+    }
+}

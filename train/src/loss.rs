@@ -52,6 +52,8 @@ mod tests {
         let of = |smoothing| cross_entropy(&logits, &targets, smoothing).unwrap().to_scalar::<f32>().unwrap();
         let sum = (1f32.exp() + 2f32.exp() + 3f32.exp()).ln();
         assert!((of(0.0) - (sum - 3.0) / 2.0).abs() < 1e-6);
+        let none = Tensor::new(&[-1i64, -1, -1], &Device::Cpu).unwrap();
+        assert_eq!(cross_entropy(&logits, &none, 0.0).unwrap().to_scalar::<f32>().unwrap(), 0.0);
         // Of the second row, two of three classes are 500 below.
         let smooth = 0.9 * (sum - 3.0) + 0.1 * (sum - 2.0) + 0.1 * 1000.0 / 3.0;
         assert!((of(0.1) - smooth / 2.0).abs() < 1e-4);

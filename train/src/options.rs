@@ -158,6 +158,32 @@ mod tests {
         assert!(rates.iter().zip(expected).all(|(rate, expected)| (rate - expected).abs() < 1e-12), "{rates:?}");
     }
 
+    /// All that the numbers of a training depend on.
+    #[test]
+    fn settings_tell_trainings_apart() {
+        let usual = Options::default();
+        for other in [
+            Options { steps: 7, ..Options::default() },
+            Options { learning_rate: 7e-3, ..Options::default() },
+            Options { warmup: 7, ..Options::default() },
+            Options { final_rate: 0.7, ..Options::default() },
+            Options { betas: (0.7, usual.betas.1), ..Options::default() },
+            Options { betas: (usual.betas.0, 0.7), ..Options::default() },
+            Options { eps: 7e-8, ..Options::default() },
+            Options { weight_decay: 0.7, ..Options::default() },
+            Options { clip: None, ..Options::default() },
+            Options { ema: Some(0.7), ..Options::default() },
+            Options { accumulate: 7, ..Options::default() },
+            Options { precision: Precision::Bf16, ..Options::default() },
+            Options { seed: 7, ..Options::default() },
+            Options { frozen: vec!["embed".to_owned()], ..Options::default() },
+        ] {
+            assert_ne!(other.settings(), usual.settings(), "{other:?}");
+        }
+        let about_the_disk = Options { save_every: 7, keep: 7, report_every: 7, ..Options::default() };
+        assert_eq!(about_the_disk.settings(), usual.settings());
+    }
+
     #[test]
     fn what_cannot_train_is_refused() {
         let text = |options: Options| options.check().err().map(|error| error.to_string()).unwrap_or_default();

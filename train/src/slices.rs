@@ -44,3 +44,17 @@ pub(crate) fn of_mut<'a>(storage: &'a mut CpuStorage, layout: &Layout) -> Result
         _ => bail!("a tensor that is not in float32"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn squares_of_all_numbers_are_added() {
+        for count in [0, 1, 7, 8, 9, 1000, TASK - 1, TASK + 3, 3 * TASK + 5] {
+            let x: Vec<f32> = (0..count).map(|i| (i % 5) as f32).collect();
+            let expected: f64 = x.iter().map(|x| f64::from(x * x)).sum();
+            assert_eq!(squares(&x), expected, "{count}");
+        }
+    }
+}

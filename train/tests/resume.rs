@@ -89,6 +89,25 @@ fn trainer(folder: &Path, options: Options) -> Result<Trainer> {
     Trainer::open(folder, start, vec![("config.json".to_owned(), CONFIG.into())], options)
 }
 
+/// Remembers what each batch begins with.
+struct Drawing(Counting, Vec<usize>);
+
+impl Task for Drawing {
+    fn loss(&mut self, ops: &mut Eager, rng: &mut Rng) -> Result<Loss> {
+        self.1.push(rng.below(1 << 30));
+        self.0.loss(ops, rng)
+    }
+}
+
+#[test]
+fn every_batch_has_random_numbers_of_its_own() {
+    let root = tempfile::tempdir().unwrap();
+    let mut task = Drawing(Counting::new(), Vec::new());
+    trainer(root.path(), Options { steps: 5, accumulate: 3, ..options() }).unwrap().train(&mut task, |_| ()).unwrap();
+    let different: std::collections::BTreeSet<usize> = task.1.iter().copied().collect();
+    assert_eq!((task.1.len(), different.len()), (15, 15));
+}
+
 /// Names and bytes of everything in a folder, and in those below it.
 fn contents(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     let mut found = Vec::new();

@@ -71,3 +71,28 @@ impl QuantizeArgs {
 fn block(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|n| BLOCKS.contains(n)).ok_or_else(|| "expected 16, 32, 64, 128 or 256".to_owned())
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        quantize: QuantizeArgs,
+    }
+
+    #[test]
+    fn routing_is_exact_in_int8_unless_it_is_quantised_too() {
+        let exact = |arguments: &[&str]| {
+            let line = Line::try_parse_from([&["moh-export"], arguments].concat()).unwrap();
+            line.quantize.options(None, false).map(|options| options.exact_routing)
+        };
+        assert_eq!(exact(&[]), None);
+        assert_eq!(exact(&["--quantize", "int8"]), Some(true));
+        assert_eq!(exact(&["--quantize", "int8", "--quantize-routing"]), Some(false));
+        assert_eq!(exact(&["--quantize", "int4"]), Some(false));
+    }
+}

@@ -119,6 +119,38 @@ fn the_order_of_the_checkpoint_does_not_matter() {
     }
 }
 
+/// Zero points are stored without a sign, also where all numbers of a block have the same one.
+#[test]
+fn blocks_of_one_sign() {
+    for (sign, least) in [(1.0, 5.0), (-1.0, 5.0), (1.0, 0.5), (-1.0, 0.0)] {
+        let values: Vec<f32> = numbers(16 * 16).iter().map(|x| sign * (least + x.abs())).collect();
+        for grid in grids() {
+            for values in values.chunks(16) {
+                let mut codes = [0; 16];
+                let block = grid.quantize(values, &mut codes);
+                let value = |code: u8| (f32::from(code) - f32::from(block.zero_point)) * block.scale;
+                let errors = values.iter().zip(codes).map(|(x, code)| f64::from(x - value(code)).powi(2));
+                let error = errors.sum::<f64>();
+                assert!((block.error - error).abs() <= 1e-3 * error + 1e-9, "{grid:?} {values:?}: {block:?}, {error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn numbers_that_are_not_finite_are_found_in_both_orders() {
+    let (rows, columns) = (32, 48);
+    for spoilt in [f32::NAN, f32::NEG_INFINITY] {
+        for (shape, by_columns) in [([rows, columns], false), ([columns, rows], true)] {
+            let mut values = numbers(rows * columns);
+            values[1001] = spoilt;
+            let matrix = Matrix::new(&Weight::from_f32("w", shape, values), by_columns, grids()[0], 16);
+            let refused = matrix.dequantized().unwrap_err().to_string();
+            assert!(refused.contains("1001"), "{refused}");
+        }
+    }
+}
+
 #[test]
 fn threads_change_nothing() {
     let weight = Weight::from_f32("w", [37, 96], numbers(37 * 96));

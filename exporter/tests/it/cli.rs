@@ -291,6 +291,17 @@ fn a_target_and_what_overrides_it() {
     assert!(!folder.path().join("tract").exists());
 }
 
+/// The target's cache is in place, which there is no portable form of; nobody asked for it.
+#[test]
+fn portable_attention_for_a_target() {
+    let folder = copy("examples/checkpoints/shakespeare-moh-llama");
+    let arguments = [".", "-o", "out/model.onnx", "--for", "ort-cpu", "--attention", "portable", "--no-verify"];
+    let done = export(folder.path(), &arguments);
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    let done = export(folder.path(), &[&arguments[..], &["--cache", "in-place", "--force"]].concat());
+    assert!(text(&done.stderr).starts_with("error: "), "{}", text(&done.stderr));
+}
+
 /// An image classifier has no cache that a target could choose.
 #[test]
 fn a_target_chooses_what_there_is() {

@@ -72,6 +72,15 @@ fn an_export() {
 }
 
 #[test]
+fn heads_of_keys_and_values_in_a_report() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = golden("llama-moh-tiny");
+    let report = json(folder.path(), &[checkpoint.to_str().unwrap(), "-o", "model.onnx", "--json", "--no-verify"]);
+    let layer = &report["layers"][0];
+    assert_eq!((&layer["num_heads"], &layer["kv_num_heads"]), (&8.into(), &2.into()));
+}
+
+#[test]
 fn a_random_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     let config = golden("llama-moh-tiny").join("config.json");

@@ -247,6 +247,23 @@ fn special_tokens() {
     assert_eq!(case.json("generation/generation_config.json"), generation);
 }
 
+/// Where both have one, that of generation_config.json is what chats end with.
+#[test]
+fn special_tokens_of_two_configurations() {
+    let case = Case::new(&example("shakespeare-moh-llama")).configure(|config| config["eos_token_id"] = json!(2));
+    fs::write(case.at("checkpoint/generation_config.json"), json!({"eos_token_id": [5, 2]}).to_string()).unwrap();
+    assert!(case.export("out/model.onnx", &[]).0);
+    assert_eq!(case.json("out/genai_config.json")["model"]["eos_token_id"], json!([5, 2]));
+}
+
+#[test]
+fn a_translators_token_that_begins_texts() {
+    let case = translator().configure(|config| config["decoder_start_token_id"] = json!(3));
+    let (success, said) = case.export("out", &["--part", "both"]);
+    assert!(success, "{said}");
+    assert_eq!(case.json("out/generation_config.json")["decoder_start_token_id"], json!(3));
+}
+
 /// genai calls a model with any number of tokens.
 #[test]
 fn sizes_that_genai_does_not_have() {

@@ -111,3 +111,29 @@ fn object(profiled: &Profiled, runs: usize) -> Value {
         "phases": profiled.profiles.iter().map(phase).collect::<Vec<Value>>(),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use moh_tasks::measure::Phase;
+
+    #[test]
+    fn shares_are_of_the_model_and_of_the_part() {
+        let node = |part, kernel, ms| {
+            let (name, op_type) = ("n".to_owned(), "Op".to_owned());
+            NodeTime { name, op_type, kernel, part, time: Duration::from_millis(ms) }
+        };
+        let nodes = vec![
+            node(Part::Attention, Kernel::Moh, 30),
+            node(Part::Attention, Kernel::Runtime, 10),
+            node(Part::Rest, Kernel::Runtime, 60),
+        ];
+        let profile = Profile { phase: Phase::Forward, run: Duration::from_millis(110), nodes };
+        let mut text = String::new();
+        let all = Duration::from_millis(100);
+        row(&mut text, "attention", &profile, all, &|node| node.part == Part::Attention).unwrap();
+        let cells: Vec<&str> = text.split_whitespace().collect();
+        assert_eq!(cells, ["attention", "40.000", "40.0", "%", "75.0", "%", "25.0", "%"]);
+    }
+}

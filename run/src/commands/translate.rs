@@ -128,3 +128,18 @@ fn object(source: &str, found: &[Hypothesis], texts: &[String]) -> Value {
     };
     json!({ "source": source, "hypotheses": found.iter().zip(texts).map(hypothesis).collect::<Vec<Value>>() })
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_source_ends_once() {
+        let config = TranslationConfig { start: 2, end: 2, padding: 1, max_source: Some(3) };
+        let read = |line| tokens(line, None, &config, Some(9)).map_err(|e| e.to_string());
+        assert_eq!(read("5 4"), Ok(vec![5, 4, 2]));
+        assert_eq!(read("5 4 2"), Ok(vec![5, 4, 2]));
+        assert!(read("5 4 3").unwrap_err().contains("4 tokens, the model's longest source is 3"));
+    }
+}

@@ -53,6 +53,8 @@ fn what_does_not_work_is_a_problem_with_a_remedy() {
     let found = problem(&[], &["--ort-library", "/nowhere/lib.so"]);
     assert!(found.contains("onnxruntime library /nowhere/lib.so: named by an option"), "{found}");
     assert!(found.contains("`pip install onnxruntime`"), "{found}");
+    let found = problem(&[], &["--ops-library", "/nowhere/libmoh_ops.so"]);
+    assert!(found.contains("operator library /nowhere/libmoh_ops.so: named by an option"), "{found}");
     if have_onnxruntime() {
         let found = problem(&[("MOH_OPS_LIBRARY", "/nowhere/libmoh_ops.so")], &[]);
         assert!(

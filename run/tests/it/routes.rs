@@ -58,6 +58,12 @@ fn heads_of_a_text() {
         let errors = refusal(&args);
         assert!(errors.contains("exists already; --force overwrites it"), "{errors}");
     }
+    // As long a text as the model takes, and a longer one.
+    let config = folder.path().join("config.json");
+    std::fs::write(&config, r#"{"max_position_embeddings": 4}"#).unwrap();
+    let errors = refusal(&["routes", text(&model), "abaca", "--runtime", "tract"]);
+    assert!(errors.contains("the text has 5 tokens, the model's longest sequence is 4"), "{errors}");
+    std::fs::write(&config, r#"{"max_position_embeddings": 5}"#).unwrap();
     let (success, printed, errors) = run(&["routes", text(&model), "abaca", "--runtime", "tract"]);
     assert!(success, "{errors}");
     assert!(printed.contains("layers.0.attn    67 %") && printed.contains(" 40  80  80"), "{printed}");

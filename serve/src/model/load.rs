@@ -205,3 +205,30 @@ fn load(model: Model, Bound { limits, cache }: &Bound) -> moh_tasks::Result<(Loa
     facts.text = Some(TextFacts { tokenizer: tokenizer.clone(), vocabulary, size, slots, longest });
     Ok((Loaded::Text(Box::new(batch), tokenizer, config), facts))
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn instances_of_all_language_models_share_the_cache_memory() {
+        let folder = tempfile::tempdir().unwrap();
+        let spec = |name: &str, files: &[&str]| {
+            let path = folder.path().join(name);
+            std::fs::create_dir(&path).unwrap();
+            files.iter().for_each(|file| std::fs::write(path.join(file), "{}").unwrap());
+            ModelSpec { name: name.to_owned(), path }
+        };
+        let text = ["model.onnx", "tokenizer.json"];
+        let config = Config {
+            models: vec![spec("a", &text), spec("b", &text), spec("pictures", &["model.onnx"])],
+            listen: "127.0.0.1:0".parse().unwrap(),
+            runtime: Options::default(),
+            instances: 3,
+            keys: None,
+            limits: Limits { cache: Some(6000), ..Limits::default() },
+        };
+        assert_eq!(Loader::new(&config).cache, 1000);
+    }
+}

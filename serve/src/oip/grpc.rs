@@ -170,3 +170,30 @@ fn of_contents(name: &str, ty: ElementType, contents: &InferTensorContents) -> R
         }
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timeouts_are_read_in_all_units() {
+        let read = |text: &'static str| {
+            let mut metadata = tonic::metadata::MetadataMap::new();
+            metadata.insert("grpc-timeout", tonic::metadata::MetadataValue::from_static(text));
+            timeout(&metadata)
+        };
+        for (text, expected) in [
+            ("2H", Duration::from_secs(7200)),
+            ("3M", Duration::from_secs(180)),
+            ("4S", Duration::from_secs(4)),
+            ("250m", Duration::from_millis(250)),
+            ("99999999u", Duration::from_micros(99_999_999)),
+            ("7n", Duration::from_nanos(7)),
+        ] {
+            assert_eq!(read(text), Some(expected), "{text}");
+        }
+        for bad in ["", "S", "5", "100000000S", "-1S", "1s"] {
+            assert_eq!(read(bad), None, "{bad:?}");
+        }
+    }
+}

@@ -140,6 +140,7 @@ mod tests {
             (vec![x(&[2, 4, 1]), t(&[2])], "input x: expected shape (n, 3, m), found [2, 4, 1]"),
             (vec![x(&[2, 3]), t(&[2])], "input x: expected shape (n, 3, m), found [2, 3]"),
             (vec![x(&[2, 3, 1]), t(&[3])], "input t: expected 2 on axis 0 (n), as in x, found [3]"),
+            (vec![x(&[3, 3, 1]), t(&[2])], "input t: expected 3 on axis 0 (n), as in x, found [2]"),
             (vec![x(&[5, 3, 1]), t(&[5])], "input x: expected at most 4 on axis 0, found [5, 3, 1]"),
             (vec![x(&[2, 3, 10]), t(&[2])], "input x: expected at most 9 on axis 2, found [2, 3, 10]"),
             (vec![x(&[0, 3, 1]), t(&[0])], "input x: it has no rows: [0, 3, 1]"),

@@ -53,6 +53,19 @@ fn requests_share_a_run_up_to_its_rows() {
 }
 
 #[test]
+fn requests_for_other_outputs_do_not_share_a_run() {
+    let queue = Queue::new(9);
+    let (first, _waits) = job(1, 1.0);
+    let (second, _waits_too) = job(1, 2.0);
+    queue.push(first).unwrap();
+    queue.push(Job { outputs: vec![1], ..second }).unwrap();
+    queue.close();
+    let mut model = Doubler(Vec::new());
+    serve(&mut model, "m", &queue, Some(&Batching { rows: 4 }), Duration::ZERO, &Arc::new(Health::default()));
+    assert_eq!(model.0, [1, 1]);
+}
+
+#[test]
 fn a_request_that_fails_harms_no_other() {
     let (answers, runs) = served(&[(1, 1.0), (1, -1.0), (1, 3.0)], 8);
     let failed = Err(Problem::failed("negative"));

@@ -1,6 +1,6 @@
 //! What exceeds a limit is refused, and nobody else notices.
 
-use crate::client::{Response, measured, post, receive, send};
+use crate::client::{Response, get, measured, post, receive, send};
 use crate::models::{generated, limited, tract};
 use serde_json::{Value, json};
 use std::io::Read;
@@ -152,6 +152,31 @@ fn a_deadline_ends_what_runs_and_what_waits() {
 }
 
 /// Found by the fuzz target `server`: it was held until the time of clients that send nothing was over.
+/// More answers than the system keeps for a client that reads none.
+#[test]
+fn a_client_that_does_not_read_is_dropped() {
+    use std::io::Write;
+    let server = limited(&["unread=llama"], |limits| limits.stall = Duration::from_millis(300));
+    let size = get(server.address(), "/openapi.json").body.len();
+    let count = (40 << 20) / size;
+    let mut stream = std::net::TcpStream::connect(server.address()).unwrap();
+    let mut writer = stream.try_clone().unwrap();
+    let sending = std::thread::spawn(move || {
+        // Where the server reads no further, or is gone.
+        writer.set_write_timeout(Some(Duration::from_secs(2))).unwrap();
+        (0..count).all(|_| writer.write_all(b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n").is_ok())
+    });
+    std::thread::sleep(Duration::from_secs(3));
+    stream.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+    let (mut found, mut part) = (0, vec![0; 1 << 20]);
+    while let Ok(read @ 1..) = stream.read(&mut part) {
+        found += read;
+    }
+    let _ = sending.join().unwrap();
+    assert!(found < count * size, "it was sent all of {found} bytes");
+    server.stop();
+}
+
 #[test]
 fn a_connection_that_ends_while_it_begins_is_dropped_at_once() {
     use std::io::Write;

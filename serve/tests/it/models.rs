@@ -33,6 +33,14 @@ pub(crate) fn folder() -> &'static Path {
         export(checkpoint("digits-moh-vit"), "digits", None);
         let config = serde_json::json!({ "chat_template": TEMPLATE, "bos_token": "<s>" });
         std::fs::write(folder.path().join("chat/tokenizer_config.json"), config.to_string()).unwrap();
+        // It puts a token before every text, as most do, which a template writes itself.
+        let tokenizer = folder.path().join("chat/tokenizer.json");
+        let mut begins: serde_json::Value = serde_json::from_slice(&std::fs::read(&tokenizer).unwrap()).unwrap();
+        begins["post_processor"] = serde_json::json!({ "type": "TemplateProcessing",
+            "single": [{ "SpecialToken": { "id": "<s>", "type_id": 0 } }, { "Sequence": { "id": "A", "type_id": 0 } }],
+            "pair": [{ "Sequence": { "id": "A", "type_id": 0 } }, { "Sequence": { "id": "B", "type_id": 1 } }],
+            "special_tokens": { "<s>": { "id": "<s>", "ids": [7], "tokens": ["<s>"] } } });
+        std::fs::write(tokenizer, begins.to_string()).unwrap();
         folder
     });
     folder.path()

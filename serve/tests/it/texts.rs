@@ -1,10 +1,14 @@
 //! OpenAI's API.
 
 use crate::client::{get, measured, post, receive, send};
-use crate::models::{config, generated, runtimes, start, tract};
+use crate::models::{config, folder, generated, runtimes, start, tract};
+use moh_runtime::Model;
 use moh_serve::{Config, Server};
+use moh_tasks::generate::{GenerateOptions, LanguageModel, Prompts};
+use moh_tasks::text::load_tokenizer;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
+use std::ops::ControlFlow;
 
 const PROMPTS: [&str; 8] = [
     "ROMEO:\n",
@@ -176,7 +180,7 @@ fn a_seed_gives_the_same_text_again() {
 fn chats_follow_the_models_template() {
     let server = start(&["chat", "llama"]);
     let address = server.address();
-    let expected = &generated("chat", &tract(), &["JULIET:\nWho are you?\n\nROMEO:\n".to_owned()], 24)[0];
+    let expected = &generated("llama", &tract(), &["JULIET:\nWho are you?\n\nROMEO:\n".to_owned()], 24)[0];
     let content = [json!("Who are you?"), json!([{ "type": "text", "text": "Who are you?" }])];
     for content in content {
         let mut body = json!({ "model": "chat", "messages": [{ "role": "juliet", "content": content }],
@@ -200,6 +204,37 @@ fn chats_follow_the_models_template() {
     let picture = json!({ "model": "chat", "messages": [{ "role": "user", "content": [{ "type": "image_url" }] }] });
     assert_eq!(post(address, "/v1/chat/completions", &picture).status, 400);
     assert_eq!(post(address, "/v1/chat/completions", &json!({ "model": "chat", "messages": [] })).status, 400);
+    server.stop();
+}
+
+/// A model may have several tokens that end a text.
+#[test]
+fn each_end_of_text_ends_it() {
+    let prompt = "ROMEO:\n";
+    let of_llama = folder().join("llama");
+    let mut model = LanguageModel::new(Model::load(&of_llama, &tract()).unwrap()).unwrap();
+    let tokenizer = load_tokenizer(&of_llama, model.vocabulary()).unwrap();
+    let ids = tokenizer.encode(prompt, true).unwrap().into_iter().map(i64::from).collect();
+    let options = GenerateOptions { max_tokens: 12, ..GenerateOptions::default() };
+    let prompts = Prompts::new(&[ids], 0).unwrap();
+    let tokens = model.generate(&prompts, &options, |_| ControlFlow::Continue(())).unwrap().tokens.remove(0);
+    // One that the model never chose, and its fifth.
+    let never = (0..).find(|token| !tokens.contains(token)).unwrap();
+    let ends = serde_json::json!({ "eos_token_id": [never, tokens[4]] });
+    let at = tokens.iter().position(|token| *token == tokens[4]).unwrap();
+
+    let copy = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(&of_llama).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), copy.path().join(entry.file_name())).unwrap();
+    }
+    std::fs::write(copy.path().join("generation_config.json"), ends.to_string()).unwrap();
+    let mut config = config(&["ends=llama"], tract());
+    config.models[0].path = copy.path().to_owned();
+    let server = Server::start(&config).unwrap();
+    let answer = post(server.address(), "/v1/completions", &complete("ends", prompt, 12)).json();
+    assert_eq!(answer["choices"][0]["finish_reason"], "stop");
+    assert_eq!(answer["usage"]["completion_tokens"], at + 1);
     server.stop();
 }
 

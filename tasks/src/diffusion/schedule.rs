@@ -153,6 +153,18 @@ mod tests {
         }
     }
 
+    /// Where the picture is clipped, the step goes on from it, with the noise that leads from it to x.
+    #[test]
+    fn clipped_pictures_mean_another_noise() {
+        let step = &respaced(20)[10];
+        let (x, noise) = (2.5, -1.0);
+        let own = (x - step.alpha_bar.sqrt()) / (1.0 - step.alpha_bar).sqrt();
+        let expected = step.alpha_bar_next.sqrt() + (1.0 - step.alpha_bar_next).sqrt() * own;
+        let found = step.next(Sampler::Ddim { eta: 0.0 }, true, x, noise, None, 0.0);
+        assert!((found - expected).abs() < 1e-9, "{found}, expected {expected}");
+        assert!((step.next(Sampler::Ddim { eta: 0.0 }, false, x, noise, None, 0.0) - expected).abs() > 0.1);
+    }
+
     /// DDIM with eta = 1 draws from DDPM's reverse process with its smallest variance.
     #[test]
     fn ddim_with_all_noise_is_ddpm() {

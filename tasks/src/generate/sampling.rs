@@ -225,6 +225,12 @@ mod tests {
         );
     }
 
+    #[test]
+    fn of_equals_the_first_are_kept() {
+        near(&shares(&[0.0; 3], &Sampling { top_k: Some(2), ..plain() }), &[0.5, 0.5, 0.0]);
+        near(&shares(&[0.0; 4], &Sampling { top_p: 0.5, ..plain() }), &[0.5, 0.5, 0.0, 0.0]);
+    }
+
     /// The probabilities that top_p adds up are those at the temperature.
     #[test]
     fn filters_apply_at_the_temperature() {

@@ -222,3 +222,22 @@ fn error_messages_name_expected_and_found() {
     let error = Error::Type { operator: "X", input: "y", expected: DType::F32, found: DType::BF16 };
     assert_eq!(error.to_string(), "X: input y: expected element type float32, found bfloat16");
 }
+
+/// A row of which all keys are masked is 0; one of which no score is a number is none either.
+#[test]
+fn masked_rows_are_zero_and_rows_without_numbers_are_not() {
+    let attributes = attributes(&[]).unwrap();
+    let run = |query: f32, bias: f32| {
+        let mut data: Vec<Vec<f32>> = shapes().iter().map(|(_, shape)| vec![0.5; shape.iter().product()]).collect();
+        data[0][..20].fill(query);
+        data[4].fill(bias);
+        let shapes = shapes();
+        let inputs = shapes.iter().zip(&data).map(|((_, shape), data)| Some(Tensor { shape, data: Data::F32(data) }));
+        RoutedAttention::OPERATOR.reference(&attributes, &inputs.collect::<Vec<_>>()).unwrap()
+    };
+    let is = |rows: &[f64], value: f64| rows.iter().all(|x| x.total_cmp(&value).is_eq());
+    let masked = run(0.5, f32::NEG_INFINITY);
+    assert!(is(&masked, 0.0), "{masked:?}");
+    let spoilt = run(f32::NAN, 0.0);
+    assert!(spoilt[..24].iter().all(|x| x.is_nan()) && is(&spoilt[24..], 0.25), "{spoilt:?}");
+}

@@ -239,3 +239,21 @@ fn integers(view: &TensorView<'_>) -> Option<Vec<i64>> {
         _ => return None,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use moh_models::Checkpoint;
+
+    /// The mask is about all tokens, of which the new ones are the last.
+    #[test]
+    fn padding_of_new_tokens_beside_a_cache() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/llama-moh-tiny");
+        let model = Model::load(&Checkpoint::open(folder.as_ref(), None).unwrap(), None).unwrap();
+        let mask = SampleData::I64(vec![0, 1, 1, 0, 1, 0, 0, 1, 1, 1]);
+        let mask = Sample { name: "attention_mask".to_owned(), shape: vec![2, 5], data: mask };
+        let found = padding("logits", &[2, 2, 128], &model, &[mask]).unwrap();
+        assert_eq!((found.axis, found.tokens), (1, vec![true, false, false, false]));
+    }
+}

@@ -18,6 +18,20 @@ fn declared(model: &ModelProto) -> BTreeMap<&str, &TensorShapeProto> {
     shapes
 }
 
+/// ONNX's usual one is ten times that of a DiT.
+#[test]
+fn norms_have_the_models_epsilon() {
+    let case = Case::new("dit-tiny-75");
+    case.export(&unverified()).unwrap();
+    let graph = read(&case.output()).graph.unwrap();
+    let norms: Vec<_> = graph.node.iter().filter(|node| node.op_type() == "LayerNormalization").collect();
+    assert!(!norms.is_empty());
+    for norm in norms {
+        let epsilon = norm.attribute.iter().find(|attribute| attribute.name() == "epsilon").unwrap();
+        assert_eq!(epsilon.f(), 1e-6, "{}", norm.name());
+    }
+}
+
 /// onnxruntime loses the batch where a Reshape infers it, and then compares each value with all before: 15 s for a ViT.
 #[test]
 fn no_value_loses_its_batch() {

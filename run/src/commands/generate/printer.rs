@@ -111,6 +111,24 @@ mod tests {
         assert_eq!(shown(&[3, 4, 0, 1], false, &[], &["éa"]), owned(&["", "", "", ""], ""));
     }
 
+    /// The first word of a text loses the space before it, and a continuation begins with no first word.
+    #[test]
+    fn text_continues_the_prompt() {
+        let json = r#"{"version": "1.0", "added_tokens": [], "normalizer": null, "pre_tokenizer": null,
+            "post_processor": null, "truncation": null, "padding": null,
+            "decoder": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true},
+            "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
+            "vocab": {"▁a": 0, "▁b": 1}, "merges": []}}"#;
+        let tokenizer = Tokenizer::from_bytes(json).unwrap();
+        let shown = |prompt: &[i64]| {
+            let mut printer = Printer::new(Some(&tokenizer), prompt, &[], &[]).unwrap();
+            printer.push(1).unwrap() + &printer.push(0).unwrap() + &printer.finish().unwrap()
+        };
+        assert_eq!(shown(&[0]), " b a");
+        assert_eq!(shown(&[]), "b a");
+    }
+
     #[test]
     fn stop_tokens_are_numbers_but_no_text() {
         assert_eq!(shown(&[0, 1, 2], false, &[1], &[]), owned(&["a", "", ""], ""));

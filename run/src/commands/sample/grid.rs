@@ -49,6 +49,15 @@ mod tests {
     }
 
     #[test]
+    fn pictures_with_colours_stand_where_those_without_do() {
+        let dot = |sample: u8| Picture::new(1, 1, 3, vec![sample, sample + 1, sample + 2]).unwrap();
+        let found = grid(&[dot(1), dot(11)], 2, 1).unwrap();
+        let at = |x: usize| &found.samples()[(2 * 8 + x) * 3..][..3];
+        assert_eq!([at(2), at(5)], [[1, 2, 3], [11, 12, 13]]);
+        assert_eq!(found.samples().iter().filter(|&&sample| sample > 0).count(), 6);
+    }
+
+    #[test]
     fn one_picture_is_only_enlarged() {
         let picture = Picture::new(2, 1, 1, vec![4, 9]).unwrap();
         assert_eq!(grid(&[picture], 1, 2).unwrap(), Picture::new(4, 2, 1, vec![4, 4, 9, 9, 4, 4, 9, 9]).unwrap());

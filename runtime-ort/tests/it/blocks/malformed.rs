@@ -116,6 +116,34 @@ fn inputs() {
     refused(&graph, "expected an operator of domain com.microsoft, found one of domain \"com.example\"");
 }
 
+/// Rows of a table are gathered, and a block is a part of a row.
+#[test]
+fn axes_of_a_table() {
+    for (name, axis, loads) in
+        [("gather_axis", 0, true), ("gather_axis", 1, false), ("quantize_axis", -1, true), ("quantize_axis", 0, false)]
+    {
+        let mut graph = Graph::new();
+        graph.import("com.microsoft", 1);
+        graph.input("ids", DataType::Int64, &["n"]);
+        graph.raw("table", DataType::Uint8, &[6, 32], &[0; 192]);
+        graph.raw("scales", DataType::Float, &[6, 2], &[0; 48]);
+        graph.node(
+            "GatherBlockQuantized",
+            &["table", "ids", "scales"],
+            "y",
+            &[("bits", 4), ("block_size", 32), (name, axis)],
+        );
+        graph.in_domain("com.microsoft");
+        graph.output("y", DataType::Float, &["n", "64"]);
+        if loads {
+            let (_folder, path) = write(&graph);
+            assert!(Model::load(&path, &tract()).is_ok(), "{name} {axis}");
+        } else {
+            refused(&graph, "expected gather_axis 0 and quantize_axis 1");
+        }
+    }
+}
+
 /// tract has no 4-bit tensors: a dequantised matrix that no product reads cannot be computed.
 #[test]
 fn dequantised_matrices_are_for_products() {

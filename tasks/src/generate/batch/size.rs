@@ -44,6 +44,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn caches_their_copies_and_a_prompt_are_counted() {
+        let in_place = CacheSize { token: 10, tensors: 2, in_place: true };
+        // Two rows of five tokens, one of the two tensors once more while it grows, and a prompt of three tokens.
+        assert_eq!(in_place.bytes(2, 5, 3), 100 + 50 + 30);
+        assert_eq!(CacheSize { in_place: false, ..in_place }.bytes(2, 5, 3), 200);
+    }
+
+    #[test]
     fn the_longest_sequence_is_the_last_that_fits() {
         for in_place in [true, false] {
             let size = CacheSize { token: 640, tensors: 32, in_place };
