@@ -112,6 +112,47 @@ fn routed_operators() {
     assert!(imports.iter().any(|set| (set.domain(), set.version()) == ("ai.moh", 2)));
 }
 
+/// Optional inputs are known by their places: before zero points stand biases, of zeros where the layer has none.
+#[test]
+fn routed_operators_with_zero_points() {
+    let case = Case::new("moa-enc-tiny");
+    case.export(&options(Quantize { zero_points: true, block: 16, ..Quantize::new(Bits::Int4) })).unwrap();
+    let graph = read(&case.output()).graph.unwrap();
+    let routed: Vec<_> = graph.node.iter().filter(|node| node.op_type().starts_with("Routed")).collect();
+    let routed = routed.iter().filter(|node| node.op_type().ends_with("NBits"));
+    let mut count = 0;
+    for node in routed {
+        let [.., bias, zero_points] = &node.input[..] else { panic!("{node:?}") };
+        assert!(bias.starts_with("ai.moh/zeros") && zero_points.ends_with(".zero_points"), "{:?}", node.input);
+        count += 1;
+    }
+    assert_eq!(count, 4);
+}
+
+/// The node of a mixture of experts has two weights, both quantised or none.
+#[test]
+fn weights_of_one_node_are_kept_together() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = r#"{"family": "moa", "part": "encoder", "encoder_layers": 1, "encoder_embed_dim": 64, "num_expert": 4,
+        "ffn_embed_dim": 64, "attention_heads": 2, "head_dim": 32, "ffd_type": "moe", "ffd_moe_k": 2}"#;
+    let (file, checkpoint) = (folder.path().join("moa.json"), folder.path().join("checkpoint"));
+    std::fs::write(&file, config).unwrap();
+    let mut program = crate::support::Run::tract().command();
+    let done = program.arg("random").arg(&file).arg("-o").arg(&checkpoint).output().unwrap();
+    assert!(done.status.success(), "{}", crate::support::text(&done.stderr));
+    let export = |keep: Vec<String>| {
+        let options = Options { force: true, ..options(Quantize { keep, ..Quantize::new(Bits::Int4) }) };
+        let report = moh_export::export(&checkpoint, &folder.path().join("out/model.onnx"), &options).unwrap();
+        report.quantization.unwrap()
+    };
+    let all = export(Vec::new());
+    let of_experts: Vec<&str> =
+        all.layers.iter().map(|layer| &*layer.tensor).filter(|name| name.contains(".ffd.")).collect();
+    let [first, second] = of_experts[..] else { panic!("{:?}", all.layers) };
+    let kept = export(vec![first.to_owned()]).kept;
+    assert!(kept.contains(&first.to_owned()) && kept.contains(&second.to_owned()), "{kept:?}");
+}
+
 #[test]
 fn the_same_bytes_each_time() {
     let case = Case::new("llama-moh-tiny");
