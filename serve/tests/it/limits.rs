@@ -151,7 +151,6 @@ fn a_deadline_ends_what_runs_and_what_waits() {
     server.stop();
 }
 
-/// Found by the fuzz target `server`: it was held until the time of clients that send nothing was over.
 /// More answers than the system keeps for a client that reads none.
 #[test]
 fn a_client_that_does_not_read_is_dropped() {
@@ -177,6 +176,7 @@ fn a_client_that_does_not_read_is_dropped() {
     server.stop();
 }
 
+/// Found by the fuzz target `server`: it was held until the time of clients that send nothing was over.
 #[test]
 fn a_connection_that_ends_while_it_begins_is_dropped_at_once() {
     use std::io::Write;
