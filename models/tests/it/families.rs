@@ -127,6 +127,7 @@ fn the_first_heads_as_a_set() {
 #[test]
 fn sets_that_make_no_router() {
     for (sets, part) in [
+        (json!({"shared_head": 2, "routed_head": [1, 5]}), "layer 1"),
         (json!({"shared_heads": [[0, 0], [1]], "top_k": 1}), "different heads below 6"),
         (json!({"shared_heads": [[0, 6], [1]], "top_k": 1}), "different heads below 6"),
         (json!({"shared_heads": [[0]], "top_k": 1}), "2 lists"),
@@ -364,4 +365,60 @@ fn a_null_class_needs_dropout() {
         let table = tensors.iter().find(|(name, _)| *name == "y_embedder.embedding_table.weight").unwrap();
         assert_eq!(*table.1, [rows, 8], "{dropout}");
     }
+}
+
+/// As in Hugging Face's LLaMA, and for every family that is built like it.
+#[test]
+fn logits_are_not_made_with_the_embedding_unless_the_configuration_says_so() {
+    let tensors = |extra: Value| {
+        let config = llama_config("moh-llama", extra);
+        Model::plan(&Config::new("config.json", config.as_object().unwrap().clone()), None).unwrap().1
+    };
+    let (silent, untied) = (tensors(json!({})), tensors(json!({"tie_word_embeddings": false})));
+    assert_eq!(silent, untied);
+    assert!(silent.iter().any(|(name, _)| name == "lm_head.weight"));
+    assert!(!tensors(json!({"tie_word_embeddings": true})).iter().any(|(name, _)| name == "lm_head.weight"));
+}
+
+/// Matrices that were rounded to bfloat16 before make the same model in bfloat16. Norms and routers are computed in float32.
+#[test]
+fn in_bfloat16_every_matrix_is_rounded() {
+    let experts = json!({"shared_head": 2, "routed_head": 2, "moe_num_experts": 3});
+    let folder = tempfile::tempdir().unwrap();
+    let model = Model::load(&checkpoint(folder.path(), &llama_config("moh-llm", experts)), None).unwrap();
+    let samples = model.samples(&Sizes::default()).swap_remove(0);
+    let inputs: Vec<(String, Tensor)> = samples
+        .iter()
+        .map(|sample| {
+            let tensor = match &sample.data {
+                SampleData::F32(data) => Tensor::from_slice(data, sample.shape.as_slice(), &Device::Cpu),
+                SampleData::I64(data) => Tensor::from_slice(data, sample.shape.as_slice(), &Device::Cpu),
+            };
+            (sample.name.clone(), tensor.unwrap())
+        })
+        .collect();
+    let logits = |eager: Eager| {
+        let output = model.forward(&mut { eager }, &Inputs::new(inputs.clone())).unwrap().swap_remove(0);
+        rows(&output.to_dtype(DType::F32).unwrap()).concat()
+    };
+    let rounded = logits(Eager::new().in_bf16().reading(Box::new(|weight| {
+        let values = weight.to_f32()?;
+        let exact = ["norm", "router", ".mlp.gate."].iter().any(|part| weight.name().contains(part));
+        Ok(if exact { values } else { values.into_iter().map(|x| half::bf16::from_f32(x).to_f32()).collect() })
+    })));
+    let unlike = |other: &[f32]| other.iter().zip(&rounded).filter(|(a, b)| a != b).count();
+    assert_eq!(unlike(&logits(Eager::new().in_bf16())), 0, "of {}", rounded.len());
+    assert!(unlike(&logits(Eager::new())) > 0);
+}
+
+/// What is asked for is what there is at least.
+#[test]
+fn a_dit_of_another_number_of_tokens_has_a_whole_grid() {
+    let config = json!({
+        "family": "moh-dit", "input_size": 8, "patch_size": 2, "in_channels": 4, "hidden_size": 24, "depth": 1,
+        "num_heads": 4, "num_classes": 3, "shared_head": 1, "routed_head": 1,
+    });
+    let (model, _) = Model::plan(&Config::new("config.json", config.as_object().unwrap().clone()), None).unwrap();
+    let sizes = [1, 255, 256, 257, 4096].map(|tokens| model.resized(tokens).unwrap());
+    assert_eq!(sizes, [2, 32, 32, 34, 128].map(|size| ("input_size", size)));
 }

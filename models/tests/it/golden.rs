@@ -4,6 +4,8 @@
 
 use candle_core::{DType, Device, Tensor};
 use moh_models::eager::Eager;
+use moh_models::families::dit::Dit;
+use moh_models::families::vit::Vit;
 use moh_models::families::{Inputs, Model};
 use moh_models::routing::{Routing, load_balance};
 use moh_models::{Checkpoint, Config};
@@ -228,6 +230,21 @@ fn vit_has_the_published_numbers((model, reference): (Model, HashMap<String, Ten
 #[test]
 fn vit_with_routing_in_every_stage() {
     vit_has_the_published_numbers(case("vit-tiny-b"));
+}
+
+/// A family that the crate does not know is written down and played: these are known, and have the published numbers that way too.
+#[test]
+fn families_of_other_crates_have_the_published_numbers() {
+    let of = |name: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(name);
+    let checkpoint = |name: &str| Checkpoint::open(&of(name), None).unwrap();
+    let (_, reference) = case("vit-tiny-b");
+    vit_has_the_published_numbers((Model::of::<Vit>("moh-vit", &checkpoint("vit-tiny-b")).unwrap(), reference));
+    let (_, reference) = case("dit-tiny-75");
+    let model = Model::of::<Dit>("moh-dit", &checkpoint("dit-tiny-75")).unwrap();
+    let mut eager = Eager::new().with_taps();
+    let out = model.forward(&mut eager, &dit_inputs(&reference, "")).unwrap().remove(0);
+    check_taps(&eager.take_taps(), &reference, 2e-4);
+    assert!(max_abs(&out, &reference["out"]) <= 2e-4);
 }
 
 #[test]

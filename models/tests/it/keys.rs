@@ -317,3 +317,15 @@ fn a_model_that_no_machine_holds() {
     });
     assert!(matches!(refused("llama-moh-tiny", changes, &["parameters"]), Error::TooLarge { .. }));
 }
+
+/// fairseq leaves the last norm out of a decoder that asks for it, and of no encoder.
+#[test]
+fn a_translation_model_without_its_last_norm() {
+    let norms = |case: &str, bare: bool| {
+        let changes = json!({"normalize_before": true, "no_decoder_final_norm": bare});
+        let tensors = Model::plan(&Config::new("config.json", values(case, changes)), None).unwrap().1;
+        tensors.iter().filter(|(name, _)| name.ends_with("coder.layer_norm.weight")).count()
+    };
+    assert_eq!([norms("moa-dec-tiny", false), norms("moa-dec-tiny", true)], [1, 0]);
+    assert_eq!([norms("moa-enc-tiny", false), norms("moa-enc-tiny", true)], [1, 1]);
+}

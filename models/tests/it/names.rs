@@ -139,6 +139,7 @@ fn unexpected_tensors_that_are_ignored() {
     for pattern in ["module.aux*", "aux*"] {
         let model = load(case, &wrapped, &[pattern, "*teacher"]).unwrap();
         assert_eq!(model.ignored(), ["module.aux_head.bias", "module.aux_head.weight", "module.teacher"]);
+        assert_eq!(model.tensors(), load(case, &tensors(case), &[]).unwrap().tensors());
     }
 }
 

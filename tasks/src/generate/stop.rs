@@ -45,3 +45,23 @@ impl StopTexts {
         std::mem::take(&mut self.held)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stop_text_in_several_pieces() {
+        let mut stop = StopTexts::new(vec!["END".to_owned(), "é!".to_owned(), String::new()]);
+        let pieces = ["one E", "NE", "N", "X two é", "?", " E", "N", "D three"];
+        let given: Vec<String> = pieces.iter().map(|piece| stop.push(piece)).collect();
+        assert_eq!(given, ["one ", "EN", "", "ENX two ", "é?", " ", "", ""]);
+        assert!(stop.reached() && stop.push("four").is_empty() && stop.finish().is_empty());
+    }
+
+    #[test]
+    fn what_only_began_like_a_stop_text_is_given_out_at_the_end() {
+        let mut stop = StopTexts::new(vec!["END".to_owned()]);
+        assert_eq!((stop.push("the EN"), stop.finish(), stop.reached()), ("the ".to_owned(), "EN".to_owned(), false));
+    }
+}
