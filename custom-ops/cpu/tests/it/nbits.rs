@@ -163,11 +163,20 @@ fn macs_match_the_gates() {
             let linear = head_linear::Case { q_len, heads: 6, block: HEAD, width: 64, gates, ..PROJECTION };
             let gates = linear.draw_gates();
             let on = gates.iter().filter(|&&gate| gate != 0.0).count();
-            let of_any = (0..6).filter(|head| gates.iter().skip(*head).step_by(6).any(|&gate| gate != 0.0)).count();
+            let rows = |head: usize| gates.iter().skip(head).step_by(6).filter(|gate| **gate != 0.0).count();
+            let of_any = (0..6).filter(|head| rows(*head) > 0).count();
+            // AMX fills whole tiles.
+            let tiles: usize = (0..6).map(|head| rows(head).next_multiple_of(16)).sum();
             for case in each(linear, 32) {
                 let few = q_len <= 8 && !case.linear.is_projection();
-                let (least, most) = (on * HEAD * 64, if few { q_len * of_any } else { 2 * on } * HEAD * 64);
-                for macs in macs(&case) {
+                let least = on * HEAD * 64;
+                for (kernel, macs) in kernels_of(case.call().operator()).zip(macs(&case)) {
+                    let most = match kernel.isa {
+                        _ if few => q_len * of_any,
+                        "amx" => tiles.max(2 * on),
+                        _ => 2 * on,
+                    } * HEAD
+                        * 64;
                     assert!((least..=most).contains(&macs), "{case:?}: {macs} not in {least}..={most}");
                 }
             }
