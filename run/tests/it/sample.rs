@@ -222,6 +222,11 @@ fn latents_are_decoded_or_explained() {
         let picture = Picture::open(&output).unwrap();
         assert_eq!((picture.width(), picture.height(), picture.channels()), (4, 2, 3));
         assert!(picture.samples().iter().all(|&sample| sample == 223), "{picture:?}");
+        // Latents are divided by another factor, of twice the size.
+        let (success, _, errors) = run(&[&base[..], &["--vae", text(&vae), "--vae-scaling-factor", "0.3643"]].concat());
+        assert!(success, "{errors}");
+        let picture = Picture::open(&output).unwrap();
+        assert!(picture.samples().iter().all(|&sample| sample == 175), "{picture:?}");
     }
     let (_other, doubler) = doubler();
     let errors = refusal(&[

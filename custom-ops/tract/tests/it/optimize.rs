@@ -257,6 +257,9 @@ fn float16_is_computed_in_float32() {
         let weights = model.wire_node("softmax", softmax, &[y]).unwrap()[0];
         y = model.wire_node("weighted", mul(), &[y, weights]).unwrap()[0];
         y = model.wire_node("sum", Reduce::new(tvec!(3), Reducer::Sum), &[y]).unwrap()[0];
+        // Which tract computes without a product, in the type that it is told.
+        let outer = EinSum::new("abwk,abxk->abwx".parse().unwrap(), f32::datum_type());
+        y = model.wire_node("outer", outer, &[y, y]).unwrap()[0];
         model.wire_node("tanh", tanh(), &[y]).unwrap()[0]
     });
     let mut narrow = exact.clone();
