@@ -175,9 +175,8 @@ impl<R: Read + Seek> Message<R> {
             5 => self.skip(4).map(|()| Payload::Number(0))?,
             _ => return Err(malformed("it is not a protobuf message")),
         };
-        match (number, &value) {
-            (0, _) => Err(malformed("it is not a protobuf message")),
-            (_, Payload::Bytes(len)) if *len > self.left => Err(malformed("it is truncated")),
+        match number {
+            0 => Err(malformed("it is not a protobuf message")),
             _ => Ok(Some(Field { number, value })),
         }
     }

@@ -53,6 +53,22 @@ fn a_folder_means_the_model_in_it() {
     assert_eq!(Model::load(folder.path(), &tract()).unwrap().path(), path);
 }
 
+/// The configuration above belongs to a model in a folder `onnx` or `1`, and to no other.
+#[test]
+fn files_lie_beside_the_model_or_above_a_folder_for_models() {
+    let (folder, path) = doubler();
+    std::fs::write(folder.path().join("config.json"), "{}").unwrap();
+    for (name, above) in [("onnx", true), ("1", true), ("other", false)] {
+        let own = folder.path().join(name);
+        std::fs::create_dir(&own).unwrap();
+        std::fs::copy(&path, own.join("model.onnx")).unwrap();
+        let model = Model::load(own.join("model.onnx"), &tract()).unwrap();
+        assert_eq!(model.files_folder(), if above { folder.path() } else { &own }, "{name}");
+        std::fs::write(own.join("config.json"), "{}").unwrap();
+        assert_eq!(model.files_folder(), own, "{name}");
+    }
+}
+
 #[test]
 fn inputs_go_by_name_and_may_change_size() {
     let (_folder, path) = doubler();

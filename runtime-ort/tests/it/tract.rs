@@ -85,6 +85,28 @@ fn with_data(location: &str) -> Graph {
     graph
 }
 
+/// Weights of branches are where those of the model may be.
+#[test]
+fn data_of_a_branch_is_inside_the_folder() {
+    let branch = |location: &str, output: &str| {
+        let mut graph = Graph::new();
+        graph.external_floats("weight", 2, location);
+        graph.node("Identity", &["weight"], output, &[]);
+        graph.output(output, DataType::Float, &["2"]);
+        graph
+    };
+    for [then, other] in [["../data", "data"], ["data", "../data"]] {
+        let mut graph = Graph::new();
+        graph.input("condition", DataType::Bool, &[]);
+        graph.branches("condition", "y", [branch(then, "a"), branch(other, "b")]);
+        graph.output("y", DataType::Float, &["2"]);
+        let (folder, path) = write(&graph);
+        std::fs::write(folder.path().join("data"), bytes([1.0, 2.0])).unwrap();
+        let error = Model::load(&path, &tract()).unwrap_err().to_string();
+        assert!(error.contains("\"../data\": expected a path inside the model's folder"), "{error}");
+    }
+}
+
 fn bytes(numbers: [f32; 2]) -> Vec<u8> {
     numbers.iter().flat_map(|x| x.to_le_bytes()).collect()
 }

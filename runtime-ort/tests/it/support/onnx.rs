@@ -58,6 +58,20 @@ impl Graph {
         });
     }
 
+    /// An If, whose branches have no inputs.
+    pub(crate) fn branches(&mut self, condition: &str, output: &str, [then, other]: [Graph; 2]) {
+        let attribute = |(name, graph): (&str, Graph)| AttributeProto {
+            name: name.to_owned(),
+            r#type: AttributeType::Graph as i32,
+            g: Some(graph.graph),
+            ..AttributeProto::default()
+        };
+        self.node("If", &[condition], output, &[]);
+        if let Some(node) = self.graph.node.last_mut() {
+            node.attribute = [("then_branch", then), ("else_branch", other)].map(attribute).into();
+        }
+    }
+
     /// Replaces the version of ONNX's own operators, and with it the format's.
     pub(crate) fn opset(&mut self, version: i64) {
         self.opsets[0].version = version;
