@@ -252,6 +252,16 @@ mod tests {
         assert!(error.to_string().contains("\"moh.link.w\" is malformed"), "{error}");
     }
 
+    /// A download that was broken off, of a file whose graph comes last.
+    #[test]
+    fn a_graph_longer_than_the_file() {
+        let model = b"\x08\x0a\x42\x04\x0a\x00\x10\x15\x3a\x03\x0a\x01x";
+        assert_eq!(scan_bytes(model).unwrap().opset(""), Some(21));
+        for len in 11..model.len() {
+            assert_eq!(scan_bytes(&model[..len]).unwrap_err().to_string(), "it is truncated", "{len} bytes");
+        }
+    }
+
     #[test]
     fn no_prefix_and_no_damage_panics() {
         for len in 0..MODEL.len() {
