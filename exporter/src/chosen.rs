@@ -57,6 +57,7 @@ impl Chosen {
             ("--ir-version", options.ir_version.is_some()),
             ("--layout", options.layout != row.layout),
             ("--cache", options.cache.is_some_and(|cache| cache != row.cache)),
+            ("--dense-layers", options.passes.dense.style.is_some_and(|style| style != row.dense)),
             ("--form", quantization.as_ref().is_some_and(|how| how.form != form)),
             ("--activations", quantization.as_ref().is_some_and(|how| how.activations != row.activations)),
         ];

@@ -118,7 +118,8 @@ fn names_tokens(dim: &Dim) -> bool {
     matches!(dim, Dim::Named(name) if name.contains("sequence"))
 }
 
-fn is_cache(value: &&Value) -> bool {
+/// Whether an input is part of a key-value cache.
+pub(crate) fn is_cache(value: &&Value) -> bool {
     value.name.starts_with("past_key_values.")
 }
 

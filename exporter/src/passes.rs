@@ -58,6 +58,7 @@ macro_rules! passes {
 passes! {
     attention_type::NarrowAttention,
     gates::ShowGates,
+    dense::DenseLayers,
     bodies::WriteBodies,
     gemm::FlattenProducts,
     fold::FoldShapes,
@@ -66,4 +67,13 @@ passes! {
 
 pub use attention_type::AttentionType;
 pub use bodies::AttentionStyle;
+pub use dense::DenseStyle;
 pub use gates::Gates;
+
+impl Options {
+    /// Says whether all weights are to be used as the checkpoint stores them.
+    pub(crate) fn use_as_stored(&mut self, as_stored: bool) {
+        self.gemm.as_stored |= as_stored;
+        self.dense.as_stored |= as_stored;
+    }
+}

@@ -3,9 +3,10 @@
 use crate::cache::Cache;
 use crate::error::Error;
 use crate::graph::ElementType;
+use crate::passes::{self, DenseLayers};
 use crate::place::Layout;
 use crate::quantize::{Activations, Form};
-use crate::{AttentionType, DEFAULT_OPSET, Options};
+use crate::{AttentionType, DEFAULT_OPSET, DenseStyle, Options};
 use serde::Serialize;
 use std::fmt;
 
@@ -42,6 +43,8 @@ pub struct Row {
     pub layout: Layout,
     /// How a language model's cache grows.
     pub cache: Cache,
+    /// How dense layers in floating point are written.
+    pub dense: DenseStyle,
     /// How quantised dense layers are written where no library is given: see [`Target::form`].
     pub form: Form,
     /// What products with quantised weights are computed in.
@@ -51,6 +54,9 @@ pub struct Row {
     /// Whether it keeps its own copy of the scales of weights whose activations are quantised, and sums of blocks as large.
     pub packs: bool,
 }
+
+/// Numbers of a matrix from which a dense layer is written as the target's column says.
+const LARGE: usize = 1 << 19;
 
 /// Defaults of every target.
 pub const TARGETS: [Row; 5] = [
@@ -62,6 +68,7 @@ pub const TARGETS: [Row; 5] = [
         opset: DEFAULT_OPSET,
         layout: Layout::Flat,
         cache: Cache::InPlace,
+        dense: DenseStyle::Moh,
         form: Form::Moh,
         activations: Activations::Int8,
         widens: true,
@@ -75,6 +82,7 @@ pub const TARGETS: [Row; 5] = [
         opset: DEFAULT_OPSET,
         layout: Layout::Flat,
         cache: Cache::InPlace,
+        dense: DenseStyle::Onnx,
         form: Form::Nbits,
         activations: Activations::Float,
         widens: false,
@@ -88,6 +96,7 @@ pub const TARGETS: [Row; 5] = [
         opset: DEFAULT_OPSET,
         layout: Layout::Flat,
         cache: Cache::InPlace,
+        dense: DenseStyle::Onnx,
         form: Form::Moh,
         activations: Activations::Int8,
         widens: false,
@@ -101,6 +110,7 @@ pub const TARGETS: [Row; 5] = [
         opset: DEFAULT_OPSET,
         layout: Layout::Onnx,
         cache: Cache::Concat,
+        dense: DenseStyle::Onnx,
         form: Form::Nbits,
         activations: Activations::Float,
         widens: true,
@@ -114,6 +124,7 @@ pub const TARGETS: [Row; 5] = [
         opset: DEFAULT_OPSET,
         layout: Layout::Flat,
         cache: Cache::InPlace,
+        dense: DenseStyle::Onnx,
         form: Form::Nbits,
         activations: Activations::Int8,
         widens: true,
@@ -140,6 +151,10 @@ impl Target {
             dtype: Some(row.dtype),
             opset: row.opset,
             layout: row.layout,
+            passes: passes::Options {
+                dense: DenseLayers { style: Some(row.dense), least: LARGE, as_stored: false },
+                ..Default::default()
+            },
             ..Options::default()
         }
     }
@@ -150,11 +165,14 @@ impl Target {
             let layout = if row.layout == Layout::Onnx { "`onnx`" } else { "`flat`" };
             let (form, activations) = (row.form.name(), row.activations.name());
             let cache = if row.cache == Cache::InPlace { "`in-place`" } else { "`concat`" };
+            let dense = if row.dense == DenseStyle::Moh { "`moh`" } else { "`onnx`" };
             let Row { name, what, dtype, opset, .. } = row;
-            format!("| `{name}` | {what} | {dtype} | {opset} | {layout} | {cache} | `{form}` | `{activations}` |\n")
+            format!(
+                "| `{name}` | {what} | {dtype} | {opset} | {layout} | {cache} | {dense} | `{form}` | `{activations}` |\n"
+            )
         };
-        let head = "| `--for` | | `--dtype` | `--opset` | `--layout` | `--cache` | `--form` | `--activations` |\n\
-             |---|---|---|---|---|---|---|---|\n";
+        let head = "| `--for` | | `--dtype` | `--opset` | `--layout` | `--cache` | `--dense-layers` | `--form` | `--activations` |\n\
+             |---|---|---|---|---|---|---|---|---|\n";
         head.to_owned() + &TARGETS.iter().map(line).collect::<String>()
     }
 

@@ -56,13 +56,19 @@ impl<'h> Scratch<'h> {
     /// # Errors
     /// [`Error::OutOfMemory`] if the host has no memory, or the size overflows the address space.
     pub fn new<P: Pod>(host: &'h dyn Host, len: usize) -> Result<Scratch<'h>, Error> {
+        let scratch = Scratch::allocate::<P>(host, len)?;
+        // SAFETY: the host returned `bytes` bytes for our use alone; zeroing initialises them.
+        unsafe { scratch.base.as_ptr().write_bytes(0, scratch.bytes) };
+        Ok(scratch)
+    }
+
+    /// As [`Scratch::new`], but the memory is not zeroed.
+    fn allocate<P: Pod>(host: &'h dyn Host, len: usize) -> Result<Scratch<'h>, Error> {
         let size = len.checked_mul(size_of::<P>()).filter(|&n| n <= isize::MAX as usize - SCRATCH_ALIGN);
         let Some(size) = size else { return Err(Error::OutOfMemory { bytes: usize::MAX }) };
         let bytes = size + SCRATCH_ALIGN;
         let base = host.allocate(bytes).ok_or(Error::OutOfMemory { bytes })?;
         let offset = base.as_ptr().align_offset(SCRATCH_ALIGN).min(SCRATCH_ALIGN);
-        // SAFETY: the host returned `bytes` bytes for our use alone; zeroing initialises them.
-        unsafe { base.as_ptr().write_bytes(0, bytes) };
         Ok(Scratch { host, base, bytes, offset, len: size })
     }
 
@@ -74,6 +80,22 @@ impl<'h> Scratch<'h> {
             let start = self.base.as_ptr().add(self.offset).cast::<P>();
             std::slice::from_raw_parts_mut(start, self.len / size_of::<P>())
         }
+    }
+}
+
+/// Scratch memory that is not zeroed, for what is written before it is read.
+pub(crate) struct Unwritten<'h>(Scratch<'h>);
+
+impl<'h> Unwritten<'h> {
+    /// As [`Scratch::new`].
+    pub(crate) fn new<P: Pod>(host: &'h dyn Host, len: usize) -> Result<Unwritten<'h>, Error> {
+        Scratch::allocate::<P>(host, len).map(Unwritten)
+    }
+
+    /// The start of the memory.
+    pub(crate) fn as_mut_ptr<P: Pod>(&self) -> *mut P {
+        // SAFETY: offset <= bytes.
+        unsafe { self.0.base.as_ptr().add(self.0.offset).cast() }
     }
 }
 

@@ -146,9 +146,15 @@ pub(crate) trait CpuOperator: Definition {
     /// Computes the output.
     fn run<I: Isa, T: Element>(call: Call<'_, Self, I, T>) -> Result<Work, Error>;
 
+    /// Whether hosts that run bodies should be left to run this one's: their own operators are as fast.
+    fn is_left_to_body(_unit: Option<MatrixUnit>) -> bool {
+        false
+    }
+
     /// Packs a weight whose length matches its shape; `None` for an input that is not packed.
     fn pack<I: Isa, T: Element>(
         _isa: I,
+        _unit: Option<MatrixUnit>,
         _attributes: &Self::Attributes,
         _input: usize,
         _shape: &[usize],
@@ -175,6 +181,8 @@ pub struct Kernel {
     pub supported: fn() -> bool,
     /// Whether automatic selection may pick it.
     pub automatic: fn() -> bool,
+    /// Whether a host that runs the operator's body is as fast.
+    pub(crate) left_to_body: fn() -> bool,
     run: Run,
     pack: Pack,
 }
@@ -193,6 +201,7 @@ impl Kernel {
             // A kernel that does not use the matrix unit would only duplicate the vector instruction set's kernel.
             supported: || G::detect().is_some_and(|(_, unit)| unit.is_none_or(O::uses)),
             automatic: G::is_automatic,
+            left_to_body: || O::is_left_to_body(G::detect().and_then(|(_, unit)| unit)),
             run: run::<O, G>,
             pack: pack::<O, G>,
         }
@@ -319,12 +328,12 @@ fn pack<O: CpuOperator, G: Target>(
     weight: Tensor<'_>,
 ) -> Result<Option<Packed>, Error> {
     use moh_operators::Data;
-    let (isa, _) = detect::<O, G>()?;
+    let (isa, unit) = detect::<O, G>()?;
     let attributes = attributes.get::<O>()?;
     match weight.data {
-        Data::F32(data) => O::pack(isa, attributes, input, weight.shape, data),
-        Data::F16(data) => O::pack(isa, attributes, input, weight.shape, data),
-        Data::BF16(data) => O::pack(isa, attributes, input, weight.shape, data),
+        Data::F32(data) => O::pack(isa, unit, attributes, input, weight.shape, data),
+        Data::F16(data) => O::pack(isa, unit, attributes, input, weight.shape, data),
+        Data::BF16(data) => O::pack(isa, unit, attributes, input, weight.shape, data),
         Data::U8(_) | Data::I64(_) => Ok(None),
     }
 }

@@ -20,6 +20,7 @@ pub mod peak;
 mod product;
 mod selection;
 mod settings;
+mod terms;
 mod workers;
 
 pub use host::{Host, Pod, SCRATCH_ALIGN, Scratch, Threads};
@@ -54,6 +55,7 @@ operators! {
     routed_combine_nbits::RoutedCombineNBits,
     routed_mlp_nbits::RoutedMlpNBits,
     linear_nbits::LinearNBits,
+    linear::Linear,
     cache_update::CacheUpdate,
     routed_cached_attention::RoutedCachedAttention,
 }
@@ -135,6 +137,12 @@ pub fn select(operator: &Operator, isa: Option<&str>) -> Option<&'static Kernel>
             && (kernel.supported)()
     };
     kernels().find(fits)
+}
+
+/// Whether a host that runs the operator's body with products of its own is as fast as the kernel of this processor. Not where
+/// [`ISA_VARIABLE`] names one: who does so wants kernels.
+pub fn is_left_to_body(operator: &'static Operator) -> bool {
+    settings::forced_isa().is_none() && preferred(operator).is_ok_and(|kernel| (kernel.left_to_body)())
 }
 
 /// The instruction sets that this processor has kernels for, best first: values of [`ISA_VARIABLE`].

@@ -7,7 +7,7 @@ mod activation;
 
 use crate::gemm::{self, AddScaled, Gemm, Matrix, Panels, Product, Row, Store, Weight, few};
 use crate::host::{Host, Scratch};
-use crate::isa::Isa;
+use crate::isa::{Isa, MatrixUnit};
 use crate::kernel::{self, CpuOperator, WeightData, Work};
 use crate::memory::{Memory, Sections, pitch};
 use crate::packed::Packed;
@@ -45,6 +45,7 @@ impl CpuOperator for RoutedMlp {
 
     fn pack<I: Isa, T: Element>(
         isa: I,
+        _: Option<MatrixUnit>,
         attributes: &Attributes,
         input: usize,
         shape: &[usize],

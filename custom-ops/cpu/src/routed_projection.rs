@@ -2,7 +2,7 @@
 
 use crate::gemm::{Matrix, Panels, Product, Store};
 use crate::head_linear::{self, Call, HeadLinear, Item, Tensors, Workspace};
-use crate::isa::Isa;
+use crate::isa::{Isa, MatrixUnit};
 use crate::kernel::{self, CpuOperator, Work};
 use crate::packed::Packed;
 use crate::selection::Selection;
@@ -21,6 +21,7 @@ impl CpuOperator for RoutedProjection {
 
     fn pack<I: Isa, T: Element>(
         isa: I,
+        _: Option<MatrixUnit>,
         attributes: &Attributes,
         input: usize,
         shape: &[usize],

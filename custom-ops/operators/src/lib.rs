@@ -57,6 +57,7 @@ operators! {
     routed_combine_nbits::RoutedCombineNBits,
     routed_mlp_nbits::RoutedMlpNBits,
     linear_nbits::LinearNBits,
+    linear::Linear,
     cache_update::CacheUpdate,
     routed_cached_attention::RoutedCachedAttention,
 }

@@ -67,13 +67,6 @@ impl Constant {
         Ok(Constant { shape, elements })
     }
 
-    /// The same elements in another shape of as many.
-    pub(crate) fn reshaped(self, shape: &[usize]) -> TractResult<Constant> {
-        let [found, expected] = [&self.shape, shape].map(|shape| shape.iter().product::<usize>());
-        ensure!(found == expected, "expected shape {shape:?}, found {:?}", self.shape);
-        Ok(Constant { shape: shape.into(), ..self })
-    }
-
     pub(crate) fn shape(&self) -> &[usize] {
         &self.shape
     }

@@ -4,7 +4,7 @@ use crate::constant::{self, Constant, Made};
 use crate::kernel;
 use crate::prepare::hold;
 use moh_operators::routed_projection::{self, WeightLayout};
-use moh_operators::{Attributes, Data, RoutedProjection, Tensor as Borrowed};
+use moh_operators::{Attributes, Data, RoutedProjection, Tensor as Borrowed, linear};
 use std::sync::Arc;
 use tract_onnx::model::ParsingContext;
 use tract_onnx::pb::NodeProto;
@@ -19,10 +19,12 @@ pub(crate) enum Layout {
     InOut,
 }
 
-/// `x W + bias` along the last axis for a constant W: a RoutedProjection with one head that is on for every row.
+/// `x W + bias` along the last axis for a constant W: an `ai.moh.Linear`, or for a transposed W a RoutedProjection with one head that is
+/// on for every row.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Linear {
     attributes: Attributes,
+    layout: Layout,
     weight: Constant,
     bias: Option<Constant>,
     width: usize,
@@ -36,13 +38,12 @@ impl Linear {
     /// A product with a matrix of rank 2.
     pub(crate) fn new(weight: Constant, layout: Layout) -> TractResult<Linear> {
         let &[rows, columns] = weight.shape() else { bail!("expected a matrix of rank 2, found {:?}", weight.shape()) };
-        let (weight_layout, shape, [width, columns]) = match layout {
-            Layout::OutIn => (WeightLayout::OutIn, vec![rows, columns], [columns, rows]),
-            Layout::InOut => (WeightLayout::PerHead, vec![1, rows, columns], [rows, columns]),
+        let one = routed_projection::Attributes { num_heads: 1, weight_layout: WeightLayout::OutIn };
+        let (attributes, [width, columns]) = match layout {
+            Layout::OutIn => (Attributes::new::<RoutedProjection>(one)?, [columns, rows]),
+            Layout::InOut => (Attributes::new::<moh_operators::Linear>(linear::Attributes {})?, [rows, columns]),
         };
-        let attributes =
-            Attributes::new::<RoutedProjection>(routed_projection::Attributes { num_heads: 1, weight_layout })?;
-        Ok(Linear { attributes, weight: weight.reshaped(&shape)?, bias: None, width, columns })
+        Ok(Linear { attributes, layout, weight, bias: None, width, columns })
     }
 
     /// The same with a bias; only if there is none yet.
@@ -173,14 +174,17 @@ impl EvalOp for Linear {
         if rows == 0 {
             return Ok(tvec!(Tensor::zero_dt(x.datum_type(), &shape)?.into_tvalue()));
         }
-        let gates = vec![1.0; rows];
         let (x_shape, gates_shape) = ([1, rows, self.width], [1, rows, 1]);
-        let inputs = [
-            Some(Borrowed { shape: &x_shape, data: constant::borrow(&x)?.data }.into()),
-            Some(self.weight.borrow()?),
-            Some(Borrowed { shape: &gates_shape, data: Data::F32(&gates) }.into()),
-            self.bias.as_ref().map(Constant::borrow).transpose()?,
-        ];
-        Ok(tvec!(kernel::run(&self.attributes, &inputs, Some(&shape))?.into_tvalue()))
+        let x = Some(Borrowed { shape: &x_shape, data: constant::borrow(&x)?.data }.into());
+        let (weight, bias) = (Some(self.weight.borrow()?), self.bias.as_ref().map(Constant::borrow).transpose()?);
+        let output = match self.layout {
+            Layout::InOut => kernel::run(&self.attributes, &[x, weight, bias], Some(&shape)),
+            Layout::OutIn => {
+                let gates = vec![1.0; rows];
+                let gates = Some(Borrowed { shape: &gates_shape, data: Data::F32(&gates) }.into());
+                kernel::run(&self.attributes, &[x, weight, gates, bias], Some(&shape))
+            }
+        };
+        Ok(tvec!(output?.into_tvalue()))
     }
 }

@@ -44,7 +44,7 @@ pub(super) struct ExportArgs {
     #[arg(long, value_enum)]
     part: Option<ExportedPart>,
 
-    /// Where the model is to run: chooses --dtype, --opset, --layout, and how --quantize writes weights, where they are not given.
+    /// Where the model is to run: chooses --dtype, --opset, --layout, --dense-layers, and how --quantize writes weights, where they are not given.
     #[arg(long = "for", value_enum, value_name = "TARGET")]
     target: Option<Target>,
     /// How a language model's key-value cache grows: `in-place` copies nothing where past and present share memory, as in moh-run
@@ -182,7 +182,10 @@ impl ExportArgs {
             dtype: args.dtype.map(Dtype::element_type).or(base.dtype),
             target: args.target,
             quantize: args.quantize.options(args.target, args.sides.with_library.is_some()),
-            passes: args.passes,
+            passes: passes::Options {
+                dense: if args.passes.dense.style.is_some() { args.passes.dense } else { base.passes.dense },
+                ..args.passes
+            },
             sizes: Sizes::new(sizes),
             opset: args.opset.unwrap_or(base.opset),
             ir_version: args.ir_version,

@@ -14,9 +14,10 @@ mod tests;
 
 use super::avx512::Avx512;
 use super::unit::{
-    BYTE_COLUMNS, ByteProduct, ByteUnit, Multiply, MultiplyBytes, ROW_BYTES, TILE, TILE_BYTES, TileProduct, Unit,
+    BYTE_COLUMNS, ByteProduct, ByteUnit, Lines, Multiply, MultiplyBytes, ROW_BYTES, TILE, TILE_BYTES, TileProduct, Unit,
 };
 use std::arch::asm;
+use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
 use std::marker::PhantomData;
 use std::sync::OnceLock;
 
@@ -112,6 +113,7 @@ impl Multiply for Tiles {
                 _ => &THREE_TERMS,
             };
             for step in 0..p.steps {
+                fetch(&p.ahead, step);
                 for &(a, b) in order {
                     if let Some(term) = a {
                         self.left::<BOTH>(p, step, term);
@@ -123,6 +125,19 @@ impl Multiply for Tiles {
                 }
             }
             self.end::<BOTH>(p);
+        }
+    }
+}
+
+/// Prefetches the lines of a step.
+#[inline(always)]
+fn fetch(ahead: &Lines, step: usize) {
+    const LINE: usize = 64;
+    for row in step * ahead.rows..(step + 1) * ahead.rows {
+        let start = ahead.start.wrapping_add(row * ahead.stride);
+        for offset in (0..ahead.bytes).step_by(LINE) {
+            // SAFETY: a prefetch may be of any address.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(start.wrapping_add(offset).cast()) }
         }
     }
 }

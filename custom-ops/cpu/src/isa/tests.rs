@@ -230,7 +230,7 @@ fn bf16_split_is_exact() {
 /// Random products of both matrices and of one, of every number of terms, alone and added.
 #[cfg(target_arch = "x86_64")]
 fn tile_products<U: super::Unit>() {
-    use super::unit::{Multiply, TILE, TILE_BYTES, TileProduct};
+    use super::unit::{Lines, Multiply, TILE, TILE_BYTES, TileProduct};
     const TERMS: usize = 3;
     const STEPS: usize = 3;
     const WIDTH: usize = 2 * TILE;
@@ -276,6 +276,7 @@ fn tile_products<U: super::Unit>() {
             c: [first, first.wrapping_add(TILE * WIDTH)],
             c_stride: stride,
             add,
+            ahead: Lines::NONE,
         };
         // SAFETY: the factors have as many terms and steps, and `c` two matrices.
         unsafe {

@@ -33,6 +33,25 @@ pub(crate) struct TileProduct {
     pub(crate) c_stride: usize,
     /// Whether the product is added to `c`; otherwise it overwrites `c`.
     pub(crate) add: bool,
+    /// What to read ahead meanwhile.
+    pub(crate) ahead: Lines,
+}
+
+/// Rows of memory to prefetch, some in each step. They may be anywhere: they are never dereferenced.
+#[derive(Debug, Clone, Copy)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+pub(crate) struct Lines {
+    pub(crate) start: *const u8,
+    /// Bytes between rows.
+    pub(crate) stride: usize,
+    /// Bytes of a row.
+    pub(crate) bytes: usize,
+    /// Rows in each step.
+    pub(crate) rows: usize,
+}
+
+impl Lines {
+    pub(crate) const NONE: Lines = Lines { start: std::ptr::null(), stride: 0, bytes: 0, rows: 0 };
 }
 
 /// A matrix unit's token; exists only if the processor has it.

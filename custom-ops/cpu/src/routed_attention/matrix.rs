@@ -5,16 +5,17 @@
 //! terms; so are the softmax weights, which are rounded. Their sums use the f32 weights.
 
 use super::call::{Call, Head};
-use super::matrix_pack::{KEYS, PackKeys, PackQueries, PackValues, WIDTH, terms};
+use super::matrix_pack::{KEYS, PackKeys, PackQueries, PackValues, WIDTH};
 use super::matrix_softmax::Softmax;
 use super::rows::RowMemory;
 use super::tiles::{Tiling, fill_bias, repair};
 use crate::gather::Scatter;
 use crate::host::Host;
 use crate::isa::Isa;
-use crate::isa::unit::{TILE, TileProduct};
+use crate::isa::unit::{Lines, TILE, TileProduct};
 use crate::isa::{MatrixUnit, Multiplier};
 use crate::memory::{Memory, Sections};
+use crate::terms::terms;
 use moh_operators::Error;
 use moh_operators::routed_attention::Problem;
 use moh_operators::{Element, Float};
@@ -251,6 +252,7 @@ impl<I: Isa, T: Element, const TERMS: usize> Chunk<'_, '_, I, T, TERMS> {
                 c: [score(0), score(1)],
                 c_stride: STRIDE,
                 add: false,
+                ahead: Lines::NONE,
             };
             // SAFETY: the sections have these sizes; keys are padded to a multiple of 32.
             unsafe { self.multiplier.multiply::<true>(&product) }
@@ -275,6 +277,7 @@ impl<I: Isa, T: Element, const TERMS: usize> Chunk<'_, '_, I, T, TERMS> {
                 c: [self.at(outputs + row * WIDTH), self.at(outputs + second * WIDTH)],
                 c_stride: STRIDE,
                 add,
+                ahead: Lines::NONE,
             };
             // SAFETY: the sections have these sizes; values and weights are padded to a multiple of 32 keys.
             unsafe {

@@ -1,7 +1,8 @@
 //! Running softmax between the two products on a matrix unit.
 
-use super::matrix_pack::{KEYS, WIDTH, split};
+use super::matrix_pack::{KEYS, WIDTH};
 use crate::isa::{Isa, Job, MAX_LANES};
+use crate::terms::split;
 
 /// Converts a tile's scores to weights: pairs of consecutive keys, split into `TERMS` bf16 terms.
 ///

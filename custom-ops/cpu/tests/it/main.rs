@@ -8,6 +8,7 @@ mod errors;
 mod every_operator;
 mod head_linear;
 mod layers;
+mod linear;
 mod nbits;
 mod packed;
 mod routed_attention;

@@ -3,7 +3,8 @@
 
 use moh_conformance::head_linear::{COMBINE, PROJECTION, each};
 use moh_conformance::{
-    Buffer, Call, aggregated_attention, cache, examples, head_linear, routed_attention, routed_mlp, top_k_router,
+    Buffer, Call, aggregated_attention, cache, examples, head_linear, linear, routed_attention, routed_mlp,
+    top_k_router,
 };
 use moh_operators::routed_mlp::Activation;
 use moh_operators::{
@@ -15,21 +16,22 @@ use moh_operators::{
 fn calls() -> Vec<Call> {
     let router = top_k_router::plain();
     let cached = &cache::attentions(DType::F32)[2];
-    let linear = |case: head_linear::Case| {
+    let heads = |case: head_linear::Case| {
         head_linear::Case { batch: 2, q_len: 3, heads: 4, block: 5, width: 7, bias: true, ..case }.call()
     };
     let mut calls = vec![
         routed_attention::Case { bias: Some(([true; 4], routed_attention::Mask::Finite)), ..Default::default() }
             .draw()
             .call(),
-        linear(PROJECTION),
-        linear(COMBINE),
+        heads(PROJECTION),
+        heads(COMBINE),
         routed_mlp::Case { width: 5, hidden: 4, out_width: 6, activation: Activation::SwiGlu, ..routed_mlp::CASE }
             .call(),
         aggregated_attention::PLAIN.call(),
         router.call_with(&router.numbers()),
         cache::updates(DType::F32)[0].call(),
         cached.call(&cached.draw()),
+        linear::Case { rows: 3, width: 5, out_width: 7, bias: true, dtype: DType::F32, seed: 1 }.call(),
     ];
     // The last example with all inputs.
     let complete = |operator: &'static Operator| {

@@ -5,7 +5,9 @@ use candle_core::DType;
 use moh_export::passes::{self, NarrowAttention};
 use moh_export::quantize::{Activations, Bits, Form, Quantize};
 use moh_export::target::TARGETS;
-use moh_export::{AttentionType, Chosen, ElementType, Error, Layout, Options, SideOptions, Sizes, Target};
+use moh_export::{
+    AttentionType, Chosen, DenseStyle, ElementType, Error, Layout, Options, SideOptions, Sizes, Target, Weights,
+};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -48,6 +50,31 @@ fn every_target_gets_what_its_row_says() {
         let types: Vec<i32> = written.graph.unwrap().initializer.iter().map(|constant| constant.data_type()).collect();
         assert!(types.contains(&row.dtype.onnx()) && !types.contains(&ElementType::BF16.onnx()), "{}", row.name);
     }
+}
+
+/// Every runtime computes what candle does, with the layers of each style.
+#[test]
+fn dense_layers_are_those_of_the_target() {
+    for (style, others) in [(None, true), (Some(DenseStyle::Onnx), false)] {
+        for (name, dense) in [("llama-moh-tiny", false), ("vit-tiny-b", true), ("dit-tiny-75", true)] {
+            let case = Case::new(name);
+            let mut options = Options { verify: Some(true), ..Target::OrtCpu.options() };
+            options.passes.dense.style = style.or(options.passes.dense.style);
+            options.passes.dense.least = 0;
+            let chosen = exported(&case, &options);
+            let nodes = read(&case.output()).graph.unwrap().node;
+            let count = |op: &str| nodes.iter().filter(|node| node.op_type() == op).count();
+            assert_eq!(count("Linear") > 0, others && dense, "{name}");
+            assert_eq!(chosen.overridden, if others { &[][..] } else { &["--dense-layers"] }, "{name}");
+        }
+    }
+    // Its matrices are small.
+    let case = Case::new("vit-tiny-b");
+    exported(&case, &options(Target::OrtCpu));
+    assert!(read(&case.output()).graph.unwrap().node.iter().all(|node| node.op_type() != "Linear"));
+    let case = Case::new("vit-tiny-b");
+    exported(&case, &Options { weights: Weights::Link, ..options(Target::OrtCpu) });
+    assert!(read(&case.output()).graph.unwrap().node.iter().all(|node| node.op_type() != "Linear"));
 }
 
 #[test]

@@ -1,0 +1,62 @@
+//! Numbers as sums of bf16 terms, for matrix units: as many as represent them exactly.
+
+use crate::isa::{Isa, MAX_LANES};
+use moh_operators::{Element, Float};
+
+/// Elements of a vector of pairs.
+pub(crate) const PAIRS: usize = 2 * MAX_LANES;
+
+/// Number of bf16 terms (8 bits each) that represent a `dtype` of 8, 11 or 24 bits exactly.
+pub(crate) const fn terms(dtype: Float) -> usize {
+    match dtype {
+        Float::BF16 => 1,
+        Float::F16 => 2,
+        Float::F32 => 3,
+    }
+}
+
+/// Splits both into bf16 terms and interleaves them. All terms but the last are rounded towards zero, the last to
+/// nearest. An infinity yields NaN in the second term.
+#[inline(always)]
+pub(crate) fn split<I: Isa, const TERMS: usize>(isa: I, mut a: I::V, mut b: I::V) -> [I::V; TERMS] {
+    let mut terms = [isa.splat(0.0); TERMS];
+    for (i, term) in terms.iter_mut().enumerate() {
+        *term = if i + 1 < TERMS { isa.halves(a, b) } else { isa.pair(a, b) };
+        if i + 1 < TERMS {
+            (a, b) = (isa.rest(a), isa.rest(b));
+        }
+    }
+    terms
+}
+
+/// The first [`PAIRS`] of `n` elements, padded with 0. With one term, neighbouring elements form pairs; with several,
+/// an element of the first half and one of the second.
+#[inline(always)]
+pub(crate) unsafe fn load<I: Isa, T: Element, const TERMS: usize>(isa: I, input: *const T, n: usize) -> [I::V; TERMS] {
+    // SAFETY: the caller's contract: `n` elements, of 16 bits if there is one term.
+    unsafe {
+        if TERMS > 1 {
+            let second = n.saturating_sub(MAX_LANES).min(MAX_LANES);
+            return split(isa, part(isa, input, n.min(MAX_LANES)), part(isa, input.wrapping_add(MAX_LANES), second));
+        }
+        if n >= PAIRS {
+            return [isa.load(input.cast()); TERMS];
+        }
+        let mut buffer = [T::from_f32(0.0); PAIRS];
+        std::ptr::copy_nonoverlapping(input, buffer.as_mut_ptr(), n);
+        [isa.load(buffer.as_ptr().cast()); TERMS]
+    }
+}
+
+/// `n` elements, at most [`MAX_LANES`], padded with 0.
+#[inline(always)]
+pub(crate) unsafe fn part<I: Isa, T: Element>(isa: I, input: *const T, n: usize) -> I::V {
+    // SAFETY: the caller's contract.
+    unsafe {
+        match n {
+            0 => isa.splat(0.0),
+            MAX_LANES => isa.widen(input),
+            _ => isa.widen_part(input, n),
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Linear: every CPU kernel that this processor supports, against the f64 reference.
+
+use crate::support::{self, Accounts, kernels_of};
+use moh_conformance::linear::Case;
+use moh_conformance::{Buffer, Call};
+use moh_cpu::{Input, Threads};
+use moh_operators::{DType, Data, Definition, Error, Linear, Tensor};
+use proptest::prelude::*;
+use std::sync::atomic::Ordering;
+
+const CASE: Case = Case { rows: 5, width: 40, out_width: 24, bias: true, dtype: DType::F32, seed: 1 };
+
+fn check(case: Case, threads: &[usize]) -> Vec<u64> {
+    println!("{case:?}");
+    support::check(&case.call(), threads, |_| false).iter().map(|work| work.macs).collect()
+}
+
+prop_compose! {
+    fn cases()(
+        // Around the numbers of rows from which, and in whose multiples, matrix units are used.
+        rows in prop_oneof![3 => 0usize..40, 1 => 60usize..100, 1 => 505usize..520, 1 => 1020usize..1060],
+        width in prop_oneof![2 => 1usize..70, 1 => 120usize..140, 1 => 250usize..300],
+        out_width in prop_oneof![2 => 1usize..70, 1 => 250usize..300],
+        bias in any::<bool>(),
+        dtype in prop_oneof![3 => Just(DType::F32), 1 => Just(DType::F16), 1 => Just(DType::BF16)],
+        seed in any::<u64>(),
+    ) -> Case {
+        Case { rows, width, out_width, bias, dtype, seed }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn equals_the_reference(case in cases()) {
+        check(case, &[1, 3]);
+    }
+}
+
+/// The work is that of the product, up to the padding of tiles.
+#[test]
+fn macs_are_those_of_the_product() {
+    for (rows, padded) in [(4, 4), (64, 64), (70, 80)] {
+        for macs in check(Case { rows, width: 64, out_width: 160, ..CASE }, &[2]) {
+            assert!((rows as u64 * 64 * 160..=padded * 64 * 160).contains(&macs), "{macs} with {rows} rows");
+        }
+    }
+}
+
+/// Numbers that the terms of a narrower type do not add up to.
+#[test]
+fn infinities_large_and_small_numbers() {
+    let case = Case { rows: 40, width: 64, out_width: 48, bias: false, ..CASE };
+    let mut call = case.call();
+    let mut numbers = call.inputs[0].1.values(&"x");
+    // The whole row becomes infinite, without a NaN: the weights that it meets have the same sign.
+    numbers[3 * 64 + 5] = f64::INFINITY;
+    numbers[7 * 64] = f64::NAN;
+    numbers[9 * 64 + 1] = 1e30;
+    for x in &mut numbers[11 * 64..12 * 64] {
+        *x *= 1e-30;
+    }
+    let numbers: Vec<f32> = numbers.iter().map(|&x| x as f32).collect();
+    let mut weights: Vec<f32> = call.inputs[1].1.values(&"weight").iter().map(|&w| w as f32).collect();
+    for (i, weight) in weights[5 * 48..6 * 48].iter_mut().enumerate() {
+        *weight = if i % 2 == 0 { 0.5 } else { -0.5 };
+    }
+    call.inputs[0].1 = Buffer::new(DType::F32, &numbers);
+    call.inputs[1].1 = Buffer::new(DType::F32, &weights);
+    let expected = call.expected();
+    for kernel in kernels_of(Linear::OPERATOR) {
+        let (found, _) = support::run(&call, kernel, expected.len(), &Threads::new(2)).unwrap();
+        for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            let row = i / 48;
+            if expected.is_finite() {
+                let largest = match row {
+                    9 => 1e30,
+                    11 => 1e-30,
+                    _ => 4.0,
+                };
+                assert!((found - expected).abs() <= 4e-6 * largest, "{kernel:?}, row {row}: {found}, not {expected}");
+            } else {
+                assert!(found == expected || found.is_nan() && expected.is_nan(), "{kernel:?}, row {row}: {found}");
+            }
+        }
+    }
+}
+
+/// x in bf16 terms would take 24 MiB at once.
+#[test]
+fn memory_is_released_and_does_not_grow_with_the_rows() {
+    let call = Case { rows: 16384, width: 256, out_width: 64, ..CASE }.call();
+    for kernel in kernels_of(Linear::OPERATOR) {
+        let host = Accounts::new(8 << 20);
+        support::run(&call, kernel, 16384 * 64, &host).unwrap();
+        assert_eq!(host.outstanding.load(Ordering::SeqCst), 0, "{kernel:?}");
+        assert!(host.peak.load(Ordering::SeqCst) > 0, "{kernel:?} must use the host's memory");
+        let poor = Accounts::new(1 << 10);
+        let error = support::run(&call, kernel, 16384 * 64, &poor).unwrap_err();
+        assert!(matches!(error, Error::OutOfMemory { .. }), "{kernel:?}: {error}");
+        assert_eq!(poor.outstanding.load(Ordering::SeqCst), 0, "{kernel:?}");
+    }
+}
+
+/// A weight that was packed for vectors is used as it is by the kernel of a matrix unit.
+#[test]
+fn weights_packed_for_vectors() {
+    let call: Call = Case { rows: 40, ..CASE }.call();
+    let expected = call.expected();
+    let vectors = kernels_of(Linear::OPERATOR).find(|kernel| support::pack(&call, kernel)[1].is_some());
+    let vectors = vectors.expect("a kernel of vectors");
+    let packed = support::pack(&call, vectors);
+    let Some(weight) = &packed[1] else { panic!("the weight is packed") };
+    let tensors = call.tensors();
+    let [Some(x), _, Some(bias)] = tensors[..] else { panic!("three inputs") };
+    let inputs = [Some(Input::from(x)), Some(Input::Packed(weight)), Some(Input::from(bias))];
+    let mut output = vec![0.0f32; expected.len()];
+    let data = moh_operators::DataMut::F32(&mut output);
+    vectors.run(&call.attributes, &inputs, data, &Threads::new(1)).unwrap();
+    let found: Vec<f64> = output.iter().map(|&x| x.into()).collect();
+    call.compare(&format!("{vectors:?}"), &found, &expected, |_| false);
+    let wrong = Tensor { shape: &[40, 24], data: Data::I64(&[]) };
+    assert!(vectors.pack(&call.attributes, 1, wrong).is_err());
+}
