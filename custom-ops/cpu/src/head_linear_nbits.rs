@@ -7,7 +7,7 @@ use crate::host::Host;
 use crate::isa::Isa;
 use crate::kernel::Work;
 use crate::memory::{Memory, Sections, pitch};
-use crate::nbits::{Activations, Engine, FEW, Level, NBits, Parts, Row, Worker};
+use crate::nbits::{Activations, Engine, FEW, Level, NBits, Parts, Row, Start, Worker, floats};
 use crate::selection::Selection;
 use crate::workers::{Shared, share, span};
 use moh_operators::routed_projection::Problem;
@@ -41,8 +41,7 @@ pub(crate) struct Call<'a, I, T> {
 /// number of workers, because the rounding of results depends on it.
 const TOKENS: usize = 1024;
 const ELEMENTS: usize = 8 << 20;
-/// Columns of a span: a multiple of [`UNIT`], and at most [`SPAN`], or [`FEW_SPAN`] for few tokens.
-const UNIT: usize = 16;
+/// Columns of a span at most, and for few tokens.
 const SPAN: usize = 256;
 const FEW_SPAN: usize = 1024;
 
@@ -89,7 +88,7 @@ impl<I: Isa, T: Element> Chunk<'_, I, T> {
     fn run(&self, host: &dyn Host) -> Result<u64, Error> {
         let columns = self.call.weight.columns();
         let most = if self.tokens.len() <= FEW { FEW_SPAN } else { SPAN };
-        let span = span(columns, UNIT, most, 1, host.parallelism());
+        let span = span(columns, self.x.columns(), most, 1, host.parallelism());
         let make = || {
             let mut sums = Sections::default();
             if T::DTYPE != DType::F32 {
@@ -128,20 +127,16 @@ impl<I: Isa, T: Element> Chunk<'_, I, T> {
         for (i, &index) in tokens.iter().enumerate() {
             let output = self.output(index, columns.start);
             let place = if in_place { output.cast() } else { sums.at(i * pitch(columns.len())) };
-            // SAFETY: an output that is used in place is float32, and these columns belong to this work item alone; a row of sums
-            // has room for a span.
-            let row = unsafe { std::slice::from_raw_parts_mut(place, columns.len()) };
-            match self.call.bias.filter(|_| in_place) {
-                Some(bias) => row.iter_mut().zip(&bias[columns.clone()]).for_each(|(sum, bias)| *sum = bias.to_f32()),
-                None => row.fill(0.0),
-            }
             rows.push(Row { index, output: place });
             pairs.push((place.cast_const(), output));
         }
-        // SAFETY: the rows' sums have room for the columns, and do not overlap.
-        let macs = unsafe { worker.multiply(&self.call.weight, self.x, rows, columns.clone()) };
+        let bias = self.call.bias.map(|bias| &bias[columns.clone()]);
+        let start = Start::New(bias.and_then(floats));
+        // SAFETY: an output that is used in place is float32, and these columns belong to this work item alone; a row of sums has room for
+        // a span.
+        let macs = unsafe { worker.multiply(&self.call.weight, self.x, rows, columns.clone(), start) };
         if !in_place {
-            let bias = self.call.bias.map(|bias| bias[columns.clone()].as_ptr());
+            let bias = bias.map(<[T]>::as_ptr);
             self.call.isa.vectorize(Store { rows: pairs, columns: columns.len(), bias });
         }
         macs

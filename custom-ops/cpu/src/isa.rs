@@ -69,10 +69,10 @@ macro_rules! matrix_unit {
                 }
             }
 
-            /// See [`Unit::multiplies_bytes`].
-            pub(crate) fn multiplies_bytes(self) -> bool {
+            /// See [`Unit::beats_bytes`].
+            pub(crate) fn beats_bytes(self) -> bool {
                 match self {
-                    $(#[$cfg] MatrixUnit::$token(unit) => unit.multiplies_bytes(),)*
+                    $(#[$cfg] MatrixUnit::$token(_) => $module::$token::beats_bytes(),)*
                 }
             }
 

@@ -10,7 +10,7 @@ impl CpuOperator for LinearNBits {
     type Output<T: Element> = T;
 
     fn uses(unit: MatrixUnit) -> bool {
-        unit.multiplies_bytes()
+        unit.beats_bytes()
     }
 
     fn run<I: Isa, T: Element>(call: Call<'_, Self, I, T>) -> Result<Work, Error> {

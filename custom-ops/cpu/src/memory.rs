@@ -1,6 +1,6 @@
 //! A worker's memory: one allocation, cut into sections of floats.
 
-use crate::host::{Host, Scratch};
+use crate::host::{Host, Scratch, Unwritten};
 use crate::isa::MAX_LANES;
 use moh_operators::Error;
 use std::ops::Range;
@@ -31,6 +31,33 @@ impl Sections {
         let mut scratch = Scratch::new::<f32>(host, self.len)?;
         let base = scratch.as_mut_slice::<f32>().as_mut_ptr();
         Ok(Memory { base, len: self.len, _scratch: scratch })
+    }
+
+    /// Allocates all sections, whose contents are undefined.
+    pub(crate) fn allocate_unwritten<'h>(&self, host: &'h dyn Host) -> Result<Uncleared<'h>, Error> {
+        Ok(Uncleared { len: self.len, floats: Unwritten::new::<f32>(host, self.len)? })
+    }
+}
+
+/// The sections as floats that are undefined until they are written.
+pub(crate) struct Uncleared<'h> {
+    len: usize,
+    floats: Unwritten<'h>,
+}
+
+impl Uncleared<'_> {
+    /// Pointer to the float at `offset`.
+    #[inline(always)]
+    pub(crate) fn at(&self, offset: usize) -> *mut f32 {
+        assert!(offset <= self.len, "offset {offset} of {} floats", self.len);
+        // SAFETY: inside the allocation, or one past its end.
+        unsafe { self.floats.as_mut_ptr::<f32>().add(offset) }
+    }
+
+    /// Makes all of them 0.
+    pub(crate) fn clear(&mut self) {
+        // SAFETY: the allocation has this length, and `self` is borrowed exclusively.
+        unsafe { self.floats.as_mut_ptr::<f32>().write_bytes(0, self.len) }
     }
 }
 

@@ -12,7 +12,7 @@ impl CpuOperator for RoutedCombineNBits {
     type Output<T: Element> = T;
 
     fn uses(unit: MatrixUnit) -> bool {
-        unit.multiplies_bytes()
+        unit.beats_bytes()
     }
 
     fn run<I: Isa, T: Element>(call: kernel::Call<'_, Self, I, T>) -> Result<Work, Error> {

@@ -5,7 +5,7 @@ use crate::host::{Host, Scratch};
 use crate::isa::{Isa, MatrixUnit};
 use crate::kernel::{self, CpuOperator, Work};
 use crate::memory::{Memory, Sections, pitch};
-use crate::nbits::{Activations, Engine, FEW, Level, NBits, Row, Worker};
+use crate::nbits::{Activations, Engine, FEW, Level, NBits, Row, Start, Worker};
 use crate::routed_mlp::{Activate, Tile, tiles};
 use crate::selection::Selection;
 use crate::workers::{Shared, share, span};
@@ -32,7 +32,7 @@ impl CpuOperator for RoutedMlpNBits {
     type Output<T: Element> = T;
 
     fn uses(unit: MatrixUnit) -> bool {
-        unit.multiplies_bytes()
+        unit.beats_bytes()
     }
 
     fn run<I: Isa, T: Element>(call: kernel::Call<'_, Self, I, T>) -> Result<Work, Error> {
@@ -60,9 +60,7 @@ impl CpuOperator for RoutedMlpNBits {
 
 /// Maximum rows per product, which bounds a worker's sums.
 const ROWS: usize = 1024;
-/// Columns of a span: a multiple of [`UNIT`], a whole vector, so that spans do not write to each other's columns; and at most
-/// [`SPAN`], or [`FEW_SPAN`] for few rows.
-const UNIT: usize = 16;
+/// Columns of a span at most, and for few rows. They are whole vectors, so that spans do not write to each other's columns.
 const SPAN: usize = 256;
 const FEW_SPAN: usize = 1024;
 
@@ -117,9 +115,9 @@ impl<I: Isa, T: Element> Stage<'_, I, T> {
         (0..self.call.problem.num_experts).flat_map(of_expert).collect()
     }
 
-    fn span(&self, columns: usize, rows: usize, others: usize) -> usize {
+    fn span(&self, x: &Activations<'_>, columns: usize, rows: usize, others: usize) -> usize {
         let most = if rows <= FEW { FEW_SPAN } else { SPAN };
-        span(columns, UNIT, most, others, self.host.parallelism())
+        span(columns, x.columns(), most, others, self.host.parallelism())
     }
 
     fn workspace<O>(&self, x: &Activations<'_>, floats: [usize; 2]) -> Result<Workspace<'_, O>, Error> {
@@ -137,7 +135,7 @@ impl<I: Isa, T: Element> Stage<'_, I, T> {
         // SAFETY: x has `width` elements for every token.
         let x = unsafe { Activations::new(call.engine, self.host, call.fc1.format, call.level, rows, &input, None) }?;
         let blocks = self.blocks();
-        let span = self.span(p.hidden, rows, blocks.len());
+        let span = self.span(&x, p.hidden, rows, blocks.len());
         let spans = p.hidden.div_ceil(span);
         let make = || self.workspace(&x, [pitch(span) * p.activation.columns(), 0]);
         share(self.host, blocks.len() * spans, make, |workspace, item| {
@@ -160,7 +158,6 @@ impl<I: Isa, T: Element> Stage<'_, I, T> {
         let Workspace { worker, floats, rows, pairs, .. } = workspace;
         let (halves, width) = (p.activation.columns(), pitch(span.len()));
         let tokens = &self.selection.tokens(0, expert)[of_expert.clone()];
-        floats.slice(0..tokens.len() * halves * width).fill(0.0);
         let mut macs = 0;
         for half in 0..halves {
             let first = (expert * halves + half) * p.hidden;
@@ -168,7 +165,9 @@ impl<I: Isa, T: Element> Stage<'_, I, T> {
             rows.clear();
             rows.extend(tokens.iter().enumerate().map(row));
             // SAFETY: a row of sums has room for a span of each half.
-            macs += unsafe { worker.multiply(&call.fc1, x, rows, first + span.start..first + span.end) };
+            macs += unsafe {
+                worker.multiply(&call.fc1, x, rows, first + span.start..first + span.end, Start::New(None))
+            };
         }
         pairs.clear();
         for (i, row) in of_expert.enumerate() {
@@ -196,7 +195,7 @@ impl<I: Isa, T: Element> Stage<'_, I, T> {
         // SAFETY: stage 1 wrote `hidden` floats for every pair.
         let x =
             unsafe { Activations::new(call.engine, self.host, call.fc2.format, call.level, self.pairs, &input, None) }?;
-        let span = self.span(p.out_width, self.pairs, 1);
+        let span = self.span(&x, p.out_width, self.pairs, 1);
         let make = || self.workspace(&x, [pitch(span), pitch(span)]);
         share(self.host, p.out_width.div_ceil(span), make, |workspace, item| {
             self.outputs(&x, item * span..((item + 1) * span).min(p.out_width), workspace)
@@ -210,13 +209,14 @@ impl<I: Isa, T: Element> Stage<'_, I, T> {
         floats.slice(totals..totals + self.tokens.len() * width).fill(0.0);
         let mut macs = 0;
         for (expert, of_expert) in self.blocks() {
-            floats.slice(0..of_expert.len() * width).fill(0.0);
             let (start, first) = (self.selection.start(0, expert), expert * p.out_width);
             let row = |(i, row): (usize, usize)| Row { index: (start + row) as u32, output: floats.at(i * width) };
             rows.clear();
             rows.extend(of_expert.clone().enumerate().map(row));
             // SAFETY: a row of sums has room for a span.
-            macs += unsafe { worker.multiply(&call.fc2, x, rows, first + span.start..first + span.end) };
+            macs += unsafe {
+                worker.multiply(&call.fc2, x, rows, first + span.start..first + span.end, Start::New(None))
+            };
             let tokens = &self.selection.tokens(0, expert)[of_expert];
             let gate = |token: u32| call.gates[(self.tokens.start + token as usize) * p.num_experts + expert];
             let total = |token: u32| floats.at(totals + token as usize * width);

@@ -21,7 +21,7 @@ attributes! {
         bits: usize,
         /// Weights of the inner dimension that share a scale: 16, 32, 64, 128 or 256.
         block_size: usize,
-        /// 0: x stays in floating point. 4: kernels may round x to 8-bit integers, with a scale of max(|x|) / 127 for each row and block.
+        /// 0: x stays in floating point. 4: kernels may round x to 8-bit integers, with a scale of max(|x|) / 127 for each row and block, or x and W to bfloat16.
         accuracy_level: i64,
     }
 }

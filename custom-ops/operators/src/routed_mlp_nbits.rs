@@ -26,7 +26,7 @@ attributes! {
         bits: usize,
         /// Weights of the inner dimension that share a scale: 16, 32, 64, 128 or 256.
         block_size: usize,
-        /// 0: activations stay in floating point. 4: kernels may round what a matrix is multiplied with to 8-bit integers, with a scale of max(|x|) / 127 for each token and block.
+        /// 0: activations stay in floating point. 4: kernels may round what a matrix is multiplied with to 8-bit integers, with a scale of max(|x|) / 127 for each token and block, or both factors to bfloat16.
         accuracy_level: i64,
     }
 }

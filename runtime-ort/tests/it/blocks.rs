@@ -170,20 +170,23 @@ fn unsigned_integers_without_zero_points() {
     }
 }
 
-/// With accuracy_level 4, each block of a row is x = scale * q, q from -127 to 127.
+/// With accuracy_level 4, each block of a row is x = scale * q, q from -127 to 127. Of many rows, a matrix unit rounds both factors to
+/// bfloat16 instead, so they are only known to be near.
 #[test]
 fn activations_of_8_bits() {
     for bits in [4, 8] {
         let matrix = Matrix::new(bits, false, true, [40, 4, 32], Type::F32);
-        let (value, mut x) = inputs(Form::MatMulNBits, &matrix, 4);
-        for block in x.chunks_mut(matrix.block) {
-            let scale = block.iter().fold(0f64, |most, x| most.max(x.abs())) / 127.0;
-            block.iter_mut().for_each(|x| *x = (*x / scale).round() * scale);
-        }
-        for options in runtimes() {
-            let label = format!("{bits} bits in {:?}", options.runtime);
-            let y = run(&label, &options, &product(Form::MatMulNBits, &matrix, None, 4), &value);
-            check(&label, &matrix, None, &x, &y, 1e-3);
+        for (n, tolerance) in [(2, 1e-3), (4, 1e-2)] {
+            let (value, mut x) = inputs(Form::MatMulNBits, &matrix, n);
+            for block in x.chunks_mut(matrix.block) {
+                let scale = block.iter().fold(0f64, |most, x| most.max(x.abs())) / 127.0;
+                block.iter_mut().for_each(|x| *x = (*x / scale).round() * scale);
+            }
+            for options in runtimes() {
+                let label = format!("{bits} bits in {:?}", options.runtime);
+                let y = run(&label, &options, &product(Form::MatMulNBits, &matrix, None, 4), &value);
+                check(&label, &matrix, None, &x, &y, tolerance);
+            }
         }
     }
 }

@@ -1,5 +1,4 @@
-//! x86-64 with AMX (tiles, bf16): products of 16 x 32 by 32 x 16 blocks of bfloat16, accumulated in f32. With its int8 also
-//! products of 16 x 64 by 64 x 16 blocks of bytes, accumulated in words of 32 bits.
+//! x86-64 with AMX (tiles, bf16): products of 16 x 32 by 32 x 16 blocks of bfloat16, accumulated in f32.
 //!
 //! Each f32 is split exactly into three bf16 terms of 8 bits each. Of the nine products of two factors' terms, six are
 //! kept; the omitted ones are 2^-23 of the result on average and 2^-20 at most, comparable to f32 rounding. Six bf16
@@ -13,9 +12,7 @@ pub(crate) mod emulator;
 mod tests;
 
 use super::avx512::Avx512;
-use super::unit::{
-    BYTE_COLUMNS, ByteProduct, ByteUnit, Lines, Multiply, MultiplyBytes, ROW_BYTES, TILE, TILE_BYTES, TileProduct, Unit,
-};
+use super::unit::{Lines, Multiply, ROW_BYTES, TILE, TILE_BYTES, TileProduct, Unit};
 use std::arch::asm;
 use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
 use std::marker::PhantomData;
@@ -25,13 +22,8 @@ use std::sync::OnceLock;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Amx(());
 
-/// Configured tile registers, released on drop. Belongs to the thread that made it.
-struct Configured(PhantomData<*const ()>);
-
-/// Tile registers of 16 rows of 64 bytes.
-pub(crate) struct Tiles {
-    _configured: Configured,
-}
+/// Tile registers of 16 rows of 64 bytes, released on drop. They belong to the thread that made them.
+pub(crate) struct Tiles(PhantomData<*const ()>);
 
 impl Unit for Amx {
     type Vectors = Avx512;
@@ -52,46 +44,27 @@ impl Unit for Amx {
     }
 
     fn start(self) -> Tiles {
-        Tiles { _configured: self.configure([(TILE, ROW_BYTES); 8]) }
-    }
-
-    fn multiplies_bytes(self) -> bool {
-        self.bytes().is_some()
-    }
-}
-
-impl Amx {
-    /// Products of bytes, if the processor has AMX-INT8.
-    pub(crate) fn bytes(self) -> Option<AmxBytes> {
-        #[cfg(test)]
-        if emulator::is_on() {
-            return Some(AmxBytes(self));
-        }
-        const INT8: u32 = 1 << 25;
-        static FOUND: OnceLock<bool> = OnceLock::new();
-        let found = FOUND.get_or_init(|| std::arch::x86_64::__cpuid_count(7, 0).edx & INT8 != 0);
-        found.then_some(AmxBytes(self))
-    }
-
-    /// Configures the tiles with rows of bytes.
-    fn configure(self, shapes: [(usize, usize); 8]) -> Configured {
         #[repr(C, align(64))]
         struct Configuration([u8; 64]);
         let mut configuration = Configuration([0; 64]);
         configuration.0[0] = 1;
-        for (tile, (rows, bytes)) in shapes.into_iter().enumerate() {
-            configuration.0[16 + 2 * tile] = bytes as u8;
-            configuration.0[48 + tile] = rows as u8;
+        for tile in 0..8 {
+            configuration.0[16 + 2 * tile] = ROW_BYTES as u8;
+            configuration.0[48 + tile] = TILE as u8;
         }
         // SAFETY: `self` proves that AMX may be used; the configuration is that of palette 1.
         unsafe { asm!("ldtilecfg [{}]", in(reg) configuration.0.as_ptr(), options(nostack)) }
-        Configured(PhantomData)
+        Tiles(PhantomData)
+    }
+
+    fn beats_bytes() -> bool {
+        true
     }
 }
 
-impl Drop for Configured {
+impl Drop for Tiles {
     fn drop(&mut self) {
-        // SAFETY: a `Configured` exists only if AMX may be used.
+        // SAFETY: a `Tiles` exists only if AMX may be used.
         unsafe { asm!("tilerelease", options(nomem, nostack)) }
     }
 }
@@ -211,70 +184,6 @@ impl Tiles {
             if BOTH {
                 asm!("tilestored [{c} + {s}], tmm2", "tilestored [{c} + {s} + 64], tmm3",
                     c = in(reg) p.c[1], s = in(reg) p.c_stride, options(nostack));
-            }
-        }
-    }
-}
-
-/// Exists only if the processor has AMX and AMX-INT8, and this process may use them.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct AmxBytes(Amx);
-
-/// Tile registers for products of bytes.
-pub(crate) struct ByteTiles {
-    /// Inner indices of a tile.
-    inner: usize,
-    /// Tiles along the inner dimension.
-    steps: usize,
-    _configured: Configured,
-}
-
-impl ByteUnit for AmxBytes {
-    type Multiplier = ByteTiles;
-
-    fn start(self, inner: usize) -> ByteTiles {
-        assert!(matches!(inner, 16 | 32) || inner.is_multiple_of(ROW_BYTES), "{inner} inner indices");
-        let of_tile = inner.min(ROW_BYTES);
-        let (sums, left, right) = ((TILE, ROW_BYTES), (TILE, of_tile), (of_tile / 4, ROW_BYTES));
-        let configured = self.0.configure([sums, sums, sums, sums, left, left, right, right]);
-        ByteTiles { inner: of_tile, steps: inner / of_tile, _configured: configured }
-    }
-}
-
-/// The tiles have the same roles as in products of bfloat16.
-impl MultiplyBytes for ByteTiles {
-    #[inline(always)]
-    unsafe fn multiply<const BOTH: bool, const SIGNED: bool>(&self, p: &ByteProduct) {
-        const STRIDE: usize = BYTE_COLUMNS * size_of::<i32>();
-        // SAFETY: a `ByteTiles` exists only if AMX-INT8 may be used, and its tiles are configured; the caller's contract.
-        unsafe {
-            asm!("tilezero tmm0", "tilezero tmm1", options(nomem, nostack));
-            if BOTH {
-                asm!("tilezero tmm2", "tilezero tmm3", options(nomem, nostack));
-            }
-            for step in 0..self.steps {
-                let (a, b) = (step * self.inner, step * self.inner / 4 * STRIDE);
-                asm!("tileloadd tmm6, [{b} + {s}]", "tileloadd tmm7, [{b} + {s} + 64]", "tileloadd tmm4, [{a} + {t}]",
-                    b = in(reg) p.b.add(b), s = in(reg) STRIDE, a = in(reg) p.a[0].add(a), t = in(reg) p.a_stride,
-                    options(nostack, readonly));
-                match SIGNED {
-                    true => asm!("tdpbssd tmm0, tmm4, tmm6", "tdpbssd tmm1, tmm4, tmm7", options(nomem, nostack)),
-                    false => asm!("tdpbsud tmm0, tmm4, tmm6", "tdpbsud tmm1, tmm4, tmm7", options(nomem, nostack)),
-                }
-                if BOTH {
-                    asm!("tileloadd tmm5, [{a} + {t}]",
-                        a = in(reg) p.a[1].add(a), t = in(reg) p.a_stride, options(nostack, readonly));
-                    match SIGNED {
-                        true => asm!("tdpbssd tmm2, tmm5, tmm6", "tdpbssd tmm3, tmm5, tmm7", options(nomem, nostack)),
-                        false => asm!("tdpbsud tmm2, tmm5, tmm6", "tdpbsud tmm3, tmm5, tmm7", options(nomem, nostack)),
-                    }
-                }
-            }
-            asm!("tilestored [{c} + {s}], tmm0", "tilestored [{c} + {s} + 64], tmm1",
-                c = in(reg) p.c, s = in(reg) STRIDE, options(nostack));
-            if BOTH {
-                asm!("tilestored [{c} + {s}], tmm2", "tilestored [{c} + {s} + 64], tmm3",
-                    c = in(reg) p.c.add(TILE * BYTE_COLUMNS), s = in(reg) STRIDE, options(nostack));
             }
         }
     }

@@ -72,8 +72,8 @@ pub(crate) trait Unit: Copy + Send + Sync + 'static {
     fn is_fast() -> bool;
     /// Prepares the unit for this thread.
     fn start(self) -> Self::Multiplier;
-    /// Whether it multiplies bytes, too.
-    fn multiplies_bytes(self) -> bool {
+    /// Whether products of one term take less time than the vectors' products of bytes.
+    fn beats_bytes() -> bool {
         false
     }
 }
@@ -86,40 +86,4 @@ pub(crate) trait Multiply {
     /// All pointers of `product` are valid: the factors' for reading `steps` blocks of at most [`Unit::MOST_TERMS`]
     /// terms, `c` for reading and writing.
     unsafe fn multiply<const BOTH: bool>(&self, product: &TileProduct);
-}
-
-/// Columns of a product of bytes.
-pub(crate) const BYTE_COLUMNS: usize = 2 * TILE;
-
-/// Two factors of bytes, and their product in words of 32 bits.
-#[derive(Debug, Clone, Copy)]
-#[cfg_attr(not(all(target_arch = "x86_64", target_os = "linux")), allow(dead_code))]
-pub(crate) struct ByteProduct {
-    /// [`TILE`] rows each, of signed bytes.
-    pub(crate) a: [*const u8; 2],
-    /// Bytes between rows of `a`.
-    pub(crate) a_stride: usize,
-    /// Four inner indices of each of [`BYTE_COLUMNS`] columns, then the next four.
-    pub(crate) b: *const u8,
-    /// [`TILE`] rows of [`BYTE_COLUMNS`] words for each matrix of `a`.
-    pub(crate) c: *mut i32,
-}
-
-/// The token of a matrix unit that multiplies bytes.
-pub(crate) trait ByteUnit: Copy + Send + Sync + 'static {
-    /// The unit, prepared for one thread.
-    type Multiplier: MultiplyBytes;
-
-    /// Prepares the unit for this thread and products of `inner` inner indices: 16, 32 or a multiple of 64.
-    fn start(self, inner: usize) -> Self::Multiplier;
-}
-
-/// A matrix unit that multiplies bytes, prepared for one thread.
-pub(crate) trait MultiplyBytes {
-    /// Computes the products of both matrices of `a` with `b`, or only of the first. The bytes of `b` are signed or not.
-    ///
-    /// # Safety
-    /// All pointers of `product` are valid: the factors' for reading as many inner indices as the unit was prepared for, `c` for
-    /// writing.
-    unsafe fn multiply<const BOTH: bool, const SIGNED: bool>(&self, product: &ByteProduct);
 }

@@ -2,10 +2,11 @@
 
 use super::isa::{ByteDot, DotJob, Engine};
 use super::weight::Format;
-use super::{FEW, Level};
+use super::{FEW, Level, panel::Tiled};
 use crate::host::Host;
-use crate::isa::{Isa, MAX_LANES};
-use crate::memory::{Memory, Sections};
+use crate::isa::unit::TILE;
+use crate::isa::{Isa, MAX_LANES, MatrixUnit};
+use crate::memory::{Sections, Uncleared};
 use crate::workers::{Shared, share};
 use moh_operators::{Element, Error};
 use std::ops::Range;
@@ -29,14 +30,18 @@ pub(crate) struct Parts<'a> {
 ///   they are in the low and in the high halves of the weight's bytes.
 /// - f32 for few rows: value i of each word of the weight's vector, for i = 0, 1, ..
 /// - f32 for many rows: in order, without chunks.
+///
+/// For a matrix unit, rows are rounded to bfloat16 instead, in tiles: see [`Tiled`].
 pub(crate) struct Activations<'h> {
     pub(super) engine: Engine,
     pub(super) format: Format,
     pub(super) level: Level,
+    /// The matrix unit that multiplies them, if one does.
+    pub(super) unit: Option<MatrixUnit>,
     pub(super) rows: usize,
     pub(super) used: Used,
     pub(super) layout: Layout,
-    memory: Memory<'h>,
+    memory: Uncleared<'h>,
 }
 
 // SAFETY: the memory is only read once the activations exist.
@@ -88,29 +93,51 @@ impl<'h> Activations<'h> {
     ) -> Result<Activations<'h>, Error> {
         /// Values that are converted by the calling thread: waking another would take longer.
         const ALONE: usize = 32 << 10;
+        /// The same for numbers that are only rounded.
+        const ROUNDED_ALONE: usize = 256 << 10;
         let few = rows <= FEW;
         let lanes = engine.lanes();
         let chunk = 4 * lanes * 8 / format.bits;
+        // Parts of several rows in a step of the unit would need copies.
+        let apart = parts.is_none() || format.block.is_multiple_of(Tiled::INNER);
+        let unit = engine.unit().filter(|_| !few && level == Level::Int8 && apart);
         let values = match level {
+            _ if unit.is_some() => Tiled::of(format.k).floats() / TILE,
             Level::Float if !few => crate::gemm::pitch(format.k),
             Level::Float => format.k.next_multiple_of(chunk),
             Level::Int8 => format.k.next_multiple_of(chunk) / 4,
         };
         let blocks = format.blocks().next_multiple_of(MAX_LANES) + MAX_LANES;
         let mut sections = Sections::default();
-        sections.add(rows, values)?;
-        let scales = sections.add(rows, blocks)?;
-        let corrections = sections.add(rows, blocks)?;
-        let starts = sections.add(rows, blocks)?;
-        let memory = sections.allocate(host)?;
+        sections.add(if unit.is_some() { rows.next_multiple_of(TILE) } else { rows }, values)?;
+        // A unit's numbers have no scales.
+        let scaled = if unit.is_some() { 0 } else { rows };
+        let scales = sections.add(scaled, blocks)?;
+        let corrections = sections.add(scaled, blocks)?;
+        let starts = sections.add(scaled, blocks)?;
+        let mut memory = sections.allocate_unwritten(host)?;
+        if unit.is_none() {
+            memory.clear();
+        }
         let layout = Layout { pitch: values, blocks, scales, corrections, starts };
         let used = used(format, lanes, rows, parts, few);
-        let activations = Activations { engine, format, level, rows, used, layout, memory };
+        let activations = Activations { engine, format, level, unit, rows, used, layout, memory };
         let base = Shared(activations.memory.at(0));
         let convert = |rows: Range<usize>| {
-            engine.run(Convert { format, level, few, layout, base: { base }.0, rows, input, parts });
+            engine.run(Convert {
+                format,
+                level,
+                few,
+                tiled: unit.is_some(),
+                layout,
+                base: { base }.0,
+                rows,
+                input,
+                parts,
+            });
         };
-        if rows * format.k <= ALONE || host.parallelism() < 2 {
+        let alone = if unit.is_some() { ROUNDED_ALONE } else { ALONE };
+        if rows * format.k <= alone || host.parallelism() < 2 {
             convert(0..rows);
             return Ok(activations);
         }
@@ -121,6 +148,16 @@ impl<'h> Activations<'h> {
         };
         share(host, rows.div_ceil(step), || Ok(()), work)?;
         Ok(activations)
+    }
+
+    /// Columns that are computed together: others are multiples of it, but for the last.
+    pub(crate) fn columns(&self) -> usize {
+        if self.unit.is_some() { Tiled::COLUMNS } else { MAX_LANES }
+    }
+
+    /// The first of the tiles of 16 rows, of which there is one.
+    pub(super) fn tiles(&self, tile: usize) -> *const f32 {
+        self.memory.at(tile * TILE * self.layout.pitch)
     }
 
     /// The memory of a row, which exists.
@@ -199,6 +236,7 @@ struct Convert<'a, X> {
     format: Format,
     level: Level,
     few: bool,
+    tiled: bool,
     layout: Layout,
     base: *mut f32,
     rows: Range<usize>,
@@ -221,6 +259,11 @@ impl<X: Element> DotJob for Convert<'_, X> {
         let mut values: Values = [0.0; MAX_BLOCK + MAX_LANES];
         for row in self.rows.clone() {
             let input = (self.input)(row);
+            if self.tiled {
+                // SAFETY: the constructor's contract.
+                unsafe { self.round(isa, row, input, &mut values) };
+                continue;
+            }
             for block in 0..format.blocks() {
                 // SAFETY: the constructor's contract; a block has at most MAX_BLOCK values, and the layout has room for
                 // the values and sums of all blocks.
@@ -278,6 +321,30 @@ impl<X: Element> Convert<'_, X> {
             for i in 0..len {
                 // SAFETY: the caller's contract.
                 values[from + i] = unsafe { *input.add(range.start + i) }.to_f32();
+            }
+        }
+    }
+
+    /// Rounds a row to bfloat16, in tiles.
+    ///
+    /// # Safety
+    /// As the constructor's contract; `input` is the row.
+    #[inline(always)]
+    unsafe fn round<I: Isa>(&self, isa: I, row: usize, input: *const X, values: &mut Values) {
+        let tiled = Tiled::of(self.format.k);
+        // SAFETY: the caller's contract: there are tiles for every row; a block is in the buffer, with a vector after it.
+        unsafe {
+            let tile = self.base.add(row / TILE * TILE * self.layout.pitch);
+            let Some(parts) = self.parts else {
+                tiled.round(isa, 0..self.format.k, tile, row % TILE, |k| input.add(k));
+                return;
+            };
+            for block in 0..self.format.blocks() {
+                if overlapping(self.format, parts.width, block).any(|part| (parts.used)(row, part)) {
+                    self.read(isa, row, input, block, values);
+                    let range = block * self.format.block..(block + 1) * self.format.block;
+                    tiled.round(isa, range.clone(), tile, row % TILE, |k| values.as_ptr().add(k - range.start));
+                }
             }
         }
     }

@@ -2,7 +2,6 @@
 //!
 //! A [`ByteDot`] value is a token that exists only if the processor has the features, so its methods may use them.
 
-use crate::isa::unit::{ByteProduct, ByteUnit, MultiplyBytes};
 use crate::isa::{Isa, MAX_LANES, MatrixUnit};
 
 /// All instruction sets, best first: module and token type.
@@ -36,8 +35,6 @@ pub(crate) trait ByteDot: Copy + Send + Sync + 'static {
     type W: Copy;
     /// What [`ByteDot::parts`] returns: [`Never`] without sums of 16 bits.
     type Parts: PartSums<Self::W>;
-    /// What [`ByteDot::tiles`] returns: [`Never`] beside no matrix unit.
-    type Tiles: ByteUnit;
     /// The name, for tests.
     #[cfg_attr(not(test), allow(dead_code))]
     const NAME: &'static str;
@@ -46,15 +43,6 @@ pub(crate) trait ByteDot: Copy + Send + Sync + 'static {
 
     /// The token, if the processor has the features.
     fn detect() -> Option<Self>;
-    /// The token with the products of tiles of bytes that `unit` has, if it works beside these vectors.
-    fn beside(self, _unit: MatrixUnit) -> Self {
-        self
-    }
-    /// Products of tiles of bytes, for vectors of [`MAX_LANES`] words.
-    #[inline(always)]
-    fn tiles(self) -> Option<Self::Tiles> {
-        None
-    }
     /// The floating-point vectors' token.
     fn vectors(self) -> Self::Vectors;
     /// Runs `job`, compiled with the features of the instruction set.
@@ -156,19 +144,6 @@ impl<W> PartSums<W> for Never {
     }
 }
 
-impl ByteUnit for Never {
-    type Multiplier = Never;
-    fn start(self, _: usize) -> Never {
-        self
-    }
-}
-
-impl MultiplyBytes for Never {
-    unsafe fn multiply<const BOTH: bool, const SIGNED: bool>(&self, _: &ByteProduct) {
-        match *self {}
-    }
-}
-
 /// Code that is compiled for every [`ByteDot`]. Only `#[inline(always)]` functions called from `run` get the features.
 pub(crate) trait DotJob {
     /// The result.
@@ -186,7 +161,7 @@ macro_rules! engine {
     ($(#[$cfg:meta] $module:ident::$token:ident,)*) => {
         /// An instruction set that the processor has.
         #[derive(Clone, Copy)]
-        pub(crate) enum Engine {
+        enum Dots {
             $(#[$cfg] $token($module::$token),)*
         }
 
@@ -198,61 +173,71 @@ macro_rules! engine {
                 $(
                     #[$cfg]
                     if let Some(token) = $module::$token::detect() {
-                        let beside = unit.map(|unit| token.beside(unit)).filter(|token| token.tiles().is_some());
-                        all.extend([Some(token), beside].into_iter().flatten().map(Engine::$token));
+                        let alone = Engine { dots: Dots::$token(token), unit: None };
+                        let beside = Engine { unit, ..alone }.checked();
+                        all.push(alone);
+                        all.extend(beside.unit.is_some().then_some(beside));
                     }
                 )*
                 all
             }
 
-            /// The best one that needs no more than `I`, the products of bytes that belong to it, and the matrix unit.
+            /// The best one that needs no more than `I`, and the matrix unit.
             pub(crate) fn of<I: Isa>(unit: Option<MatrixUnit>) -> Engine {
                 $(
                     #[$cfg]
                     if fits::<I, $module::$token>() && let Some(token) = $module::$token::detect() {
-                        return Engine::$token(unit.map_or(token, |unit| token.beside(unit)));
+                        return Engine { dots: Dots::$token(token), unit }.checked();
                     }
                 )*
-                Engine::PortableDot(portable::PortableDot)
+                Engine { dots: Dots::PortableDot(portable::PortableDot), unit: None }
             }
 
-            /// Runs `job` on it.
+            /// Runs `job` on the vectors.
             pub(crate) fn run<J: DotJob>(self, job: J) -> J::Output {
-                match self {
-                    $(#[$cfg] Engine::$token(token) => token.vectorize(job),)*
+                match self.dots {
+                    $(#[$cfg] Dots::$token(token) => token.vectorize(job),)*
                 }
             }
 
-            /// The name.
+            /// The name of the vectors.
             #[cfg(test)]
             pub(crate) fn name(self) -> &'static str {
-                match self {
-                    $(
-                        #[$cfg]
-                        Engine::$token(token) if token.tiles().is_some() => concat!(stringify!($module), " with tiles"),
-                        #[$cfg]
-                        Engine::$token(_) => $module::$token::NAME,
-                    )*
-                }
-            }
-
-            /// Whether products of many rows may use a matrix unit.
-            pub(crate) fn has_tiles(self) -> bool {
-                match self {
-                    $(#[$cfg] Engine::$token(token) => token.tiles().is_some(),)*
+                match self.dots {
+                    $(#[$cfg] Dots::$token(_) => $module::$token::NAME,)*
                 }
             }
 
             /// Words of a vector.
             pub(crate) fn lanes(self) -> usize {
-                match self {
-                    $(#[$cfg] Engine::$token(_) => <$module::$token as ByteDot>::Vectors::LANES,)*
+                match self.dots {
+                    $(#[$cfg] Dots::$token(_) => <$module::$token as ByteDot>::Vectors::LANES,)*
                 }
             }
         }
     };
 }
 each_byte_dot!(engine);
+
+/// What computes products: vectors, and perhaps a matrix unit.
+#[derive(Clone, Copy)]
+pub(crate) struct Engine {
+    dots: Dots,
+    /// For products of many rows whose activations may be rounded.
+    unit: Option<MatrixUnit>,
+}
+
+impl Engine {
+    /// The matrix unit.
+    pub(crate) fn unit(self) -> Option<MatrixUnit> {
+        self.unit
+    }
+
+    /// Without a matrix unit that takes longer than these vectors, or other vectors than these.
+    fn checked(self) -> Engine {
+        Engine { unit: self.unit.filter(|unit| unit.beats_bytes() && self.lanes() == MAX_LANES), ..self }
+    }
+}
 
 /// Whether kernels that are compiled for `I` may use `D`: it has the same vectors or shorter ones.
 fn fits<I: Isa, D: ByteDot>() -> bool {

@@ -1,6 +1,7 @@
 //! A dense layer.
 
-use super::{Activations, Engine, Level, NBits, Row, Worker};
+use super::worker::floats;
+use super::{Activations, Engine, Level, NBits, Row, Start, Worker};
 use crate::gemm::Store;
 use crate::host::Host;
 use crate::isa::{Isa, Job, MatrixUnit, matrix_unit, vectorize};
@@ -12,8 +13,7 @@ use std::ops::Range;
 
 /// Rows that are converted at a time, which bounds the working memory.
 pub(super) const ROWS: usize = 2048;
-/// Columns of a work item: a multiple of this many, and at most [`SPAN`], or [`FEW_SPAN`] for few rows.
-const UNIT: usize = 16;
+/// Columns of a work item at most, and for few rows.
 const SPAN: usize = 256;
 const FEW_SPAN: usize = 1024;
 
@@ -145,7 +145,7 @@ impl<X: Element, T: Element> Rows<'_, X, T> {
     fn run(&self, host: &dyn Host) -> Result<u64, Error> {
         let n = self.weight.columns();
         let most = if self.rows.len() <= super::FEW { FEW_SPAN } else { SPAN };
-        let span = span(n, UNIT, most, 1, host.parallelism());
+        let span = span(n, self.activations.columns(), most, 1, host.parallelism());
         let make = || {
             let mut sums = Sections::default();
             if X::DTYPE != DType::F32 {
@@ -171,19 +171,16 @@ impl<X: Element, T: Element> Rows<'_, X, T> {
             // SAFETY: the output has these columns for every row, and they belong to this work item alone.
             let output = unsafe { { self.output }.0.add(start) };
             let place = if in_place { output.cast() } else { sums.at(i * pitch(columns.len())) };
-            // SAFETY: as above; an output that is used in place is f32, and a row of sums has room for the item's columns.
-            let row = unsafe { std::slice::from_raw_parts_mut(place, columns.len()) };
-            match self.bias {
-                Some(bias) => row.iter_mut().zip(&bias[columns.clone()]).for_each(|(sum, bias)| *sum = bias.to_f32()),
-                None => row.fill(0.0),
-            }
             rows.push(Row { index: i as u32, output: place });
             pairs.push((place.cast_const(), output));
         }
-        // SAFETY: the rows' sums have room for the columns, and do not overlap.
-        let macs = unsafe { worker.multiply(self.weight, self.activations, rows, columns.clone()) };
+        let bias = self.bias.map(|bias| &bias[columns.clone()]);
+        let start = Start::New(bias.and_then(floats));
+        // SAFETY: the rows' sums have room for the columns, and do not overlap; an output that is used in place is f32.
+        let macs = unsafe { worker.multiply(self.weight, self.activations, rows, columns.clone(), start) };
         if !in_place {
-            vectorize(forced_isa(), Store { rows: pairs, columns: columns.len(), bias: None });
+            let bias = bias.map(<[X]>::as_ptr);
+            vectorize(forced_isa(), Store { rows: pairs, columns: columns.len(), bias });
         }
         macs
     }

@@ -2,10 +2,11 @@
 
 mod bytes;
 mod floats;
-mod tiles;
+mod halves;
 
 pub(super) use bytes::Bytes;
 pub(super) use floats::Floats;
+pub(super) use halves::{Halves, Tiled};
 
 use super::activations::Segment;
 use super::{Activations, Level, Row};
@@ -21,6 +22,7 @@ pub(super) fn sections(x: &Activations<'_>) -> Result<Sections, Error> {
     let mut sections = Sections::default();
     if x.rows > super::FEW {
         match x.level {
+            _ if x.unit.is_some() => halves::Layout::new(x, &mut sections).map(|_| ())?,
             Level::Int8 => bytes::Layout::new(x, &mut sections).map(|_| ())?,
             Level::Float => floats::Layout::new(x, &mut sections).map(|_| ())?,
         }

@@ -2,7 +2,8 @@
 
 use super::isa::ByteDot;
 use crate::isa::{Isa, MAX_LANES};
-use moh_operators::Error;
+use moh_operators::{Element, Error};
+use std::ops::Range;
 
 /// What becomes of the activations before they are multiplied: the attribute `accuracy_level`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -168,5 +169,46 @@ impl<'a, T> NBits<'a, T> {
             _ => dot.bytes(&zeros),
         };
         isa.sub(zeros, isa.splat(subtracted))
+    }
+
+    /// The scales of a vector of columns, for each of some blocks; and scales times zero points, less `subtracted`, or 0 without zero
+    /// points. Vectors are written `stride` floats apart.
+    ///
+    /// # Safety
+    /// The weight has the columns that `column` names for each lane, and the blocks; `scales` and `zeros` are valid for writing.
+    #[inline(always)]
+    pub(super) unsafe fn of_columns<D: ByteDot>(
+        &self,
+        dot: D,
+        column: &impl Fn(usize) -> usize,
+        blocks: &Range<usize>,
+        subtracted: f32,
+        stride: usize,
+        [scales, zeros]: [*mut f32; 2],
+    ) where
+        T: Element,
+    {
+        let (isa, lanes) = (dot.vectors(), D::Vectors::LANES);
+        // SAFETY: the caller's contract.
+        unsafe {
+            for group in blocks.clone().step_by(lanes) {
+                let count = (blocks.end - group).min(lanes);
+                let (mut of_group, mut products) = ([isa.splat(0.0); MAX_LANES], [isa.splat(0.0); MAX_LANES]);
+                for lane in 0..lanes {
+                    let place = self.scales.as_ptr().add(column(lane) * self.format.blocks() + group);
+                    of_group[lane] = if count == lanes { isa.widen(place) } else { isa.widen_part(place, count) };
+                    if self.zero_points.is_some() {
+                        products[lane] = isa.mul(of_group[lane], self.zeros(dot, column(lane), group, subtracted));
+                    }
+                }
+                isa.transpose(&mut of_group);
+                isa.transpose(&mut products);
+                for i in 0..count {
+                    let place = (group - blocks.start + i) * stride;
+                    isa.store(scales.add(place), of_group[i]);
+                    isa.store(zeros.add(place), products[i]);
+                }
+            }
+        }
     }
 }

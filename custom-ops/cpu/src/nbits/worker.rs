@@ -3,13 +3,23 @@
 use super::activations::{Activations, Used};
 use super::{Level, NBits, Row, panel, stream};
 use crate::host::Host;
-use crate::memory::Memory;
-use moh_operators::{Element, Error};
+use crate::memory::Uncleared;
+use moh_operators::{DType, Element, Error};
 use std::ops::Range;
+
+/// What sums are before products are added to them.
+#[derive(Clone, Copy)]
+pub(crate) enum Start<'a> {
+    /// What they are.
+    #[cfg_attr(not(test), allow(dead_code))]
+    Sums,
+    /// They are undefined: the bias of each column, or 0.
+    New(Option<&'a [f32]>),
+}
 
 /// A worker's working memory.
 pub(crate) struct Worker<'h> {
-    panel: Memory<'h>,
+    panel: Uncleared<'h>,
 }
 
 impl<'h> Worker<'h> {
@@ -18,14 +28,18 @@ impl<'h> Worker<'h> {
     /// # Errors
     /// [`Error::OutOfMemory`].
     pub(crate) fn new(x: &Activations<'_>, host: &'h dyn Host) -> Result<Worker<'h>, Error> {
-        Ok(Worker { panel: panel::sections(x)?.allocate(host)? })
+        let mut panel = panel::sections(x)?.allocate_unwritten(host)?;
+        if x.unit.is_none() {
+            panel.clear();
+        }
+        Ok(Worker { panel })
     }
 
-    /// Adds the products of `rows`, which are ascending, with columns of `weight` to the rows' sums. Returns the number of
-    /// multiply-accumulate operations.
+    /// Adds the products of `rows`, which are ascending, with columns of `weight` to the rows' sums, which begin as `start` says. Returns
+    /// the number of multiply-accumulate operations.
     ///
     /// # Safety
-    /// The sums are valid for reading and writing as many floats as there are columns, and do not overlap. `x` was made for the
+    /// The sums are valid for writing as many floats as there are columns, for reading with [`Start::Sums`], and do not overlap. `x` was made for the
     /// weight's format and has the rows.
     pub(crate) unsafe fn multiply<T: Element>(
         &mut self,
@@ -33,14 +47,45 @@ impl<'h> Worker<'h> {
         x: &Activations<'_>,
         rows: &[Row],
         columns: Range<usize>,
+        start: Start<'_>,
     ) -> u64 {
         assert!(weight.format == x.format, "{:?} multiplied by activations for {:?}", weight.format, x.format);
         assert!(columns.end <= weight.n, "columns {columns:?} of {}", weight.n);
+        if let Start::New(Some(bias)) = start {
+            assert!(bias.len() == columns.len(), "a bias of {} for {columns:?}", bias.len());
+        }
         if rows.is_empty() || columns.is_empty() {
             return 0;
         }
+        // Products of all inner indices are written at once.
+        let is_written = x.unit.is_some() && matches!(x.used, Used::Segments(None)) && weight.format.k > 0;
+        let start = match start {
+            Start::New(bias) if !is_written => {
+                for row in rows {
+                    // SAFETY: the caller's contract.
+                    unsafe {
+                        match bias {
+                            Some(bias) => std::ptr::copy_nonoverlapping(bias.as_ptr(), row.output, columns.len()),
+                            None => row.output.write_bytes(0, columns.len()),
+                        }
+                    }
+                }
+                Start::Sums
+            }
+            start => start,
+        };
         match (&x.used, x.level) {
             (Used::Ranges(ranges), _) => x.engine.run(stream::Stream { weight, x, rows, columns, ranges }),
+            (Used::Segments(segments), _) if let Some(unit) = x.unit => x.engine.run(panel::Halves {
+                unit,
+                weight,
+                x,
+                rows,
+                columns,
+                segments: segments.as_deref(),
+                start,
+                panel: &self.panel,
+            }),
             (Used::Segments(segments), Level::Int8) => x.engine.run(panel::Bytes {
                 weight,
                 x,
@@ -59,4 +104,10 @@ impl<'h> Worker<'h> {
             }),
         }
     }
+}
+
+/// Numbers that are f32 already.
+pub(crate) fn floats<X: Element>(numbers: &[X]) -> Option<&[f32]> {
+    // SAFETY: the type that corresponds to DTYPE is f32.
+    (X::DTYPE == DType::F32).then(|| unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), numbers.len()) })
 }

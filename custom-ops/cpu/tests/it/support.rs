@@ -39,14 +39,20 @@ pub(crate) fn pack(call: &Call, kernel: &Kernel) -> Vec<Option<Packed>> {
 /// if a result differs from the reference, or from the result with another number of threads. `exact` selects the
 /// elements that must be equal. Returns the work on plain inputs.
 pub(crate) fn check(call: &Call, threads: &[usize], exact: impl Fn(usize) -> bool) -> Vec<Work> {
-    check_as(call, call, threads, exact)
+    check_as(call, |_| call, threads, exact)
 }
 
-/// As [`check`], against the reference and the tolerance of another call.
-pub(crate) fn check_as(call: &Call, judge: &Call, threads: &[usize], exact: impl Fn(usize) -> bool) -> Vec<Work> {
-    let expected = judge.expected();
+/// As [`check`], with the tolerance of another call, which may depend on the kernel.
+pub(crate) fn check_as<'c>(
+    call: &Call,
+    judge: impl Fn(&Kernel) -> &'c Call,
+    threads: &[usize],
+    exact: impl Fn(usize) -> bool,
+) -> Vec<Work> {
+    let expected = call.expected();
     let mut works = Vec::new();
     for kernel in kernels_of(call.operator()) {
+        let judge = judge(kernel);
         let packed = pack(call, kernel);
         let tensors = || call.tensors().into_iter().map(|tensor| tensor.map(Input::from));
         let mut ways = vec![("", tensors().collect::<Vec<_>>())];

@@ -124,16 +124,6 @@ struct Place {
     stride: u64,
 }
 
-/// A multiplication of tiles.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Product {
-    Bf16,
-    /// Bytes; whether those of the left factor, and of the right one, are signed.
-    Bytes {
-        signed: [bool; 2],
-    },
-}
-
 /// The instructions that are emulated; numbers are those of tiles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Instruction {
@@ -142,7 +132,7 @@ enum Instruction {
     Zero(usize),
     Load(usize, Place),
     Store(Place, usize),
-    Multiply { product: Product, sum: usize, left: usize, right: usize },
+    Multiply { sum: usize, left: usize, right: usize },
 }
 
 /// Reads an instruction's bytes.
@@ -203,14 +193,13 @@ unsafe fn decode(at: *const u8, general: &[u64; 16]) -> Option<(Instruction, *co
         let tile = usize::from(operands >> 3 & 7) | extended(7);
         let other = usize::from(operands & 7) | extended(5);
         if operands >> 6 == 3 {
-            let product = match (opcode, prefix) {
-                (0x49, NONE) if operands == 0xc0 => return Some((Instruction::Release, reader.0)),
-                (0x49, PF2) if other == 0 => return Some((Instruction::Zero(tile), reader.0)),
-                (0x5c, PF3) => Product::Bf16,
-                (0x5e, prefix) => Product::Bytes { signed: [prefix & 2 != 0, prefix & 1 != 0] },
+            let instruction = match (opcode, prefix) {
+                (0x49, NONE) if operands == 0xc0 => Instruction::Release,
+                (0x49, PF2) if other == 0 => Instruction::Zero(tile),
+                (0x5c, PF3) => Instruction::Multiply { sum: tile, left: other, right },
                 _ => return None,
             };
-            return Some((Instruction::Multiply { product, sum: tile, left: other, right }, reader.0));
+            return Some((instruction, reader.0));
         }
         if !matches!((opcode, prefix), (0x49, NONE) | (0x4b, PF2 | PF3)) || (opcode == 0x49 && tile != 0) {
             return None;
@@ -319,7 +308,7 @@ impl Registers {
                 }
                 None => return false,
             },
-            Instruction::Multiply { product, sum, left, right } => {
+            Instruction::Multiply { sum, left, right } => {
                 if sum == left || sum == right || left == right {
                     return false;
                 }
@@ -331,10 +320,7 @@ impl Registers {
                     return false;
                 }
                 let mut c = c;
-                match product {
-                    Product::Bytes { signed } => multiply_bytes(&mut c, a, b, signed),
-                    Product::Bf16 => multiply_bf16_quickly(&mut c, a, b),
-                }
+                multiply_quickly(&mut c, a, b);
                 self.tiles[sum] = c;
             }
         }
@@ -360,27 +346,12 @@ impl Registers {
     }
 }
 
-fn multiply_bytes(c: &mut Tile, a: &Tile, b: &Tile, signed: [bool; 2]) {
-    let wide = |byte: u8, signed: bool| if signed { i32::from(byte.cast_signed()) } else { i32::from(byte) };
-    for m in 0..c.rows {
-        for n in 0..c.columns / 4 {
-            let mut sum = i32::from_le_bytes(c.word(m, n));
-            for k in 0..b.rows {
-                for (x, y) in a.word(m, k).into_iter().zip(b.word(k, n)) {
-                    sum = sum.wrapping_add(wide(x, signed[0]) * wide(y, signed[1]));
-                }
-            }
-            c.set_word(m, n, sum.to_le_bytes());
-        }
-    }
-}
-
 /// Numbers are rounded to nearest even, and 0 where they are denormal. Products of even and of odd index are summed apart,
 /// each by fused multiply-adds that start from 0; then both sums are added, and the result to the tile.
 ///
 /// (The processor flushes before it rounds: it differs for results that round up to the least normal number.)
 #[inline(always)]
-fn multiply_bf16(c: &mut Tile, a: &Tile, b: &Tile) {
+fn multiply(c: &mut Tile, a: &Tile, b: &Tile) {
     let flushed = |x: f32| if x.is_subnormal() { 0f32.copysign(x) } else { x };
     let number = |half: [u8; 2]| flushed(f32::from_bits(u32::from(u16::from_le_bytes(half)) << 16));
     let halves = |[a, b, c, d]: [u8; 4]| [number([a, b]), number([c, d])];
@@ -402,14 +373,14 @@ fn multiply_bf16(c: &mut Tile, a: &Tile, b: &Tile) {
     }
 }
 
-/// As [`multiply_bf16`], without a call for each multiply-add where the processor has them.
-fn multiply_bf16_quickly(c: &mut Tile, a: &Tile, b: &Tile) {
+/// As [`multiply`], without a call for each multiply-add where the processor has them.
+fn multiply_quickly(c: &mut Tile, a: &Tile, b: &Tile) {
     #[target_feature(enable = "fma")]
     fn enabled(c: &mut Tile, a: &Tile, b: &Tile) {
-        multiply_bf16(c, a, b);
+        multiply(c, a, b);
     }
     if !is_x86_feature_detected!("fma") {
-        return multiply_bf16(c, a, b);
+        return multiply(c, a, b);
     }
     // SAFETY: the processor has the feature.
     unsafe { enabled(c, a, b) }

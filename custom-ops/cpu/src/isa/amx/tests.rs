@@ -68,9 +68,10 @@ fn attention_equals_the_reference() {
     }
 }
 
-/// 8-bit activations: the operators' results on AMX are those on vectors, for at most twice the work with its padding.
+/// Activations that may be rounded: the operators' results on AMX are near the reference, for half to twice the work of vectors with its
+/// padding.
 #[test]
-fn quantised_operators_equal_those_on_vectors() {
+fn quantised_operators_do_the_work_of_vectors() {
     let _emulated = emulate();
     for (bits, block, zero_points) in [(4, 32, false), (4, 64, true), (8, 32, true), (8, 128, false)] {
         let quantisation = Quantisation { bits, block, zero_points, int8: true };
@@ -82,10 +83,10 @@ fn quantised_operators_equal_those_on_vectors() {
         for call in linear.into_iter().chain([MlpCase { mlp, quantisation }.call()]) {
             let Some(tiles) = crate::select(call.operator(), Some("amx")) else { return };
             let vectors = crate::select(call.operator(), Some("avx512")).unwrap();
-            let len = call.expected().len();
-            let [(found, work), (expected, least)] = [tiles, vectors].map(|kernel| output(&call, kernel, len));
-            assert!(found == expected, "{:?}", call.attributes);
-            assert!((least.macs..=2 * least.macs).contains(&work.macs), "{:?}: {work:?}, {least:?}", call.attributes);
+            let expected = call.expected();
+            let [(found, work), (_, least)] = [tiles, vectors].map(|kernel| output(&call, kernel, expected.len()));
+            call.compare(&"amx", &found, &expected, |i| expected[i] == 0.0);
+            assert!((least.macs / 2..=2 * least.macs).contains(&work.macs), "{:?}: {work:?}, {least:?}", call.attributes);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! x86-64 with AVX2: 8 words. [`words_of_256_bits`] is shared with its VNNI.
 
-use super::{ByteDot, DotJob, Never, PartSums};
+use super::{ByteDot, DotJob, PartSums};
 use crate::isa::avx2::Avx2;
 use crate::isa::{Isa, MAX_LANES};
 use std::arch::x86_64::*;
@@ -33,7 +33,6 @@ macro_rules! words_of_256_bits {
         impl ByteDot for $token {
             type Vectors = Avx2;
             type W = __m256i;
-            type Tiles = Never;
             const NAME: &'static str = $name;
             const SUBTRACTED: [u8; 2] = $subtracted;
 

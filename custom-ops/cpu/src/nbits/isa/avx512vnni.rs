@@ -2,17 +2,12 @@
 
 use super::{ByteDot, DotJob, Never};
 use crate::isa::avx512::Avx512;
-use crate::isa::{Isa, MAX_LANES, MatrixUnit};
+use crate::isa::{Isa, MAX_LANES};
 use std::arch::x86_64::*;
 
 /// Exists only if the processor has the features of [`enabled`].
 #[derive(Clone, Copy)]
-pub(crate) struct Avx512Vnni(Avx512, Option<Tiles>);
-
-#[cfg(target_os = "linux")]
-type Tiles = crate::isa::amx::AmxBytes;
-#[cfg(not(target_os = "linux"))]
-type Tiles = Never;
+pub(crate) struct Avx512Vnni(Avx512);
 
 macro_rules! simd {
     ($e:expr) => {{
@@ -30,24 +25,12 @@ impl ByteDot for Avx512Vnni {
     type Vectors = Avx512;
     type W = __m512i;
     type Parts = Never;
-    type Tiles = Tiles;
     const NAME: &'static str = "avx512vnni";
     const SUBTRACTED: [u8; 2] = [0, 0];
 
     fn detect() -> Option<Avx512Vnni> {
         let vectors = Avx512::detect()?;
-        is_x86_feature_detected!("avx512vnni").then_some(Avx512Vnni(vectors, None))
-    }
-    fn beside(self, unit: MatrixUnit) -> Avx512Vnni {
-        match unit {
-            #[cfg(target_os = "linux")]
-            MatrixUnit::Amx(amx) => Avx512Vnni(self.0, amx.bytes()),
-            MatrixUnit::Dot(_) => self,
-        }
-    }
-    #[inline(always)]
-    fn tiles(self) -> Option<Tiles> {
-        self.1
+        is_x86_feature_detected!("avx512vnni").then_some(Avx512Vnni(vectors))
     }
     #[inline(always)]
     fn vectors(self) -> Avx512 {

@@ -35,7 +35,6 @@ macro_rules! words_of_128_bits {
             type Vectors = Neon;
             type W = uint32x4_t;
             type Parts = Never;
-            type Tiles = Never;
             const NAME: &'static str = $name;
             const SUBTRACTED: [u8; 2] = [0, 128];
 

@@ -30,7 +30,6 @@ impl ByteDot for PortableDot {
     type Vectors = Portable;
     type W = Words;
     type Parts = Never;
-    type Tiles = Never;
     const NAME: &'static str = "portable";
     const SUBTRACTED: [u8; 2] = [0, 0];
 

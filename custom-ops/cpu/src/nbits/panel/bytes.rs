@@ -1,9 +1,8 @@
 //! Products of 8-bit activations with unpacked weights of 8 bits.
 
-use super::{DEPTH, products, tiles};
-use crate::isa::unit::ByteUnit;
+use super::{DEPTH, products};
 use crate::isa::{Isa, MAX_LANES};
-use crate::memory::{Memory, Sections};
+use crate::memory::{Sections, Uncleared};
 use crate::nbits::activations::{Converted, Segment};
 use crate::nbits::isa::{ByteDot, DotJob, PartSums};
 use crate::nbits::{Activations, NBits, Row};
@@ -19,13 +18,11 @@ pub(super) struct Layout {
     zeros: usize,
     /// Words, in order: for weights of 4 bits, first the low halves of a word's bytes, then the high ones.
     words: usize,
-    /// What a matrix unit needs beside the panel.
-    tiles: Option<tiles::Layout>,
 }
 
 /// Vectors of columns of a panel, at most.
 const VECTORS: usize = 2;
-pub(super) const COLUMNS: usize = VECTORS * MAX_LANES;
+const COLUMNS: usize = VECTORS * MAX_LANES;
 
 impl Layout {
     pub(super) fn new(x: &Activations<'_>, sections: &mut Sections) -> Result<Layout, Error> {
@@ -33,8 +30,7 @@ impl Layout {
         let scales = sections.add(blocks, COLUMNS)?;
         let zeros = sections.add(blocks, COLUMNS)?;
         let words = sections.add(DEPTH / 4, COLUMNS)?;
-        let tiles = x.engine.has_tiles().then(|| tiles::Layout::new(x.rows, sections)).transpose()?;
-        Ok(Layout { scales, zeros, words, tiles })
+        Ok(Layout { scales, zeros, words })
     }
 }
 
@@ -47,7 +43,7 @@ pub(in crate::nbits) struct Bytes<'a, T> {
     pub(in crate::nbits) rows: &'a [Row],
     pub(in crate::nbits) columns: Range<usize>,
     pub(in crate::nbits) segments: Option<&'a [Segment]>,
-    pub(in crate::nbits) panel: &'a Memory<'a>,
+    pub(in crate::nbits) panel: &'a Uncleared<'a>,
 }
 
 /// A panel: some columns of some blocks.
@@ -79,12 +75,8 @@ impl<T: Element> Bytes<'_, T> {
     fn all<D: ByteDot, const H: usize, const R: usize, const C: usize>(&self, dot: D) -> u64 {
         let format = self.weight.format;
         let layout = Layout::new(self.x, &mut Sections::default());
-        let Ok(Layout { scales, zeros, words, tiles }) = layout else { return 0 };
+        let Ok(Layout { scales, zeros, words }) = layout else { return 0 };
         let [scales, zeros, words] = [scales, zeros, words].map(|offset| self.panel.at(offset));
-        let unit = dot.tiles().zip(tiles).map(|(unit, layout)| {
-            let scratch = tiles::Scratch { products: self.panel.at(layout.products), sums: self.panel.at(layout.sums) };
-            (unit.start(format.block), self.panel.at(layout.rows).cast::<u8>(), scratch)
-        });
         let mut macs = 0;
         let width = C * D::Vectors::LANES;
         for first in (0..format.blocks()).step_by(DEPTH / format.block) {
@@ -93,27 +85,12 @@ impl<T: Element> Bytes<'_, T> {
             if products.is_empty() {
                 continue;
             }
-            let unit = unit.as_ref().filter(|_| tiles::are_filled(&products));
-            if let Some((_, packed, _)) = unit {
-                // SAFETY: the constructor's contract; the memory has room for the rows.
-                unsafe { self.pack::<D, H>(&products, *packed) };
-            }
             for column in self.columns.clone().step_by(width) {
                 let columns = column..(column + width).min(self.columns.end);
                 let panel = Panel { columns, blocks: blocks.clone(), scales, zeros, words };
                 // SAFETY: the constructor's contract; the panel's memory has room for it.
                 unsafe {
                     self.unpack::<D, H, C>(dot, &panel);
-                    if let Some((multiplier, packed, scratch)) = unit {
-                        if self.weight.zero_points.is_none() {
-                            self.subtract(&panel);
-                        }
-                        self.multiply_tiles(dot, multiplier, &panel, &products, *packed, *scratch);
-                        let rows =
-                            |(blocks, picked): &(Range<usize>, Vec<u32>)| blocks.len() * tiles::padded(picked.len());
-                        macs += products.iter().map(rows).sum::<usize>() * format.block * width;
-                        continue;
-                    }
                     for (blocks, picked) in &products {
                         self.multiply::<D, H, R, C>(dot, &panel, blocks, picked);
                         macs += picked.len() * blocks.len() * format.block * width;
@@ -157,25 +134,14 @@ impl<T: Element> Bytes<'_, T> {
                         }
                     }
                 }
-                for group in blocks.clone().step_by(lanes) {
-                    let count = (blocks.end - group).min(lanes);
-                    let (mut scales, mut zeros) = ([isa.splat(0.0); MAX_LANES], [isa.splat(0.0); MAX_LANES]);
-                    for lane in 0..lanes {
-                        let place = self.weight.scales.as_ptr().add(column(lane) * format.blocks() + group);
-                        scales[lane] = if count == lanes { isa.widen(place) } else { isa.widen_part(place, count) };
-                        if self.weight.zero_points.is_some() {
-                            let zero = self.weight.zeros(dot, column(lane), group, subtracted);
-                            zeros[lane] = isa.mul(scales[lane], zero);
-                        }
-                    }
-                    isa.transpose(&mut scales);
-                    isa.transpose(&mut zeros);
-                    for i in 0..count {
-                        let place = ((group - blocks.start + i) * C + c) * lanes;
-                        isa.store(panel.scales.add(place), scales[i]);
-                        isa.store(panel.zeros.add(place), zeros[i]);
-                    }
-                }
+                self.weight.of_columns(
+                    dot,
+                    &column,
+                    blocks,
+                    subtracted,
+                    C * lanes,
+                    [panel.scales, panel.zeros].map(|start| start.add(c * lanes)),
+                );
             }
         }
     }

@@ -3,7 +3,7 @@
 use super::{DEPTH, products};
 use crate::gemm::{self, Ahead, Tiles};
 use crate::isa::{Isa, MAX_LANES};
-use crate::memory::{Memory, Sections};
+use crate::memory::{Sections, Uncleared};
 use crate::nbits::activations::Segment;
 use crate::nbits::isa::{ByteDot, DotJob, FLOAT_SUBTRACTED};
 use crate::nbits::{Activations, NBits, Row};
@@ -38,7 +38,7 @@ pub(in crate::nbits) struct Floats<'a, T> {
     pub(in crate::nbits) rows: &'a [Row],
     pub(in crate::nbits) columns: Range<usize>,
     pub(in crate::nbits) segments: Option<&'a [Segment]>,
-    pub(in crate::nbits) panel: &'a Memory<'a>,
+    pub(in crate::nbits) panel: &'a Uncleared<'a>,
 }
 
 impl<T: Element> DotJob for Floats<'_, T> {

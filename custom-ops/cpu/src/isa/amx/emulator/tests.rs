@@ -1,6 +1,6 @@
 //! Instructions with results that were computed by hand.
 
-use super::{Instruction, Place, Product, decode, emulate};
+use super::{Instruction, Place, decode, emulate};
 use std::arch::asm;
 
 /// Configures the first tiles with rows of bytes; the others have none.
@@ -22,7 +22,7 @@ fn release() {
     unsafe { asm!("tilerelease", options(nomem, nostack)) }
 }
 
-/// `c` after the instruction multiplied `a` with `b`: words are bytes or pairs of bfloat16.
+/// `c` after the instruction multiplied `a` with `b`: words are sums, or pairs of bfloat16.
 macro_rules! multiplied {
     ($instruction:literal, $c:expr, $a:expr, $b:expr) => {{
         let (mut c, a, b) = ($c, $a, $b);
@@ -48,31 +48,26 @@ macro_rules! multiplied {
     }};
 }
 
-#[test]
-fn bytes_are_signed_as_the_instruction_says() {
-    let (a, b) = ([[u32::from_le_bytes([0xff, 2, 0x80, 1])]], [[u32::from_le_bytes([3, 0xff, 0x80, 0x7f])]]);
-    assert_eq!(multiplied!("tdpbssd", [[10u32]], a, b), [[10 - 3 - 2 + 16384 + 127]]);
-    assert_eq!(multiplied!("tdpbsud", [[20000u32]], a, b), [[20000 - 3 + 510 - 16384 + 127]]);
-    assert_eq!(multiplied!("tdpbusd", [[20000u32]], a, b), [[20000 + 765 - 2 - 16384 + 127]]);
-    assert_eq!(multiplied!("tdpbuud", [[10u32]], a, b), [[10 + 765 + 510 + 16384 + 127]]);
-    let most = u32::from_le_bytes([0xff; 4]);
-    assert_eq!(multiplied!("tdpbuud", [[u32::MAX - 1]], [[most]], [[most]]), [[4 * 255 * 255 - 2]]);
-}
-
-#[test]
-fn words_are_multiplied_as_a_matrix() {
-    let word = |a: u8, b: u8| u32::from_le_bytes([a, b, 0, 0]);
-    let a = [[word(1, 2), word(3, 4)], [word(5, 6), word(7, 8)], [word(0, 1), word(0, 0)]];
-    let b = [[word(1, 0), word(0, 1), word(1, 1), word(10, 0)], [word(0, 1), word(1, 0), word(2, 0), word(0, 10)]];
-    let c = [[100, 200, 300, 400], [500, 600, 700, 800], [0u32; 4]];
-    let expected = [[105, 205, 309, 450], [513, 613, 725, 930], [0, 1, 1, 0]];
-    assert_eq!(multiplied!("tdpbuud", c, a, b), expected);
-}
-
 /// A pair of bfloat16.
 fn pair(low: f32, high: f32) -> u32 {
     assert_eq!((low.to_bits() | high.to_bits()) & 0xffff, 0, "not bfloat16: {low}, {high}");
     low.to_bits() >> 16 | high.to_bits()
+}
+
+#[test]
+fn pairs_are_multiplied_as_a_matrix() {
+    let words = |pairs: &[(f32, f32)]| pairs.iter().map(|&(low, high)| pair(low, high)).collect::<Vec<u32>>();
+    let row = |pairs: [(f32, f32); 2]| <[u32; 2]>::try_from(words(&pairs)).unwrap();
+    let column = |pairs: [(f32, f32); 4]| <[u32; 4]>::try_from(words(&pairs)).unwrap();
+    let a = [row([(1.0, 2.0), (3.0, 4.0)]), row([(5.0, 6.0), (7.0, 8.0)]), row([(0.0, 1.0), (0.0, 0.0)])];
+    let b = [
+        column([(1.0, 0.0), (0.0, 1.0), (1.0, 1.0), (10.0, 0.0)]),
+        column([(0.0, 1.0), (1.0, 0.0), (2.0, 0.0), (0.0, 10.0)]),
+    ];
+    let bits = |row: [f32; 4]| row.map(f32::to_bits);
+    let c = [bits([100.0, 200.0, 300.0, 400.0]), bits([500.0, 600.0, 700.0, 800.0]), bits([0.0; 4])];
+    let expected = [[105.0, 205.0, 309.0, 450.0], [513.0, 613.0, 725.0, 930.0], [0.0, 1.0, 1.0, 0.0]].map(bits);
+    assert_eq!(multiplied!("tdpbf16ps", c, a, b), expected);
 }
 
 /// `start` plus the products of pairs, in one element.
@@ -139,7 +134,7 @@ fn a_thread_has_tiles_of_its_own() {
     // SAFETY: the tile is a word.
     unsafe { asm!("tileloadd tmm0, [{}]", in(reg) &raw const word, options(nostack)) };
     std::thread::scope(|scope| {
-        scope.spawn(|| assert_eq!(multiplied!("tdpbuud", [[1u32]], [[2u32]], [[3u32]]), [[7]]));
+        scope.spawn(|| assert_eq!(bf16(1.0, [(2.0, 0.0)], [(3.0, 0.0)]), 7.0));
     });
     word = 0;
     // SAFETY: the tile is a word.
@@ -166,12 +161,13 @@ fn instructions_are_decoded() {
     let bytes = [0xc4, 0xe2, 0x78, 0x49, 0x05, 16, 0, 0, 0];
     let configuration = bytes.as_ptr().wrapping_add(9 + 16);
     assert_eq!(decoded(&bytes), Some((Instruction::Configure(configuration), 9)));
-    // tdpbsud tmm1, tmm2, tmm5
-    let product = Product::Bytes { signed: [true, false] };
-    let multiply = Instruction::Multiply { product, sum: 1, left: 2, right: 5 };
-    assert_eq!(decoded(&[0xc4, 0xe2, 0x52, 0x5e, 0xca]), Some((multiply, 5)));
-    // ud2; vbroadcastss xmm0, [rax]; vpdpbusd of AVX-VNNI
-    for other in [&[0x0f, 0x0b][..], &[0xc4, 0xe2, 0x79, 0x18, 0x00], &[0xc4, 0xe2, 0x71, 0x50, 0xc2]] {
+    // tdpbf16ps tmm1, tmm2, tmm5
+    let multiply = Instruction::Multiply { sum: 1, left: 2, right: 5 };
+    assert_eq!(decoded(&[0xc4, 0xe2, 0x52, 0x5c, 0xca]), Some((multiply, 5)));
+    // ud2; vbroadcastss xmm0, [rax]; vpdpbusd of AVX-VNNI; tdpbsud tmm1, tmm2, tmm5
+    let others: [&[u8]; 4] =
+        [&[0x0f, 0x0b], &[0xc4, 0xe2, 0x79, 0x18, 0x00], &[0xc4, 0xe2, 0x71, 0x50, 0xc2], &[0xc4, 0xe2, 0x52, 0x5e, 0xca]];
+    for other in others {
         assert_eq!(decoded(other), None);
     }
 }
