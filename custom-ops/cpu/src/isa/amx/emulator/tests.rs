@@ -56,13 +56,10 @@ fn pair(low: f32, high: f32) -> u32 {
 
 #[test]
 fn pairs_are_multiplied_as_a_matrix() {
-    let words = |pairs: &[(f32, f32)]| pairs.iter().map(|&(low, high)| pair(low, high)).collect::<Vec<u32>>();
-    let row = |pairs: [(f32, f32); 2]| <[u32; 2]>::try_from(words(&pairs)).unwrap();
-    let column = |pairs: [(f32, f32); 4]| <[u32; 4]>::try_from(words(&pairs)).unwrap();
-    let a = [row([(1.0, 2.0), (3.0, 4.0)]), row([(5.0, 6.0), (7.0, 8.0)]), row([(0.0, 1.0), (0.0, 0.0)])];
+    let a = [pairs([(1.0, 2.0), (3.0, 4.0)]), pairs([(5.0, 6.0), (7.0, 8.0)]), pairs([(0.0, 1.0), (0.0, 0.0)])];
     let b = [
-        column([(1.0, 0.0), (0.0, 1.0), (1.0, 1.0), (10.0, 0.0)]),
-        column([(0.0, 1.0), (1.0, 0.0), (2.0, 0.0), (0.0, 10.0)]),
+        pairs([(1.0, 0.0), (0.0, 1.0), (1.0, 1.0), (10.0, 0.0)]),
+        pairs([(0.0, 1.0), (1.0, 0.0), (2.0, 0.0), (0.0, 10.0)]),
     ];
     let bits = |row: [f32; 4]| row.map(f32::to_bits);
     let c = [bits([100.0, 200.0, 300.0, 400.0]), bits([500.0, 600.0, 700.0, 800.0]), bits([0.0; 4])];
@@ -70,9 +67,13 @@ fn pairs_are_multiplied_as_a_matrix() {
     assert_eq!(multiplied!("tdpbf16ps", c, a, b), expected);
 }
 
+fn pairs<const N: usize>(numbers: [(f32, f32); N]) -> [u32; N] {
+    numbers.map(|(low, high)| pair(low, high))
+}
+
 /// `start` plus the products of pairs, in one element.
 fn bf16<const K: usize>(start: f32, a: [(f32, f32); K], b: [(f32, f32); K]) -> f32 {
-    let a = [a.map(|(low, high)| pair(low, high))];
+    let a = [pairs(a)];
     let b = b.map(|(low, high)| [pair(low, high)]);
     f32::from_bits(multiplied!("tdpbf16ps", [[start.to_bits()]], a, b)[0][0])
 }
