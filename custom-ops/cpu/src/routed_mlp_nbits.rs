@@ -165,9 +165,8 @@ impl<I: Isa, T: Element> Stage<'_, I, T> {
             rows.clear();
             rows.extend(tokens.iter().enumerate().map(row));
             // SAFETY: a row of sums has room for a span of each half.
-            macs += unsafe {
-                worker.multiply(&call.fc1, x, rows, first + span.start..first + span.end, Start::New(None))
-            };
+            macs +=
+                unsafe { worker.multiply(&call.fc1, x, rows, first + span.start..first + span.end, Start::New(None)) };
         }
         pairs.clear();
         for (i, row) in of_expert.enumerate() {
@@ -214,9 +213,8 @@ impl<I: Isa, T: Element> Stage<'_, I, T> {
             rows.clear();
             rows.extend(of_expert.clone().enumerate().map(row));
             // SAFETY: a row of sums has room for a span.
-            macs += unsafe {
-                worker.multiply(&call.fc2, x, rows, first + span.start..first + span.end, Start::New(None))
-            };
+            macs +=
+                unsafe { worker.multiply(&call.fc2, x, rows, first + span.start..first + span.end, Start::New(None)) };
             let tokens = &self.selection.tokens(0, expert)[of_expert];
             let gate = |token: u32| call.gates[(self.tokens.start + token as usize) * p.num_experts + expert];
             let total = |token: u32| floats.at(totals + token as usize * width);

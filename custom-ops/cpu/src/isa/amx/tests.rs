@@ -86,7 +86,11 @@ fn quantised_operators_do_the_work_of_vectors() {
             let expected = call.expected();
             let [(found, work), (_, least)] = [tiles, vectors].map(|kernel| output(&call, kernel, expected.len()));
             call.compare(&"amx", &found, &expected, |i| expected[i] == 0.0);
-            assert!((least.macs / 2..=2 * least.macs).contains(&work.macs), "{:?}: {work:?}, {least:?}", call.attributes);
+            assert!(
+                (least.macs / 2..=2 * least.macs).contains(&work.macs),
+                "{:?}: {work:?}, {least:?}",
+                call.attributes
+            );
         }
     }
 }
