@@ -3,14 +3,17 @@
 //! Tokens are cut into chunks and the weight's panels into spans; a work item is a chunk and a span. Each head is
 //! multiplied only with the rows of the tokens that use it.
 
+mod matrix;
+
 use crate::gemm::{self, Gemm, Matrix, Panels, Row, Weight, few};
 use crate::host::Host;
-use crate::isa::Isa;
+use crate::isa::{Isa, MatrixUnit};
 use crate::kernel::{WeightData, Work};
 use crate::memory::{Memory, Sections};
 use crate::packed::Packed;
 use crate::selection::Selection;
 use crate::workers::{Shared, share, span};
+pub(crate) use matrix::Heads;
 use moh_operators::routed_projection::Problem;
 use moh_operators::{DType, Definition, Element, Error};
 use std::ops::Range;
@@ -37,11 +40,17 @@ pub(crate) struct Tensors<'a, T> {
 /// Computes the output of `O`.
 pub(crate) fn run<I: Isa, T: Element, O: HeadLinear>(
     isa: I,
+    unit: Option<MatrixUnit>,
     problem: &Problem,
     tensors: Tensors<'_, T>,
     output: &mut [T],
     host: &dyn Host,
 ) -> Result<Work, Error> {
+    if let Some(unit) = unit
+        && let Some(macs) = matrix::run::<I, T, O>(isa, unit, problem, &tensors, Shared(output.as_mut_ptr()), host)?
+    {
+        return Ok(Work { macs });
+    }
     let Tensors { x, weight, gates, bias } = tensors;
     let weight = weight.panels(O::NAME, "weight", O::panels::<I>(problem), |data| O::matrix(problem, data))?;
     let output = Shared(output.as_mut_ptr());
@@ -62,6 +71,9 @@ pub(crate) fn pack<I: Isa, T: Element, O: HeadLinear>(
 
 /// The parts in which the two operators differ.
 pub(crate) trait HeadLinear: Definition {
+    /// What heads are.
+    const HEADS: Heads;
+
     /// The panels of the weight.
     fn panels<I: Isa>(p: &Problem) -> Panels;
     /// The weight, read in place.

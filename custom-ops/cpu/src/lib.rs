@@ -13,6 +13,7 @@ mod host;
 mod isa;
 mod kernel;
 pub mod layers;
+mod matrix;
 mod memory;
 pub mod nbits;
 mod packed;

@@ -1,6 +1,6 @@
 //! Linear on a CPU: on a matrix unit where there are enough rows, else as a projection to one head that every row uses.
 
-mod matrix;
+mod dense;
 
 use crate::head_linear::{self, Tensors};
 use crate::host::Scratch;
@@ -9,7 +9,7 @@ use crate::kernel::{self, CpuOperator, WeightData, Work};
 use crate::packed::Packed;
 use crate::terms::terms;
 use crate::workers::Shared;
-use matrix::Dense;
+use dense::Dense;
 use moh_operators::linear::{Attributes, Inputs, Problem};
 use moh_operators::routed_projection::{self, WeightLayout};
 use moh_operators::{Element, Error, Float, Linear, RoutedProjection};
@@ -39,7 +39,7 @@ impl CpuOperator for Linear {
         let gates = gates.as_mut_slice::<f32>();
         gates.fill(1.0);
         let tensors = Tensors { x, weight, gates, bias };
-        head_linear::run::<I, T, RoutedProjection>(isa, &as_projection(problem), tensors, output, host)
+        head_linear::run::<I, T, RoutedProjection>(isa, None, &as_projection(problem), tensors, output, host)
     }
 
     /// Without a matrix unit the kernel does what hosts do.

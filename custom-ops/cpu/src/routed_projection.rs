@@ -1,11 +1,12 @@
 //! RoutedProjection on a CPU. Heads are blocks of output columns.
 
 use crate::gemm::{Matrix, Panels, Product, Store};
-use crate::head_linear::{self, Call, HeadLinear, Item, Tensors, Workspace};
+use crate::head_linear::{self, Call, HeadLinear, Heads, Item, Tensors, Workspace};
 use crate::isa::{Isa, MatrixUnit};
 use crate::kernel::{self, CpuOperator, Work};
 use crate::packed::Packed;
 use crate::selection::Selection;
+use crate::terms::terms;
 use moh_operators::routed_projection::{Attributes, Inputs, Problem};
 use moh_operators::{Element, Error, RoutedProjection};
 use std::ops::Range;
@@ -13,28 +14,37 @@ use std::ops::Range;
 impl CpuOperator for RoutedProjection {
     type Output<T: Element> = T;
 
+    fn uses(_: MatrixUnit) -> bool {
+        true
+    }
+
     fn run<I: Isa, T: Element>(call: kernel::Call<'_, Self, I, T>) -> Result<Work, Error> {
         let Inputs { x, weight, head_gates: gates, bias } = call.inputs;
         let tensors = Tensors { x, weight, gates, bias };
-        head_linear::run::<I, T, Self>(call.isa, call.problem, tensors, call.output, call.host)
+        head_linear::run::<I, T, Self>(call.isa, call.unit, call.problem, tensors, call.output, call.host)
     }
 
+    /// Not for a matrix unit, which splits the weight itself.
     fn pack<I: Isa, T: Element>(
         isa: I,
-        _: Option<MatrixUnit>,
+        unit: Option<MatrixUnit>,
         attributes: &Attributes,
         input: usize,
         shape: &[usize],
         weight: &[T],
     ) -> Result<Option<Packed>, Error> {
         match input {
-            1 => head_linear::pack::<I, T, Self>(isa, &Self::of_weight(attributes, shape)?, shape, weight),
+            1 if unit.is_none_or(|unit| terms(T::FLOAT) > unit.most_terms()) => {
+                head_linear::pack::<I, T, Self>(isa, &Self::of_weight(attributes, shape)?, shape, weight)
+            }
             _ => Ok(None),
         }
     }
 }
 
 impl HeadLinear for RoutedProjection {
+    const HEADS: Heads = Heads::Columns;
+
     fn panels<I: Isa>(p: &Problem) -> Panels {
         Panels::new::<I>(p.width, p.num_heads, p.block)
     }

@@ -104,7 +104,7 @@ unsafe impl<T: Sync> Sync for Matrix<T> {}
 
 impl<T: Element> Matrix<T> {
     /// Pointer to the first of the columns `n`, all of one block, in row `k`.
-    pub(super) fn at(&self, k: usize, n: &Range<usize>) -> *const T {
+    pub(crate) fn at(&self, k: usize, n: &Range<usize>) -> *const T {
         match *self {
             Matrix::Rows { data, stride } => data.wrapping_add(n.start * stride + k),
             Matrix::Columns { data, stride, block, block_stride } => {
@@ -113,7 +113,7 @@ impl<T: Element> Matrix<T> {
         }
     }
 
-    pub(super) fn stride(&self) -> usize {
+    pub(crate) fn stride(&self) -> usize {
         match *self {
             Matrix::Rows { stride, .. } | Matrix::Columns { stride, .. } => stride,
         }
@@ -123,7 +123,7 @@ impl<T: Element> Matrix<T> {
     ///
     /// # Safety
     /// The matrix has these elements, and the columns belong to one block; `panel` is valid for writing.
-    pub(super) unsafe fn pack<I: Isa>(&self, isa: I, k: Range<usize>, n: Range<usize>, panel: *mut f32, width: usize) {
+    pub(crate) unsafe fn pack<I: Isa>(&self, isa: I, k: Range<usize>, n: Range<usize>, panel: *mut f32, width: usize) {
         let (input, stride, output, pitch) = (self.at(k.start, &n), self.stride(), panel, width);
         match self {
             Matrix::Rows { .. } => {

@@ -1,0 +1,231 @@
+//! RoutedProjection and RoutedCombine on a matrix unit. A worker splits the rows of the tokens that use a head itself: other heads have
+//! other rows.
+
+use super::{HeadLinear, Tensors};
+use crate::gemm::Matrix;
+use crate::host::Host;
+use crate::isa::{Isa, MatrixUnit};
+use crate::kernel::WeightData;
+use crate::matrix::{self, Left, Product, ROWS, WIDTH, Worker};
+use crate::selection::{Run, Selection};
+use crate::terms::terms;
+use crate::workers::{Shared, share};
+use moh_operators::routed_projection::Problem;
+use moh_operators::{Element, Error};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Tokens from which splitting weights and rows into terms takes less time than the products save: of a call, and of each head on
+/// average, those that no token of a chunk uses apart.
+const TOKENS: usize = 64;
+const TOKENS_OF_HEAD: usize = 32;
+/// Work items for each worker where there are several, and columns of one at least: the same rows are split again in each.
+const ITEMS_PER_WORKER: usize = 3;
+const LEAST_COLUMNS: usize = 4 * WIDTH;
+
+/// Computes the output of `O`; `None` where vectors do it better, or where an element is not finite, and may have to be by the
+/// definition: an infinity is no sum of several terms.
+pub(crate) fn run<I: Isa, T: Element, O: HeadLinear>(
+    isa: I,
+    unit: MatrixUnit,
+    problem: &Problem,
+    tensors: &Tensors<'_, T>,
+    output: Shared<T>,
+    host: &dyn Host,
+) -> Result<Option<u64>, Error> {
+    let WeightData::Plain(weight) = tensors.weight else { return Ok(None) };
+    if terms(T::FLOAT) > unit.most_terms() || problem.tokens < TOKENS || problem.width == 0 || problem.block == 0 {
+        return Ok(None);
+    }
+    let chunk = problem.tokens.div_ceil(problem.tokens.div_ceil(ROWS));
+    let selection = &Selection::new(tensors.gates, problem.num_heads, chunk)?;
+    let lists = (0..problem.tokens.div_ceil(chunk))
+        .flat_map(|chunk| (0..problem.num_heads).map(move |head| selection.tokens(chunk, head).len()));
+    let (used, heads) = lists.filter(|&len| len > 0).fold((0, 0), |(used, heads), len| (used + len, heads + 1));
+    if used < TOKENS_OF_HEAD * heads {
+        return Ok(None);
+    }
+    let matrix = &O::matrix(problem, weight);
+    let call = Call { isa, unit, problem, tensors, matrix, selection, chunk, output, finite: AtomicBool::new(true) };
+    let macs = match terms(T::FLOAT) {
+        1 => call.share::<1, O>(host),
+        2 => call.share::<2, O>(host),
+        _ => call.share::<3, O>(host),
+    }?;
+    Ok((terms(T::FLOAT) == 1 || call.finite.into_inner()).then_some(macs))
+}
+
+/// What one of the two operators does on a matrix unit.
+pub(crate) struct Call<'a, I, T> {
+    isa: I,
+    unit: MatrixUnit,
+    problem: &'a Problem,
+    tensors: &'a Tensors<'a, T>,
+    matrix: &'a Matrix<T>,
+    selection: &'a Selection,
+    /// Tokens per chunk. Independent of the number of workers.
+    chunk: usize,
+    output: Shared<T>,
+    finite: AtomicBool,
+}
+
+/// Some columns of some heads for the tokens of a chunk.
+pub(crate) struct Item {
+    chunk: usize,
+    /// Empty for RoutedCombine, which has all heads in every item.
+    heads: Range<usize>,
+    columns: Range<usize>,
+}
+
+/// Whether heads are blocks of columns, or ranges of the inner dimension.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Heads {
+    Columns,
+    Inner,
+}
+
+impl<I: Isa, T: Element> Call<'_, I, T> {
+    fn share<const TERMS: usize, O: HeadLinear>(&self, host: &dyn Host) -> Result<u64, Error> {
+        let items = self.items(O::HEADS, host.parallelism());
+        let columns = items.iter().map(|item| item.columns.len()).max().unwrap_or(0);
+        let make = || {
+            let worker = Worker::new::<TERMS>(self.unit, [self.chunk; 2], columns, host)?;
+            Ok((worker, Vec::with_capacity(self.chunk)))
+        };
+        share(host, items.len(), make, |(worker, rows), item| match O::HEADS {
+            Heads::Columns => self.project::<TERMS>(&items[item], worker, rows),
+            Heads::Inner => self.combine::<TERMS>(&items[item], worker, rows),
+        })
+    }
+
+    /// The chunks' work items: together they have all columns.
+    fn items(&self, heads: Heads, workers: usize) -> Vec<Item> {
+        let p = self.problem;
+        let chunks = p.tokens.div_ceil(self.chunk);
+        let all = match heads {
+            Heads::Columns => p.num_heads * p.block,
+            Heads::Inner => p.width,
+        };
+        let wanted = if workers > 1 { (ITEMS_PER_WORKER * workers).div_ceil(chunks) } else { 1 };
+        let most = matrix::most_columns(self.chunk);
+        let span = all.div_ceil(wanted).next_multiple_of(WIDTH).clamp(LEAST_COLUMNS.min(most), most);
+        let mut items = Vec::new();
+        for chunk in 0..chunks {
+            let mut cut = |heads: Range<usize>, columns: Range<usize>| {
+                let spans = columns.len().div_ceil(span);
+                let each = columns.len().div_ceil(spans).next_multiple_of(WIDTH);
+                for start in columns.clone().step_by(each) {
+                    items.push(Item { chunk, heads: heads.clone(), columns: start..(start + each).min(columns.end) });
+                }
+            };
+            if heads == Heads::Inner {
+                cut(0..0, 0..all);
+                continue;
+            }
+            let mut first = 0;
+            while first < p.num_heads {
+                let (mut end, tokens) = (first + 1, self.selection.tokens(chunk, first));
+                // Heads whose columns are apart are not joined.
+                while !p.per_head() && end < p.num_heads && self.selection.tokens(chunk, end) == tokens {
+                    end += 1;
+                }
+                cut(first..end, first * p.block..end * p.block);
+                first = end;
+            }
+        }
+        items
+    }
+
+    fn tokens(&self, item: &Item) -> Range<usize> {
+        item.chunk * self.chunk..((item.chunk + 1) * self.chunk).min(self.problem.tokens)
+    }
+
+    /// The outputs of the item's columns from `token` on.
+    fn place(&self, item: &Item, columns: usize, token: usize) -> *mut T {
+        // SAFETY: the output has `columns` elements for every token.
+        unsafe { { self.output }.0.add((self.tokens(item).start + token) * columns + item.columns.start) }
+    }
+
+    fn bias(&self, item: &Item) -> Option<*const T> {
+        self.tensors.bias.map(|bias| bias[item.columns.clone()].as_ptr())
+    }
+
+    /// RoutedProjection: the heads' tokens are multiplied with their columns; those of other tokens are 0.
+    fn project<const TERMS: usize>(&self, item: &Item, worker: &Worker<'_>, rows: &mut Vec<*const T>) -> u64 {
+        let p = self.problem;
+        let (columns, used) = (p.num_heads * p.block, self.selection.tokens(item.chunk, item.heads.start));
+        let mut next = used.iter().copied().peekable();
+        for token in 0..self.tokens(item).len() {
+            if next.next_if_eq(&(token as u32)).is_none() {
+                let place = self.place(item, columns, token);
+                // SAFETY: these columns of this token belong to this item alone.
+                unsafe { std::slice::from_raw_parts_mut(place, item.columns.len()) }.fill(T::from_f32(0.0));
+            }
+        }
+        if used.is_empty() {
+            return 0;
+        }
+        self.rows(item, p.width, used, rows);
+        let product = Product {
+            left: Left::Rows(rows),
+            rows: used.len(),
+            weight: self.matrix,
+            inner: 0..p.width,
+            columns: item.columns.clone(),
+            picked: None,
+            add: false,
+        };
+        // SAFETY: x and the weight have `width` inner indices, the weight these columns; with one term, T is bf16.
+        let macs = unsafe { worker.multiply::<I, T, TERMS>(self.isa, &product) };
+        let output = |row: usize| self.place(item, columns, used[row] as usize);
+        self.store(worker.stored(used.len(), item.columns.len(), self.bias(item), output));
+        macs
+    }
+
+    /// RoutedCombine: sums over heads, each of which adds to its tokens.
+    fn combine<const TERMS: usize>(&self, item: &Item, worker: &Worker<'_>, rows: &mut Vec<*const T>) -> u64 {
+        let p = self.problem;
+        let tokens = self.tokens(item).len();
+        let mut begun = false;
+        let mut macs = 0;
+        for Run { heads, tokens: used } in self.selection.runs(item.chunk, 0..p.num_heads) {
+            let is_all = used.len() == tokens;
+            if !begun && !is_all {
+                worker.clear(tokens, item.columns.len());
+                begun = true;
+            }
+            self.rows(item, p.num_heads * p.block, used, rows);
+            let product = Product {
+                left: Left::Rows(rows),
+                rows: used.len(),
+                weight: self.matrix,
+                inner: heads.start * p.block..heads.end * p.block,
+                columns: item.columns.clone(),
+                picked: (!is_all).then_some(used),
+                add: begun,
+            };
+            // SAFETY: x and the weight have all heads' inner indices, the weight these columns; with one term, T is bf16.
+            macs += unsafe { worker.multiply::<I, T, TERMS>(self.isa, &product) };
+            begun = true;
+        }
+        if !begun {
+            worker.clear(tokens, item.columns.len());
+        }
+        let output = |row: usize| self.place(item, p.width, row);
+        self.store(worker.stored(tokens, item.columns.len(), self.bias(item), output));
+        macs
+    }
+
+    /// Pointers to the rows of `used`, of `width` elements each.
+    fn rows(&self, item: &Item, width: usize, used: &[u32], rows: &mut Vec<*const T>) {
+        let start = self.tokens(item).start;
+        rows.clear();
+        rows.extend(used.iter().map(|&token| self.tensors.x[(start + token as usize) * width..].as_ptr()));
+    }
+
+    fn store<F: Fn(usize) -> *mut T>(&self, stored: matrix::StoreRows<T, F>) {
+        if !self.isa.vectorize(stored) {
+            self.finite.store(false, Ordering::Relaxed);
+        }
+    }
+}

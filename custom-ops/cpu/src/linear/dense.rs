@@ -1,0 +1,119 @@
+//! A dense product on a matrix unit. Rows of x are split into terms once, for all workers; a worker takes a span of the weight's columns.
+
+use crate::gemm::Matrix;
+use crate::host::{Host, Unwritten};
+use crate::isa::unit::TILE;
+use crate::isa::{Isa, MatrixUnit};
+use crate::matrix::{self, INNER, Left, PackRows, Product, ROWS, WIDTH, Worker};
+use crate::terms::terms;
+use crate::workers::{Shared, share};
+use moh_operators::linear::Problem;
+use moh_operators::{Element, Error};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Elements of x whose terms are in memory at a time, if they are of more than [`ROWS`] rows.
+const LEFT: usize = 512 << 10;
+/// Elements of x that a worker splits at a time: to split fewer takes less time than to wake another.
+const SPLIT: usize = 64 << 10;
+/// Spans for each worker where there are several: each reads the terms of all rows again.
+const ITEMS_PER_WORKER: usize = 2;
+
+/// The tensors of a call. Slice lengths have been validated against `problem`.
+pub(super) struct Dense<'a, I, T> {
+    pub(super) isa: I,
+    pub(super) unit: MatrixUnit,
+    pub(super) problem: &'a Problem,
+    pub(super) x: &'a [T],
+    pub(super) weight: &'a [T],
+    pub(super) bias: Option<&'a [T]>,
+    pub(super) output: Shared<T>,
+}
+
+impl<I: Isa, T: Element> Dense<'_, I, T> {
+    /// Computes the output. Returns the number of multiply-accumulate operations; `None` if an element is not finite, and may
+    /// have to be by the definition: an infinity is no sum of several terms.
+    pub(super) fn run(&self, host: &dyn Host) -> Result<Option<u64>, Error> {
+        let rows = self.problem.rows;
+        let most = (LEFT / self.problem.width).max(ROWS);
+        let chunk = rows.div_ceil(rows.div_ceil(most).max(1)).next_multiple_of(WIDTH);
+        let mut macs = 0;
+        for start in (0..rows).step_by(chunk) {
+            let rows = start..(start + chunk).min(rows);
+            let done = match terms(T::FLOAT) {
+                1 => self.chunk::<1>(rows, host),
+                2 => self.chunk::<2>(rows, host),
+                _ => self.chunk::<3>(rows, host),
+            }?;
+            let Some(done) = done else { return Ok(None) };
+            macs += done;
+        }
+        Ok(Some(macs))
+    }
+
+    fn chunk<const TERMS: usize>(&self, rows: Range<usize>, host: &dyn Host) -> Result<Option<u64>, Error> {
+        let (width, columns) = (self.problem.width, self.problem.out_width);
+        let tiles = rows.len().div_ceil(TILE);
+        let tile = matrix::tile_floats(TERMS);
+        let blocks = width.div_ceil(matrix::DEPTH * INNER);
+        let left = Unwritten::new::<f32>(host, tiles.saturating_mul(tile).saturating_mul(blocks))?;
+        let packed = Shared(left.as_mut_ptr::<f32>());
+        let split = |i: usize| {
+            let start = rows.start + i * TILE;
+            self.isa.vectorize(PackRows::<T, _, TERMS> {
+                rows: (rows.end - start).min(TILE),
+                input: |row: usize| self.x[(start + row) * width..].as_ptr(),
+                width,
+                block: tiles * tile,
+                // SAFETY: the memory has room for every tile in every block, and this one belongs to one item alone.
+                output: unsafe { { packed }.0.add(i * tile) },
+            });
+        };
+        let each = (SPLIT / (TILE * width)).clamp(1, tiles);
+        let items = |(): &mut (), item: usize| {
+            (item * each..((item + 1) * each).min(tiles)).for_each(split);
+            0
+        };
+        share(host, tiles.div_ceil(each), || Ok(()), items)?;
+        // Pairs of tiles are not divided.
+        let group = tiles.div_ceil(rows.len().div_ceil(ROWS)).next_multiple_of(2);
+        let groups = tiles.div_ceil(group);
+        let wanted = match host.parallelism() {
+            0 | 1 => 1,
+            workers => (ITEMS_PER_WORKER * workers).div_ceil(groups),
+        };
+        let most = matrix::most_columns(group * TILE) / WIDTH;
+        let span = columns.div_ceil(WIDTH).div_ceil(wanted).clamp(1, most) * WIDTH;
+        let spans = columns.div_ceil(span);
+        let weight = &Matrix::Columns { data: self.weight.as_ptr(), stride: columns, block: columns, block_stride: 0 };
+        let finite = AtomicBool::new(true);
+        let make = || Worker::new::<TERMS>(self.unit, [group * TILE, 0], span, host);
+        let macs = share(host, groups * spans, make, |worker, item| {
+            let (first, start) = (item / spans * group, item % spans * span);
+            let columns = start..(start + span).min(columns);
+            let rows = rows.start + first * TILE..rows.end.min(rows.start + (first + group) * TILE);
+            let product = Product {
+                // SAFETY: there are tiles for all rows of the chunk.
+                left: Left::Tiles { start: unsafe { { packed }.0.add(first * tile) }, block: tiles * tile },
+                rows: rows.len(),
+                weight,
+                inner: 0..width,
+                columns: columns.clone(),
+                picked: None,
+                add: false,
+            };
+            let bias = self.bias.map(|bias| bias[columns.clone()].as_ptr());
+            // SAFETY: the output has `out_width` elements for every row.
+            let output = |row: usize| unsafe {
+                { self.output }.0.add((rows.start + row) * self.problem.out_width + columns.start)
+            };
+            // SAFETY: the weight has these columns, and the tiles its inner indices.
+            let macs = unsafe { worker.multiply::<I, T, TERMS>(self.isa, &product) };
+            if !self.isa.vectorize(worker.stored(rows.len(), columns.len(), bias, output)) {
+                finite.store(false, Ordering::Relaxed);
+            }
+            macs
+        })?;
+        Ok((TERMS == 1 || finite.into_inner()).then_some(macs))
+    }
+}
