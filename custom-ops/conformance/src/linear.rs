@@ -28,7 +28,7 @@ impl Case {
         let mut numbers = |count: usize, scale: f32| (0..count).map(|_| random.signed() * scale).collect::<Vec<_>>();
         let mut call = Call::new(Attributes::new::<Linear>(linear::Attributes {}).unwrap(), self.dtype);
         call.terms = width;
-        call.input(&[rows, width], &numbers(rows * width, 2.0));
+        call.input(&[rows, width], &numbers(rows * width, 1.0));
         call.input(&[width, out_width], &numbers(width * out_width, (3.0 / width as f32).sqrt()));
         if self.bias {
             call.input(&[out_width], &numbers(out_width, 1.0));

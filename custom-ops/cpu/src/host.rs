@@ -1,5 +1,6 @@
 //! The interface between kernels and the runtime that calls them: threads and scratch memory.
 
+use crate::settings::{self, Precision};
 use moh_operators::Error;
 use std::alloc::Layout;
 use std::ptr::NonNull;
@@ -20,6 +21,11 @@ pub unsafe trait Host: Sync {
     /// Kernels ask for at most [`Host::parallelism`] tasks, each of which takes work items from a shared counter.
     /// Results are therefore correct with any number of threads.
     fn parallel_for(&self, tasks: usize, task: &(dyn Fn(usize) + Sync));
+
+    /// How exactly float32 is to be multiplied: what the environment says, unless the host knows better.
+    fn precision(&self) -> Precision {
+        settings::precision()
+    }
 
     /// Allocates `bytes` bytes (at any alignment); `None` if out of memory.
     fn allocate(&self, bytes: usize) -> Option<NonNull<u8>>;

@@ -349,6 +349,20 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
         }
     }
 
+    /// The difference between `x` and its rounding to bf16 by [`Isa::pair`]: exact if both are finite.
+    #[inline(always)]
+    fn rest_of_pair(self, x: Self::V) -> Self::V {
+        let mut rounded = [0.0f32; MAX_LANES];
+        // SAFETY: the array holds MAX_LANES floats.
+        unsafe {
+            self.store(rounded.as_mut_ptr(), x);
+            for x in &mut rounded {
+                *x = f32::from_bits(x.to_bits().wrapping_add(0x8000) & 0xffff_0000);
+            }
+            self.sub(x, self.load(rounded.as_ptr()))
+        }
+    }
+
     /// Transposes the matrix of the first `LANES` vectors.
     fn transpose(self, rows: &mut [Self::V; MAX_LANES]);
 

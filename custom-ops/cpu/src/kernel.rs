@@ -4,6 +4,7 @@ use crate::gemm::{Matrix, Panels, Source, Weight};
 use crate::host::Host;
 use crate::isa::{Isa, MatrixUnit, Target};
 use crate::packed::{Input, Packed};
+use crate::settings::Precision;
 use moh_operators::{
     Attributes, DType, DataMut, Definition, Element, Error, Operator, Reader, Scalar, Tensor, problem_of,
     shape::check_length,
@@ -147,7 +148,7 @@ pub(crate) trait CpuOperator: Definition {
     fn run<I: Isa, T: Element>(call: Call<'_, Self, I, T>) -> Result<Work, Error>;
 
     /// Whether hosts that run bodies should be left to run this one's: their own operators are as fast.
-    fn is_left_to_body(_unit: Option<MatrixUnit>) -> bool {
+    fn is_left_to_body(_unit: Option<MatrixUnit>, _precision: Precision) -> bool {
         false
     }
 
@@ -182,7 +183,7 @@ pub struct Kernel {
     /// Whether automatic selection may pick it.
     pub automatic: fn() -> bool,
     /// Whether a host that runs the operator's body is as fast.
-    pub(crate) left_to_body: fn() -> bool,
+    pub(crate) left_to_body: fn(Precision) -> bool,
     run: Run,
     pack: Pack,
 }
@@ -201,7 +202,7 @@ impl Kernel {
             // A kernel that does not use the matrix unit would only duplicate the vector instruction set's kernel.
             supported: || G::detect().is_some_and(|(_, unit)| unit.is_none_or(O::uses)),
             automatic: G::is_automatic,
-            left_to_body: || O::is_left_to_body(G::detect().and_then(|(_, unit)| unit)),
+            left_to_body: |precision| O::is_left_to_body(G::detect().and_then(|(_, unit)| unit), precision),
             run: run::<O, G>,
             pack: pack::<O, G>,
         }

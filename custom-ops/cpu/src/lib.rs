@@ -27,7 +27,7 @@ mod workers;
 pub use host::{Host, Pod, SCRATCH_ALIGN, Scratch, Threads};
 pub use kernel::{Kernel, Work};
 pub use packed::{Input, Packed};
-pub use settings::ISA_VARIABLE;
+pub use settings::{ISA_VARIABLE, PRECISION_VARIABLE, Precision};
 
 use isa::{Target, WithUnit, each_isa, each_unit};
 use moh_operators::{Attributes, DType, DataMut, Error, Operator, Tensor};
@@ -142,8 +142,8 @@ pub fn select(operator: &Operator, isa: Option<&str>) -> Option<&'static Kernel>
 
 /// Whether a host that runs the operator's body with products of its own is as fast as the kernel of this processor. Not where
 /// [`ISA_VARIABLE`] names one: who does so wants kernels.
-pub fn is_left_to_body(operator: &'static Operator) -> bool {
-    settings::forced_isa().is_none() && preferred(operator).is_ok_and(|kernel| (kernel.left_to_body)())
+pub fn is_left_to_body(operator: &'static Operator, precision: Precision) -> bool {
+    settings::forced_isa().is_none() && preferred(operator).is_ok_and(|kernel| (kernel.left_to_body)(precision))
 }
 
 /// The instruction sets that this processor has kernels for, best first: values of [`ISA_VARIABLE`].

@@ -7,7 +7,8 @@ use crate::host::Scratch;
 use crate::isa::{Isa, MatrixUnit};
 use crate::kernel::{self, CpuOperator, WeightData, Work};
 use crate::packed::Packed;
-use crate::terms::terms;
+use crate::settings::{Precision, precision};
+use crate::terms::terms_at;
 use crate::workers::Shared;
 use dense::Dense;
 use moh_operators::linear::{Attributes, Inputs, Problem};
@@ -28,7 +29,7 @@ impl CpuOperator for Linear {
         let kernel::Call { isa, unit, problem, inputs, output, host } = call;
         let Inputs { x, weight, bias } = inputs;
         let many = problem.rows >= ROWS_TO_SPLIT_WEIGHTS_FOR;
-        let unit = unit.filter(|unit| many && terms(T::FLOAT) <= unit.most_terms());
+        let unit = unit.filter(|unit| many && terms_at(host.precision(), T::FLOAT) <= unit.most_terms());
         if let (Some(unit), WeightData::Plain(weight)) = (unit, weight) {
             let dense = Dense { isa, unit, problem, x, weight, bias, output: Shared(output.as_mut_ptr()) };
             if let Some(macs) = dense.run(host)? {
@@ -43,8 +44,8 @@ impl CpuOperator for Linear {
     }
 
     /// Without a matrix unit the kernel does what hosts do.
-    fn is_left_to_body(unit: Option<MatrixUnit>) -> bool {
-        unit.is_none_or(|unit| unit.most_terms() < terms(Float::F32))
+    fn is_left_to_body(unit: Option<MatrixUnit>, precision: Precision) -> bool {
+        unit.is_none_or(|unit| unit.most_terms() < terms_at(precision, Float::F32))
     }
 
     /// Not for a matrix unit: its terms take half as much memory again as the weight.
@@ -56,7 +57,7 @@ impl CpuOperator for Linear {
         shape: &[usize],
         weight: &[T],
     ) -> Result<Option<Packed>, Error> {
-        if input != WEIGHT || unit.is_some_and(|unit| terms(T::FLOAT) <= unit.most_terms()) {
+        if input != WEIGHT || unit.is_some_and(|unit| terms_at(precision(), T::FLOAT) <= unit.most_terms()) {
             return Ok(None);
         }
         let problem = Linear::of_weight(shape)?;

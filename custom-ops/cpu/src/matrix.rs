@@ -11,12 +11,13 @@ use crate::gemm::Matrix;
 use crate::host::{Host, Unwritten};
 use crate::isa::unit::{Lines, ROW_BYTES, TILE, TILE_BYTES, TileProduct};
 use crate::isa::{Isa, MatrixUnit, Multiplier};
-use moh_operators::{Element, Error};
+use crate::terms::terms as exact;
+use moh_operators::{Element, Error, Float};
 use pack::PackColumns;
 pub(crate) use pack::PackRows;
+use std::cell::Cell;
 use std::ops::Range;
-use store::AddRows;
-pub(crate) use store::StoreRows;
+use store::{AddRows, StoreRows};
 
 /// Columns of a block of the product.
 pub(crate) const WIDTH: usize = 2 * TILE;
@@ -84,6 +85,8 @@ pub(crate) struct Worker<'h> {
     rows: usize,
     /// Tiles of the rows of [`Left::Rows`].
     left: *mut f32,
+    /// Whether all numbers were finite that had to be.
+    finite: Cell<bool>,
     _floats: Unwritten<'h>,
 }
 
@@ -109,7 +112,17 @@ impl<'h> Worker<'h> {
         unsafe {
             let (dense, picked, sums) = (start.add(right), start.add(right + dense), start.add(right + dense + picked));
             let left = sums.add(rows * columns);
-            Ok(Worker { multiplier: unit.start(), right: start, dense, picked, sums, rows, left, _floats: floats })
+            Ok(Worker {
+                multiplier: unit.start(),
+                right: start,
+                dense,
+                picked,
+                sums,
+                rows,
+                left,
+                finite: Cell::new(true),
+                _floats: floats,
+            })
         }
     }
 
@@ -127,21 +140,34 @@ impl<'h> Worker<'h> {
         }
     }
 
-    /// The sums of the first `columns` columns, to be written to `output`, plus the bias.
-    pub(crate) fn stored<T, F>(
+    /// Writes the sums of the first rows and columns, plus the bias, to the rows of the output.
+    ///
+    /// # Safety
+    /// There are so many sums; the bias is valid for reading, `output(row)` for writing `columns` elements.
+    pub(crate) unsafe fn store<I: Isa, T: Element>(
         &self,
-        rows: usize,
-        columns: usize,
+        isa: I,
+        [rows, columns]: [usize; 2],
         bias: Option<*const T>,
-        output: F,
-    ) -> StoreRows<T, F> {
-        StoreRows { sums: self.sums, block: self.rows * WIDTH, bias, output, rows, columns }
+        output: impl Fn(usize) -> *mut T,
+    ) {
+        let stored = StoreRows { sums: self.sums, block: self.rows * WIDTH, bias, output, rows, columns };
+        self.see(isa.vectorize(stored) || exact(T::FLOAT) == 1);
+    }
+
+    /// Whether what was multiplied and stored was finite, or exact in bf16 terms anyway.
+    pub(crate) fn is_finite(&self) -> bool {
+        self.finite.get()
+    }
+
+    fn see(&self, is_finite: bool) {
+        self.finite.set(self.finite.get() && is_finite);
     }
 
     /// Computes a product; its columns' sums are the first ones. Returns the number of multiply-accumulate operations.
     ///
     /// # Safety
-    /// The weight has these inner indices and columns, and so have the rows; with one term, numbers have 16 bits. This memory is for as many
+    /// The weight has these inner indices and columns, and so have the rows; bf16 has one term. This memory is for as many
     /// rows and columns, and no row's sums are picked twice. Vectors have [`crate::isa::MAX_LANES`] lanes.
     pub(crate) unsafe fn multiply<I: Isa, T: Element, const TERMS: usize>(
         &self,
@@ -168,14 +194,14 @@ impl<'h> Worker<'h> {
                 Left::Tiles { start, block } => unsafe { start.add(first / DEPTH * block) },
                 Left::Rows(rows) => {
                     for (i, rows) in rows.chunks(TILE).enumerate() {
-                        isa.vectorize(PackRows::<T, _, TERMS> {
+                        self.see(isa.vectorize(PackRows::<T, _, TERMS> {
                             rows: rows.len(),
                             input: |row: usize| rows[row].wrapping_add(inner_now.start),
                             width: inner_now.len(),
                             block: 0,
                             // SAFETY: there is room for all rows.
                             output: unsafe { self.left.add(i * tile_floats(TERMS)) },
-                        });
+                        }));
                     }
                     self.left.cast_const()
                 }
@@ -202,6 +228,7 @@ impl<'h> Worker<'h> {
                         b_stride: STRIDE,
                         b_step: STEP,
                         terms: TERMS,
+                        rough: TERMS < exact(T::FLOAT),
                         term_strides: [DEPTH * TILE_BYTES, DEPTH * STEP],
                         steps: steps_now,
                         c,
@@ -239,18 +266,33 @@ impl<'h> Worker<'h> {
         columns: Range<usize>,
     ) {
         let (output, count, width) = (self.right, inner.len(), columns.len());
-        match *weight {
+        let neighbours = T::FLOAT == Float::BF16;
+        self.see(match *weight {
             Matrix::Columns { stride, .. } => {
                 let input = weight.at(inner.start, &columns);
-                isa.vectorize(PackColumns::<T, TERMS> { input, stride, inner: count, columns: width, output });
+                isa.vectorize(PackColumns::<T, TERMS> {
+                    input,
+                    stride,
+                    inner: count,
+                    columns: width,
+                    neighbours,
+                    output,
+                })
             }
             Matrix::Rows { .. } => {
                 // SAFETY: the caller's contract; there is room for DEPTH * INNER rows of WIDTH floats.
                 unsafe { weight.pack(isa, inner, columns, self.dense, WIDTH) };
                 let (input, stride) = (self.dense.cast_const(), WIDTH);
-                isa.vectorize(PackColumns::<f32, TERMS> { input, stride, inner: count, columns: width, output });
+                isa.vectorize(PackColumns::<f32, TERMS> {
+                    input,
+                    stride,
+                    inner: count,
+                    columns: width,
+                    neighbours,
+                    output,
+                })
             }
-        }
+        })
     }
 }
 

@@ -6,7 +6,8 @@ use crate::isa::{Isa, MatrixUnit};
 use crate::kernel::{self, CpuOperator, Work};
 use crate::packed::Packed;
 use crate::selection::Selection;
-use crate::terms::terms;
+use crate::settings::precision;
+use crate::terms::terms_at;
 use moh_operators::routed_projection::{Attributes, Inputs, Problem};
 use moh_operators::{Element, Error, RoutedProjection};
 use std::ops::Range;
@@ -34,7 +35,7 @@ impl CpuOperator for RoutedProjection {
         weight: &[T],
     ) -> Result<Option<Packed>, Error> {
         match input {
-            1 if unit.is_none_or(|unit| terms(T::FLOAT) > unit.most_terms()) => {
+            1 if unit.is_none_or(|unit| terms_at(precision(), T::FLOAT) > unit.most_terms()) => {
                 head_linear::pack::<I, T, Self>(isa, &Self::of_weight(attributes, shape)?, shape, weight)
             }
             _ => Ok(None),

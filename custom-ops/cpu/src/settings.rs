@@ -1,5 +1,6 @@
 //! Settings from environment variables.
 
+use std::str::FromStr;
 use std::sync::OnceLock;
 
 /// Environment variable that selects kernels by [`crate::Kernel::isa`] instead of automatically.
@@ -11,4 +12,51 @@ pub(crate) fn forced_isa() -> Option<&'static str> {
     static FORCED: OnceLock<Option<String>> = OnceLock::new();
     let read = || std::env::var(ISA_VARIABLE).ok().filter(|isa| !isa.is_empty());
     FORCED.get_or_init(read).as_deref()
+}
+
+/// Environment variable with the [`Precision`] of hosts that set none.
+pub const PRECISION_VARIABLE: &str = "MOH_FLOAT32_MATMUL_PRECISION";
+
+/// How exactly matrix units multiply float32 in dense layers and projections (Linear, RoutedProjection, RoutedCombine). Names and meanings are those of
+/// PyTorch's `torch.set_float32_matmul_precision`. Sums are always float32, and so are products by vectors.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Precision {
+    /// With the error of float32: three bfloat16 terms a number, six products.
+    #[default]
+    Highest,
+    /// Two bfloat16 terms a number, 17 bits, and three products: half of the time, and errors of about 5e-6 of a result's usual size.
+    High,
+    /// Numbers are rounded to bfloat16, 9 bits: one product, and errors of about 2e-3.
+    Medium,
+}
+
+impl Precision {
+    /// The values of [`PRECISION_VARIABLE`].
+    pub const NAMES: [(&str, Precision); 3] =
+        [("highest", Precision::Highest), ("high", Precision::High), ("medium", Precision::Medium)];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        Precision::NAMES.iter().find(|(_, precision)| *precision == self).map_or("highest", |(name, _)| name)
+    }
+}
+
+impl FromStr for Precision {
+    type Err = String;
+
+    /// # Errors
+    /// What was expected and found.
+    fn from_str(name: &str) -> Result<Precision, String> {
+        let found = Precision::NAMES.iter().find(|(known, _)| *known == name);
+        let names = Precision::NAMES.map(|(name, _)| name);
+        found.map(|(_, precision)| *precision).ok_or_else(|| format!("expected {}, found {name:?}", names.join(", ")))
+    }
+}
+
+/// The precision that the environment asks for, read once; [`Precision::Highest`] where it has no valid name. Hosts that can refuse a
+/// wrong one should parse it themselves.
+pub(crate) fn precision() -> Precision {
+    static FOUND: OnceLock<Precision> = OnceLock::new();
+    let read = || std::env::var(PRECISION_VARIABLE).ok().and_then(|name| name.parse().ok()).unwrap_or_default();
+    *FOUND.get_or_init(read)
 }

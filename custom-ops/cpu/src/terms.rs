@@ -1,6 +1,7 @@
 //! Numbers as sums of bf16 terms, for matrix units: as many as represent them exactly.
 
 use crate::isa::{Isa, MAX_LANES};
+use crate::settings::Precision;
 use moh_operators::{Element, Float};
 
 /// Elements of a vector of pairs.
@@ -15,6 +16,15 @@ pub(crate) const fn terms(dtype: Float) -> usize {
     }
 }
 
+/// The same at a precision: fewer for f32 where that is permitted.
+pub(crate) const fn terms_at(precision: Precision, dtype: Float) -> usize {
+    match (dtype, precision) {
+        (Float::F32, Precision::High) => 2,
+        (Float::F32, Precision::Medium) => 1,
+        _ => terms(dtype),
+    }
+}
+
 /// Splits both into bf16 terms and interleaves them. All terms but the last are rounded towards zero, the last to
 /// nearest. An infinity yields NaN in the second term.
 #[inline(always)]
@@ -24,6 +34,19 @@ pub(crate) fn split<I: Isa, const TERMS: usize>(isa: I, mut a: I::V, mut b: I::V
         *term = if i + 1 < TERMS { isa.halves(a, b) } else { isa.pair(a, b) };
         if i + 1 < TERMS {
             (a, b) = (isa.rest(a), isa.rest(b));
+        }
+    }
+    terms
+}
+
+/// As [`split`], for numbers that so many terms may not represent: all terms are rounded to nearest.
+#[inline(always)]
+pub(crate) fn round<I: Isa, const TERMS: usize>(isa: I, mut a: I::V, mut b: I::V) -> [I::V; TERMS] {
+    let mut terms = [isa.splat(0.0); TERMS];
+    for (i, term) in terms.iter_mut().enumerate() {
+        *term = isa.pair(a, b);
+        if i + 1 < TERMS {
+            (a, b) = (isa.rest_of_pair(a), isa.rest_of_pair(b));
         }
     }
     terms

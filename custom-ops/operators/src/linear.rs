@@ -51,6 +51,7 @@ impl Definition for Linear {
     };
     const PART: Part = Part::Dense;
     const SINCE: i64 = 2;
+    const MAY_BE_LEFT: bool = true;
 
     type Attributes = Attributes;
     type Inputs<R: Reader> = Inputs<R>;

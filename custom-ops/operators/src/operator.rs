@@ -63,6 +63,9 @@ pub trait Definition: Sized + 'static {
     /// The input whose memory may be the output's: where the output has its shape, only what differs needs to be written.
     const IN_PLACE: Option<usize> = None;
 
+    /// Whether libmoh_ops leaves the operator to its body on processors where runtimes run that as fast.
+    const MAY_BE_LEFT: bool = false;
+
     /// Its attributes.
     type Attributes: AttributeSet;
     /// Its inputs, each represented as the reader `R` defines.
@@ -149,6 +152,7 @@ pub trait Definition: Sized + 'static {
         part: Self::PART,
         since: Self::SINCE,
         in_place: Self::IN_PLACE,
+        may_be_left: Self::MAY_BE_LEFT,
         read: |source| Attributes::from_source::<Self>(source),
         infer: |attributes, shapes| {
             let Ok(inputs) = Self::inputs(&partial(shapes));
@@ -223,6 +227,8 @@ pub struct Operator {
     pub since: i64,
     /// See [`Definition::IN_PLACE`].
     pub in_place: Option<usize>,
+    /// See [`Definition::MAY_BE_LEFT`].
+    pub may_be_left: bool,
     read: fn(&mut Source<'_>) -> Result<Attributes, Error>,
     infer: fn(&Attributes, &Shapes<'_>) -> Result<Vec<OutputDim>, Error>,
     variant: fn(&Attributes, &Shapes<'_>) -> Result<Variant, Error>,

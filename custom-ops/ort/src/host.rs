@@ -3,7 +3,7 @@
 use crate::context::KernelContext;
 use crate::objects::{Allocator, CpuMemory};
 use crate::threads::{Attendance, SessionThreads};
-use moh_cpu::Host;
+use moh_cpu::{Host, Precision};
 use std::any::Any;
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -15,6 +15,7 @@ pub(crate) struct SessionHost<'c> {
     context: &'c KernelContext<'c>,
     memory: &'c CpuMemory,
     threads: &'c SessionThreads,
+    precision: Precision,
     /// Created at the kernel's first allocation; `None` if the host has no allocator.
     allocator: OnceLock<Option<Allocator>>,
 }
@@ -24,8 +25,9 @@ impl<'c> SessionHost<'c> {
         context: &'c KernelContext<'c>,
         memory: &'c CpuMemory,
         threads: &'c SessionThreads,
+        precision: Precision,
     ) -> SessionHost<'c> {
-        SessionHost { context, memory, threads, allocator: OnceLock::new() }
+        SessionHost { context, memory, threads, precision, allocator: OnceLock::new() }
     }
 
     fn allocator(&self) -> Option<&Allocator> {
@@ -54,6 +56,10 @@ unsafe impl Host for SessionHost<'_> {
             resume_unwind(Box::new(format!("the threads of the session failed: {status}")));
         }
         job.attendance.close(tasks);
+    }
+
+    fn precision(&self) -> Precision {
+        self.precision
     }
 
     fn allocate(&self, bytes: usize) -> Option<NonNull<u8>> {

@@ -10,7 +10,7 @@ use crate::op::NodeKernel;
 use crate::settings::Settings;
 use crate::threads::SessionThreads;
 use half::{bf16, f16};
-use moh_cpu::Packed;
+use moh_cpu::{Packed, Precision};
 use moh_operators::{Attributes, DType, Data, DataMut, Error, Operator, Scalar, Tensor};
 use std::borrow::Cow;
 use std::ffi::{CStr, c_void};
@@ -26,6 +26,7 @@ pub(crate) struct Kernel {
     threads: SessionThreads,
     /// The packed form of each input, if any; empty if nothing is packed.
     packed: Vec<Option<Packed>>,
+    precision: Precision,
 }
 
 /// Reads and checks a node's attributes, and the shapes of its inputs as far as they are known.
@@ -49,7 +50,8 @@ impl NodeKernel for Kernel {
     ) -> Result<Kernel, Failure> {
         let attributes = read_node(operator, info)?;
         let packed = if settings.pack_weights { pack_weights(&attributes, info)? } else { Vec::new() };
-        Ok(Kernel { api, attributes, memory: CpuMemory::new(api)?, threads: SessionThreads::new(), packed })
+        let (memory, threads) = (CpuMemory::new(api)?, SessionThreads::new());
+        Ok(Kernel { api, attributes, memory, threads, packed, precision: settings.precision })
     }
 
     fn api(&self) -> Api {
@@ -72,7 +74,7 @@ impl NodeKernel for Kernel {
         let inputs: Vec<Option<Input<'_>>> = (0..context.input_count()?).map(read).collect::<Result<_, Failure>>()?;
         let borrowed: Vec<Option<moh_cpu::Input<'_>>> =
             inputs.iter().map(|input| input.as_ref().map(Input::borrow)).collect();
-        let host = SessionHost::new(context, &self.memory, &self.threads);
+        let host = SessionHost::new(context, &self.memory, &self.threads, self.precision);
         moh_cpu::run_into(&self.attributes, &borrowed, &host, |dtype, dims| {
             let data = context.output(dims)?;
             let len = dims.iter().product();
@@ -119,7 +121,7 @@ impl Kernel {
         }
         let borrowed: Vec<Option<moh_cpu::Input<'_>>> =
             inputs.iter().map(|input| input.as_ref().map(Input::borrow)).collect();
-        let host = SessionHost::new(context, &self.memory, &self.threads);
+        let host = SessionHost::new(context, &self.memory, &self.threads, self.precision);
         // SAFETY: as in `compute`; no input that is borrowed overlaps the output.
         let output = unsafe { output_of(dtype, data, shape.iter().product())? };
         moh_cpu::run(&self.attributes, &borrowed, output, &host)?;

@@ -2,14 +2,18 @@
 
 use crate::api::{Api, call};
 use crate::failure::Failure;
+use moh_cpu::{PRECISION_VARIABLE, Precision};
 use ort_sys::OrtSessionOptions;
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::ptr::{self, NonNull};
 
 /// The session's config entry, set before the library is registered, and the environment variable for hosts that can set no
 /// entries: `1` packs constant weights when the session is made, `0` (the default) at every call. The entry comes first. Words that mean
 /// the same are accepted.
 const PACK_WEIGHTS: (&CStr, &str) = (c"ai.moh.pack_weights", "MOH_PACK_WEIGHTS");
+
+/// How exactly float32 is multiplied, a name of [`Precision::NAMES`]; likewise.
+const PRECISION: (&CStr, &str) = (c"ai.moh.float32_matmul_precision", PRECISION_VARIABLE);
 
 /// The entry that the library leaves in options that it is registered for: a second domain of the same name would be refused by the host
 /// when it makes the session, in words ("Domain already set in registry") that name no library.
@@ -20,6 +24,8 @@ const REGISTERED: &CStr = c"ai.moh.registered";
 pub(crate) struct Settings {
     /// Keep a packed copy of constant weights.
     pub(crate) pack_weights: bool,
+    /// How exactly float32 is multiplied.
+    pub(crate) precision: Precision,
 }
 
 impl Settings {
@@ -28,20 +34,20 @@ impl Settings {
     /// # Safety
     /// `options` are live options of the host.
     pub(crate) unsafe fn read(api: Api, options: NonNull<OrtSessionOptions>) -> Result<Settings, Failure> {
-        let (key, variable) = PACK_WEIGHTS;
         // SAFETY: as promised.
-        let pack_weights = match unsafe { entry(api, options, key)? } {
-            Some(value) => switch(&format!("session config entry {}", key.to_string_lossy()), &value)?,
-            None => match std::env::var_os(variable).filter(|value| !value.is_empty()) {
-                Some(value) => switch(&format!("environment variable {variable}"), &value.to_string_lossy())?,
-                None => false,
-            },
-        };
-        Ok(Settings { pack_weights })
+        let (pack_weights, precision) =
+            unsafe { (wanted(api, options, PACK_WEIGHTS)?, wanted(api, options, PRECISION)?) };
+        let pack_weights = pack_weights.map_or(Ok(false), |(place, value)| switch(&place, &value))?;
+        let precision = precision.map_or(Ok(Precision::default()), |(place, value)| {
+            value.parse().map_err(|expected| Failure::Setting(format!("{place}: {expected}")))
+        })?;
+        Ok(Settings { pack_weights, precision })
     }
 
-    fn text(self) -> &'static CStr {
-        if self.pack_weights { c"pack_weights=1" } else { c"pack_weights=0" }
+    fn text(self) -> CString {
+        let pack_weights = u8::from(self.pack_weights);
+        let text = format!("pack_weights={pack_weights}, float32_matmul_precision={}", self.precision.name());
+        CString::new(text).unwrap_or_default()
     }
 
     /// Notes that the operators were registered for these options.
@@ -64,14 +70,32 @@ impl Settings {
         // SAFETY: as promised.
         match unsafe { entry(api, options, REGISTERED)? } {
             None => Ok(false),
-            Some(before) if before.as_bytes() == self.text().to_bytes() => Ok(true),
+            Some(before) if before.as_bytes() == self.text().as_bytes() => Ok(true),
             Some(before) => Err(Failure::Setting(format!(
-                "the ai.moh operators are registered for these session options already, with {before}: set {} before \
-                 libmoh_ops is registered, and register it once",
-                PACK_WEIGHTS.0.to_string_lossy()
+                "the ai.moh operators are registered for these session options already, with {before}: set {} and \
+                 {} before libmoh_ops is registered, and register it once",
+                PACK_WEIGHTS.0.to_string_lossy(),
+                PRECISION.0.to_string_lossy()
             ))),
         }
     }
+}
+
+/// What the session's entry or, if there is none, the environment says, and where it says so.
+///
+/// # Safety
+/// `options` are live options of the host.
+unsafe fn wanted(
+    api: Api,
+    options: NonNull<OrtSessionOptions>,
+    (key, variable): (&CStr, &str),
+) -> Result<Option<(String, String)>, Failure> {
+    // SAFETY: as promised.
+    if let Some(value) = unsafe { entry(api, options, key)? } {
+        return Ok(Some((format!("session config entry {}", key.to_string_lossy()), value)));
+    }
+    let value = std::env::var_os(variable).filter(|value| !value.is_empty());
+    Ok(value.map(|value| (format!("environment variable {variable}"), value.to_string_lossy().into_owned())))
 }
 
 fn switch(what: &str, value: &str) -> Result<bool, Failure> {

@@ -15,7 +15,7 @@ use crate::objects::CpuMemory;
 use crate::threads::SessionThreads;
 use crate::{API_VERSION, RegisterCustomOps};
 use half::{bf16, f16};
-use moh_cpu::{Host, Scratch};
+use moh_cpu::{Host, Precision, Scratch};
 use moh_operators::{
     Attributes, DOMAIN, DType, Data, Definition, OPERATORS, Operator, RoutedProjection, TopKRouter, Value,
 };
@@ -95,8 +95,12 @@ fn every_operator_is_registered_for_every_type() {
     assert_eq!(domain.name.to_str().unwrap(), DOMAIN);
     let cuda =
         OPERATORS.iter().filter(|operator| table_on(Some(c"CUDAExecutionProvider"), operator, DType::F32).is_some());
-    assert_eq!(domain.ops.len(), (OPERATORS.len() + cuda.count()) * DType::ALL.len());
-    for (operator, dtype) in OPERATORS.iter().flat_map(|operator| DType::ALL.map(|dtype| (operator, dtype))) {
+    // Linear only where the processor has a matrix unit.
+    let ours: Vec<_> =
+        OPERATORS.iter().filter(|operator| !moh_cpu::is_left_to_body(operator, Precision::Highest)).collect();
+    assert!(ours.len() + 1 >= OPERATORS.len(), "{ours:?}");
+    assert_eq!(domain.ops.len(), (ours.len() + cuda.count()) * DType::ALL.len());
+    for (operator, dtype) in ours.into_iter().flat_map(|operator| DType::ALL.map(|dtype| (operator, dtype))) {
         let op = table(operator, dtype);
         assert_eq!(op.version, API_VERSION);
         assert_eq!(unsafe { op.GetStartVersion.unwrap()(op) }, operator.since as i32);
@@ -170,19 +174,22 @@ fn constant_weights_are_packed_on_request() {
         output: None,
         constants: vec![(1, &raw const weight)],
     };
-    let expected = {
+    let (expected, can_pack) = {
         let get = |name| attributes.iter().find(|(n, _)| *n == name).map(|(_, value)| value.clone());
         let attributes = Attributes::read(RoutedProjection::OPERATOR, |def| get(def.name)).unwrap();
         let tensors = shapes.iter().zip(&numbers);
         let tensors: Vec<_> =
             tensors.map(|(shape, data)| Some(moh_operators::Tensor { shape, data: Data::F32(data) })).collect();
-        RoutedProjection::OPERATOR.reference(&attributes, &tensors).unwrap()
+        // A kernel for a matrix unit packs nothing.
+        let packs = moh_cpu::pack(&attributes, 1, tensors[1].unwrap()).unwrap().is_some();
+        (RoutedProjection::OPERATOR.reference(&attributes, &tensors).unwrap(), packs)
     };
     for (entry, packs) in [(None, false), (Some("0"), false), (Some("1"), true)] {
         let entries: Vec<_> = entry.map(|value| ("ai.moh.pack_weights", value)).into_iter().collect();
         let (options, status) = register_with(&HOST, &entries);
         assert_eq!(status, None);
         let table = table_of(&options, None, RoutedProjection::OPERATOR, DType::F32).unwrap();
+        let packs = packs && can_pack;
         let before = live();
         drop(Made::of(table, &node).unwrap());
         assert_eq!(live(), before);
@@ -508,7 +515,7 @@ fn hosted(call: &mut Call, body: impl FnOnce(&dyn Host) -> Result<(), Failure>) 
     let context = unsafe { KernelContext::new(api(), ptr::from_mut(call).cast()) };
     outcome(guard(api(), || {
         let memory = CpuMemory::new(api())?;
-        body(&SessionHost::new(&context, &memory, &SessionThreads::new()))
+        body(&SessionHost::new(&context, &memory, &SessionThreads::new(), Precision::Highest))
     }))
 }
 

@@ -8,7 +8,7 @@ use crate::isa::{Isa, MatrixUnit};
 use crate::kernel::WeightData;
 use crate::matrix::{self, Left, Product, ROWS, WIDTH, Worker};
 use crate::selection::{Run, Selection};
-use crate::terms::terms;
+use crate::terms::terms_at;
 use crate::workers::{Shared, share};
 use moh_operators::routed_projection::Problem;
 use moh_operators::{Element, Error};
@@ -34,7 +34,8 @@ pub(crate) fn run<I: Isa, T: Element, O: HeadLinear>(
     host: &dyn Host,
 ) -> Result<Option<u64>, Error> {
     let WeightData::Plain(weight) = tensors.weight else { return Ok(None) };
-    if terms(T::FLOAT) > unit.most_terms() || problem.tokens < TOKENS || problem.width == 0 || problem.block == 0 {
+    let terms = terms_at(host.precision(), T::FLOAT);
+    if terms > unit.most_terms() || problem.tokens < TOKENS || problem.width == 0 || problem.block == 0 {
         return Ok(None);
     }
     let chunk = problem.tokens.div_ceil(problem.tokens.div_ceil(ROWS));
@@ -47,12 +48,12 @@ pub(crate) fn run<I: Isa, T: Element, O: HeadLinear>(
     }
     let matrix = &O::matrix(problem, weight);
     let call = Call { isa, unit, problem, tensors, matrix, selection, chunk, output, finite: AtomicBool::new(true) };
-    let macs = match terms(T::FLOAT) {
+    let macs = match terms {
         1 => call.share::<1, O>(host),
         2 => call.share::<2, O>(host),
         _ => call.share::<3, O>(host),
     }?;
-    Ok((terms(T::FLOAT) == 1 || call.finite.into_inner()).then_some(macs))
+    Ok(call.finite.into_inner().then_some(macs))
 }
 
 /// What one of the two operators does on a matrix unit.
@@ -146,10 +147,6 @@ impl<I: Isa, T: Element> Call<'_, I, T> {
         unsafe { { self.output }.0.add((self.tokens(item).start + token) * columns + item.columns.start) }
     }
 
-    fn bias(&self, item: &Item) -> Option<*const T> {
-        self.tensors.bias.map(|bias| bias[item.columns.clone()].as_ptr())
-    }
-
     /// RoutedProjection: the heads' tokens are multiplied with their columns; those of other tokens are 0.
     fn project<const TERMS: usize>(&self, item: &Item, worker: &Worker<'_>, rows: &mut Vec<*const T>) -> u64 {
         let p = self.problem;
@@ -175,10 +172,11 @@ impl<I: Isa, T: Element> Call<'_, I, T> {
             picked: None,
             add: false,
         };
-        // SAFETY: x and the weight have `width` inner indices, the weight these columns; with one term, T is bf16.
+        // SAFETY: x and the weight have `width` inner indices, the weight these columns; bf16 has one term.
         let macs = unsafe { worker.multiply::<I, T, TERMS>(self.isa, &product) };
         let output = |row: usize| self.place(item, columns, used[row] as usize);
-        self.store(worker.stored(used.len(), item.columns.len(), self.bias(item), output));
+        // SAFETY: as said, and these columns of these tokens belong to this item alone.
+        unsafe { self.store(worker, used.len(), item, output) };
         macs
     }
 
@@ -204,7 +202,7 @@ impl<I: Isa, T: Element> Call<'_, I, T> {
                 picked: (!is_all).then_some(used),
                 add: begun,
             };
-            // SAFETY: x and the weight have all heads' inner indices, the weight these columns; with one term, T is bf16.
+            // SAFETY: x and the weight have all heads' inner indices, the weight these columns; bf16 has one term.
             macs += unsafe { worker.multiply::<I, T, TERMS>(self.isa, &product) };
             begun = true;
         }
@@ -212,7 +210,8 @@ impl<I: Isa, T: Element> Call<'_, I, T> {
             worker.clear(tokens, item.columns.len());
         }
         let output = |row: usize| self.place(item, p.width, row);
-        self.store(worker.stored(tokens, item.columns.len(), self.bias(item), output));
+        // SAFETY: these columns of these tokens belong to this item alone.
+        unsafe { self.store(worker, tokens, item, output) };
         macs
     }
 
@@ -223,9 +222,12 @@ impl<I: Isa, T: Element> Call<'_, I, T> {
         rows.extend(used.iter().map(|&token| self.tensors.x[(start + token as usize) * width..].as_ptr()));
     }
 
-    fn store<F: Fn(usize) -> *mut T>(&self, stored: matrix::StoreRows<T, F>) {
-        if !self.isa.vectorize(stored) {
-            self.finite.store(false, Ordering::Relaxed);
-        }
+    /// # Safety
+    /// As [`Worker::store`], for the item's columns.
+    unsafe fn store(&self, worker: &Worker<'_>, rows: usize, item: &Item, output: impl Fn(usize) -> *mut T) {
+        let bias = self.tensors.bias.map(|bias| bias[item.columns.clone()].as_ptr());
+        // SAFETY: the caller's contract; the bias has these columns.
+        unsafe { worker.store(self.isa, [rows, item.columns.len()], bias, output) };
+        self.finite.fetch_and(worker.is_finite(), Ordering::Relaxed);
     }
 }

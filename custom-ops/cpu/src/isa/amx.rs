@@ -82,6 +82,7 @@ impl Multiply for Tiles {
             self.begin::<BOTH>(p);
             let order: &[_] = match p.terms {
                 1 => &[(Some(0), Some(0))],
+                2 if p.rough => &[(Some(1), Some(0)), (Some(0), None), (None, Some(1))],
                 2 => &[(Some(1), Some(1)), (None, Some(0)), (Some(0), None), (None, Some(1))],
                 _ => &THREE_TERMS,
             };

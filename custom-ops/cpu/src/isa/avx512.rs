@@ -186,6 +186,15 @@ impl Isa for Avx512 {
     }
 
     #[inline(always)]
+    fn rest_of_pair(self, x: __m512) -> __m512 {
+        simd!({
+            let rounded = _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000));
+            let mask = _mm512_set1_epi32(0xffff_0000_u32 as i32);
+            _mm512_sub_ps(x, _mm512_castsi512_ps(_mm512_and_si512(rounded, mask)))
+        })
+    }
+
+    #[inline(always)]
     fn transpose(self, rows: &mut [__m512; MAX_LANES]) {
         // 128-bit lane l of b[q][c] holds column 4l + c of rows 4q .. 4q + 4.
         let mut b = [[self.splat(0.0); 4]; 4];

@@ -24,6 +24,8 @@ pub(crate) struct TileProduct {
     /// bf16 terms per element: 1, 2 or 3. With 3, six of the nine products are kept; the others are below the last bit
     /// of f32.
     pub(crate) terms: usize,
+    /// With two terms, whether the product of both second ones is left out.
+    pub(crate) rough: bool,
     /// Distance between consecutive terms of `a`, and of `b`.
     pub(crate) term_strides: [usize; 2],
     /// Number of blocks of 32 inner indices.

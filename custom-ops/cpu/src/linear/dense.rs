@@ -5,7 +5,7 @@ use crate::host::{Host, Unwritten};
 use crate::isa::unit::TILE;
 use crate::isa::{Isa, MatrixUnit};
 use crate::matrix::{self, INNER, Left, PackRows, Product, ROWS, WIDTH, Worker};
-use crate::terms::terms;
+use crate::terms::terms_at;
 use crate::workers::{Shared, share};
 use moh_operators::linear::Problem;
 use moh_operators::{Element, Error};
@@ -40,7 +40,7 @@ impl<I: Isa, T: Element> Dense<'_, I, T> {
         let mut macs = 0;
         for start in (0..rows).step_by(chunk) {
             let rows = start..(start + chunk).min(rows);
-            let done = match terms(T::FLOAT) {
+            let done = match terms_at(host.precision(), T::FLOAT) {
                 1 => self.chunk::<1>(rows, host),
                 2 => self.chunk::<2>(rows, host),
                 _ => self.chunk::<3>(rows, host),
@@ -58,9 +58,10 @@ impl<I: Isa, T: Element> Dense<'_, I, T> {
         let blocks = width.div_ceil(matrix::DEPTH * INNER);
         let left = Unwritten::new::<f32>(host, tiles.saturating_mul(tile).saturating_mul(blocks))?;
         let packed = Shared(left.as_mut_ptr::<f32>());
+        let finite = AtomicBool::new(true);
         let split = |i: usize| {
             let start = rows.start + i * TILE;
-            self.isa.vectorize(PackRows::<T, _, TERMS> {
+            let is_finite = self.isa.vectorize(PackRows::<T, _, TERMS> {
                 rows: (rows.end - start).min(TILE),
                 input: |row: usize| self.x[(start + row) * width..].as_ptr(),
                 width,
@@ -68,6 +69,7 @@ impl<I: Isa, T: Element> Dense<'_, I, T> {
                 // SAFETY: the memory has room for every tile in every block, and this one belongs to one item alone.
                 output: unsafe { { packed }.0.add(i * tile) },
             });
+            finite.fetch_and(is_finite, Ordering::Relaxed);
         };
         let each = (SPLIT / (TILE * width)).clamp(1, tiles);
         let items = |(): &mut (), item: usize| {
@@ -86,7 +88,6 @@ impl<I: Isa, T: Element> Dense<'_, I, T> {
         let span = columns.div_ceil(WIDTH).div_ceil(wanted).clamp(1, most) * WIDTH;
         let spans = columns.div_ceil(span);
         let weight = &Matrix::Columns { data: self.weight.as_ptr(), stride: columns, block: columns, block_stride: 0 };
-        let finite = AtomicBool::new(true);
         let make = || Worker::new::<TERMS>(self.unit, [group * TILE, 0], span, host);
         let macs = share(host, groups * spans, make, |worker, item| {
             let (first, start) = (item / spans * group, item % spans * span);
@@ -109,11 +110,11 @@ impl<I: Isa, T: Element> Dense<'_, I, T> {
             };
             // SAFETY: the weight has these columns, and the tiles its inner indices.
             let macs = unsafe { worker.multiply::<I, T, TERMS>(self.isa, &product) };
-            if !self.isa.vectorize(worker.stored(rows.len(), columns.len(), bias, output)) {
-                finite.store(false, Ordering::Relaxed);
-            }
+            // SAFETY: the output has these columns for every row, which belong to this item alone.
+            unsafe { worker.store(self.isa, [rows.len(), columns.len()], bias, output) };
+            finite.fetch_and(worker.is_finite(), Ordering::Relaxed);
             macs
         })?;
-        Ok((TERMS == 1 || finite.into_inner()).then_some(macs))
+        Ok(finite.into_inner().then_some(macs))
     }
 }

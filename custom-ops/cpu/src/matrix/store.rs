@@ -9,7 +9,7 @@ use moh_operators::Element;
 ///
 /// Contract of the constructor: the sums are valid for reading `rows` rows of [`WIDTH`] floats for every block of columns, blocks
 /// `block` floats apart; the bias for reading and `output(row)` for writing `columns` elements.
-pub(crate) struct StoreRows<T, F> {
+pub(super) struct StoreRows<T, F> {
     pub(super) sums: *const f32,
     pub(super) block: usize,
     pub(super) bias: Option<*const T>,

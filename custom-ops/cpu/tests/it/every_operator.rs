@@ -2,6 +2,7 @@
 
 use crate::support::{check, kernels_of};
 use moh_conformance::examples;
+use moh_cpu::Precision;
 use moh_operators::{DType, OPERATORS};
 
 #[test]
@@ -13,5 +14,14 @@ fn kernels_equal_the_reference_on_the_operators_examples() {
             let expected = call.expected();
             check(&call, &[1, 3], |i| expected[i] == 0.0);
         }
+    }
+}
+
+/// `moh-run doctor` expects a kernel of ours for all others.
+#[test]
+fn only_operators_that_say_so_are_left_to_their_bodies() {
+    for operator in moh_operators::OPERATORS {
+        let left = Precision::NAMES.map(|(_, precision)| moh_cpu::is_left_to_body(operator, precision));
+        assert!(operator.may_be_left || !left.contains(&true), "{}: {left:?}", operator.name);
     }
 }

@@ -126,6 +126,13 @@ fn nan_affects_exactly_the_outputs_that_use_it() {
     }
 }
 
+#[test]
+fn errors_are_those_of_the_precision() {
+    for case in each(Case { q_len: 130, heads: 3, block: 72, width: 200, gates: Gates::Shared(2, 0.7), ..PROJECTION }) {
+        support::check_precisions(case.call());
+    }
+}
+
 /// Register tiles have up to 64 columns; those of matrix units, which are used for many tokens, 16 rows and 32 inner indices.
 #[test]
 fn macs_match_the_gates() {

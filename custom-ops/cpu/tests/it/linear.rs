@@ -48,6 +48,11 @@ fn macs_are_those_of_the_product() {
     }
 }
 
+#[test]
+fn errors_are_those_of_the_precision() {
+    support::check_precisions(Case { rows: 100, width: 300, out_width: 70, ..CASE }.call());
+}
+
 /// Numbers that the terms of a narrower type do not add up to.
 #[test]
 fn infinities_large_and_small_numbers() {

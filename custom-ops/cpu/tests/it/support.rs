@@ -1,7 +1,7 @@
 //! Runs conformance calls on CPU kernels, with a host that counts allocations.
 
 use moh_conformance::{Buffer, Call};
-use moh_cpu::{Host, Input, Kernel, Packed, Threads, Work};
+use moh_cpu::{Host, Input, Kernel, Packed, Precision, Threads, Work};
 use moh_operators::{Error, Operator};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -82,6 +82,77 @@ pub(crate) fn check_as<'c>(
 /// The packed weight, if any, in place of the tensor.
 fn in_place<'a>((tensor, packed): (Option<Input<'a>>, &'a Option<Packed>)) -> Option<Input<'a>> {
     packed.as_ref().map(Input::Packed).or(tensor)
+}
+
+/// Threads with a precision of their own.
+pub(crate) struct AtPrecision(pub(crate) Threads, pub(crate) Precision);
+
+// SAFETY: memory comes from `Threads`.
+unsafe impl Host for AtPrecision {
+    fn parallelism(&self) -> usize {
+        self.0.parallelism()
+    }
+    fn parallel_for(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+        self.0.parallel_for(tasks, task);
+    }
+    fn precision(&self) -> Precision {
+        self.1
+    }
+    fn allocate(&self, bytes: usize) -> Option<NonNull<u8>> {
+        self.0.allocate(bytes)
+    }
+    unsafe fn release(&self, ptr: NonNull<u8>, bytes: usize) {
+        // SAFETY: the caller's contract.
+        unsafe { self.0.release(ptr, bytes) }
+    }
+}
+
+/// Runs every kernel at every precision on `call`, of outputs of about 1. The errors must be those of the precision, with any number of
+/// threads; those of vectors do not depend on it. Then a number is made infinite, or too large to be rounded: the outputs must be as
+/// infinite as the reference.
+pub(crate) fn check_precisions(mut call: Call) {
+    let rms = |numbers: &[f64]| (numbers.iter().map(|x| x * x).sum::<f64>() / numbers.len() as f64).sqrt();
+    let expected = call.expected();
+    let mut lower = 0;
+    for kernel in kernels_of(call.operator()) {
+        let mut exact = None;
+        for (precision, least, most) in
+            [(Precision::Highest, 0.0, 1e-6), (Precision::High, 1.5e-6, 8e-6), (Precision::Medium, 5e-4, 5e-3)]
+        {
+            let run = |threads| run(&call, kernel, expected.len(), &AtPrecision(Threads::new(threads), precision));
+            let found = run(1).unwrap().0;
+            assert!(found == run(3).unwrap().0, "{kernel:?}: threads change the result at {}", precision.name());
+            let error = rms(&found.iter().zip(&expected).map(|(x, y)| x - y).collect::<Vec<_>>()) / rms(&expected);
+            if *exact.get_or_insert(found.clone()) == found {
+                assert!(error < 1e-6, "{kernel:?} at {}: {error}", precision.name());
+            } else {
+                assert!((least..most).contains(&error), "{kernel:?} at {}: {error}", precision.name());
+                lower += 1;
+            }
+        }
+    }
+    // The precisions at which a matrix unit takes less time than vectors, but for the highest.
+    let units = kernels_of(call.operator()).map(|kernel| match kernel.isa {
+        "amx" => 2,
+        "avx512bf16" => 1,
+        _ => 0,
+    });
+    assert_eq!(lower, units.sum::<usize>());
+    for poison in [f32::INFINITY, f32::from_bits(0x7fff_ffff), 3.4e38] {
+        for input in [0, 1] {
+            let before = std::mem::replace(&mut call.inputs[input].1.numbers_mut()[0], poison);
+            let (expected, classes) =
+                (call.expected(), |x: &[f64]| x.iter().map(|&x| (x as f32).is_finite()).collect::<Vec<_>>());
+            for kernel in kernels_of(call.operator()) {
+                for (_, precision) in Precision::NAMES {
+                    let host = AtPrecision(Threads::new(2), precision);
+                    let found = run(&call, kernel, expected.len(), &host).unwrap().0;
+                    assert_eq!(classes(&found), classes(&expected), "{kernel:?} at {}, {poison}", precision.name());
+                }
+            }
+            call.inputs[input].1.numbers_mut()[0] = before;
+        }
+    }
 }
 
 /// Counts allocated memory, and can refuse allocations.

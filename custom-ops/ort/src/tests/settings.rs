@@ -2,55 +2,77 @@
 
 use super::*;
 use crate::settings::Settings;
+use moh_cpu::PRECISION_VARIABLE;
 use std::process::Command;
 use std::ptr::NonNull;
 
 /// Environment variable with the session's config entry for the child process.
 const ENTRY: &str = "MOH_TEST_ENTRY";
+const PRECISION_ENTRY: &str = "MOH_TEST_PRECISION_ENTRY";
 
-/// Prints whether a session would pack weights. Runs only as a child process of the test below, because environment
+/// Prints what a session would be given. Runs only as a child process of the test below, because environment
 /// variables are shared by all threads.
 #[test]
 #[ignore = "a child process of `session_entry_overrides_environment_variable`"]
 fn child() {
-    let entry =
-        std::env::var(ENTRY).ok().map(|value| (c"ai.moh.pack_weights".to_owned(), CString::new(value).unwrap()));
-    let mut options = Options { entries: entry.into_iter().collect(), ..Options::default() };
+    let entries = [(c"ai.moh.pack_weights", ENTRY), (c"ai.moh.float32_matmul_precision", PRECISION_ENTRY)];
+    let value = |name| std::env::var(name).ok().map(|value| CString::new(value).unwrap());
+    let entries = entries.into_iter().filter_map(|(key, name)| Some((key.to_owned(), value(name)?)));
+    let mut options = Options { entries: entries.collect(), ..Options::default() };
     match unsafe { Settings::read(api(), NonNull::from(&mut options).cast()) } {
-        Ok(Settings { pack_weights }) => println!("found={pack_weights}"),
+        Ok(Settings { pack_weights, precision }) => println!("found={pack_weights} {}", precision.name()),
         Err(failure) => println!("found={failure}"),
     }
 }
 
+/// What a child with these entries and environment variables prints.
+fn found(variables: [(&str, Option<&str>); 4]) -> String {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--ignored", "--exact", "tests::settings::child", "--nocapture"]);
+    for (name, value) in variables {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    let output = String::from_utf8(command.output().unwrap().stdout).unwrap();
+    let found = output.lines().find_map(|line| line.split_once("found="));
+    found.unwrap_or_else(|| panic!("{output}")).1.to_owned()
+}
+
 #[test]
 fn session_entry_overrides_environment_variable() {
-    let found = |entry: Option<&str>, variable: Option<&str>| {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--ignored", "--exact", "tests::settings::child", "--nocapture"]);
-        for (name, value) in [(ENTRY, entry), ("MOH_PACK_WEIGHTS", variable)] {
-            match value {
-                Some(value) => command.env(name, value),
-                None => command.env_remove(name),
-            };
-        }
-        let output = String::from_utf8(command.output().unwrap().stdout).unwrap();
-        let found = output.lines().find_map(|line| line.split_once("found="));
-        found.unwrap_or_else(|| panic!("{output}")).1.to_owned()
-    };
     for (entry, variable, expected) in [
-        (None, None, "false"),
-        (None, Some(""), "false"),
-        (None, Some("0"), "false"),
-        (None, Some("1"), "true"),
-        (None, Some("yes"), "true"),
-        (None, Some("Off"), "false"),
-        (Some("0"), None, "false"),
-        (Some("1"), None, "true"),
-        (Some("0"), Some("1"), "false"),
-        (Some("1"), Some("0"), "true"),
-        (Some("1"), Some("nonsense"), "true"),
+        (None, None, "false highest"),
+        (None, Some(""), "false highest"),
+        (None, Some("0"), "false highest"),
+        (None, Some("1"), "true highest"),
+        (None, Some("yes"), "true highest"),
+        (None, Some("Off"), "false highest"),
+        (Some("0"), None, "false highest"),
+        (Some("1"), None, "true highest"),
+        (Some("0"), Some("1"), "false highest"),
+        (Some("1"), Some("0"), "true highest"),
+        (Some("1"), Some("nonsense"), "true highest"),
         (None, Some("nonsense"), "environment variable MOH_PACK_WEIGHTS: expected 0 or 1, found \"nonsense\""),
     ] {
-        assert_eq!(found(entry, variable), expected, "entry {entry:?}, variable {variable:?}");
+        let variables =
+            [(ENTRY, entry), ("MOH_PACK_WEIGHTS", variable), (PRECISION_ENTRY, None), (PRECISION_VARIABLE, None)];
+        assert_eq!(found(variables), expected, "entry {entry:?}, variable {variable:?}");
+    }
+    for (entry, variable, expected) in [
+        (None, Some("high"), "false high"),
+        (Some("medium"), Some("high"), "false medium"),
+        (Some("highest"), Some("low"), "false highest"),
+        (None, Some(""), "false highest"),
+        (
+            Some("low"),
+            None,
+            "session config entry ai.moh.float32_matmul_precision: expected highest, high, medium, found \"low\"",
+        ),
+    ] {
+        let variables =
+            [(ENTRY, None), ("MOH_PACK_WEIGHTS", None), (PRECISION_ENTRY, entry), (PRECISION_VARIABLE, variable)];
+        assert_eq!(found(variables), expected, "entry {entry:?}, variable {variable:?}");
     }
 }
