@@ -41,6 +41,9 @@ pub struct Options {
     /// Keep a second copy of the ai.moh operators' constant weights in onnxruntime, packed for their CPU kernels: faster, for 4 bytes an
     /// element more.
     pub pack_weights: bool,
+    /// Whether onnxruntime's threads sleep as soon as a run has ended, and do not wait for the next one actively for a while: what runs
+    /// next on their processors, such as another model, would have to share them.
+    pub sleep_between_runs: bool,
     /// The onnxruntime library; `None`: `ORT_DYLIB_PATH`, else one that is found beside the executable, in a Python
     /// installation or among the system's libraries. One process uses one library: the first.
     pub ort_library: Option<PathBuf>,

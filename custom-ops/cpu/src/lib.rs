@@ -27,7 +27,7 @@ mod workers;
 pub use host::{Host, Pod, SCRATCH_ALIGN, Scratch, Threads};
 pub use kernel::{Kernel, Work};
 pub use packed::{Input, Packed};
-pub use settings::{ISA_VARIABLE, PRECISION_VARIABLE, Precision};
+pub use settings::{ISA_VARIABLE, PRECISION_VARIABLE, Precision, checked_precision};
 
 use isa::{Target, WithUnit, each_isa, each_unit};
 use moh_operators::{Attributes, DType, DataMut, Error, Operator, Tensor};

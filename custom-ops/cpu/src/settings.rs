@@ -1,5 +1,6 @@
 //! Settings from environment variables.
 
+use moh_operators::Error;
 use std::str::FromStr;
 use std::sync::OnceLock;
 
@@ -53,10 +54,21 @@ impl FromStr for Precision {
     }
 }
 
-/// The precision that the environment asks for, read once; [`Precision::Highest`] where it has no valid name. Hosts that can refuse a
-/// wrong one should parse it themselves.
+/// The precision that the environment asks for, read once; [`Precision::Highest`] where it has no valid name.
 pub(crate) fn precision() -> Precision {
-    static FOUND: OnceLock<Precision> = OnceLock::new();
-    let read = || std::env::var(PRECISION_VARIABLE).ok().and_then(|name| name.parse().ok()).unwrap_or_default();
-    *FOUND.get_or_init(read)
+    checked_precision().unwrap_or_default()
+}
+
+/// The precision of hosts that set none, from [`PRECISION_VARIABLE`].
+///
+/// # Errors
+/// [`Error::Setting`] for another value than those of [`Precision::NAMES`], with which kernels use [`Precision::Highest`].
+pub fn checked_precision() -> Result<Precision, Error> {
+    static FOUND: OnceLock<Result<Precision, String>> = OnceLock::new();
+    let read = || match std::env::var_os(PRECISION_VARIABLE) {
+        Some(name) if !name.is_empty() => name.to_string_lossy().parse(),
+        _ => Ok(Precision::default()),
+    };
+    let refused = |reason| Error::Setting { variable: PRECISION_VARIABLE, reason };
+    FOUND.get_or_init(read).clone().map_err(refused)
 }

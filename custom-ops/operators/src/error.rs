@@ -94,6 +94,14 @@ pub enum Error {
         /// The one asked for.
         found: String,
     },
+    /// An environment variable has a value that there is not.
+    #[error("environment variable {variable}: {reason}")]
+    Setting {
+        /// The variable.
+        variable: &'static str,
+        /// What was expected and found.
+        reason: String,
+    },
     /// A weight was packed for another use.
     #[error(
         "{operator}: input {input}: expected a weight packed for these attributes and this instruction set, found another"

@@ -27,7 +27,7 @@ mod softmax;
 mod threads;
 mod widen;
 
-pub use moh_cpu::{instruction_set, instruction_sets};
+pub use moh_cpu::{checked_precision, instruction_set, instruction_sets};
 pub use optimize::optimize;
 pub use pool::Pool;
 pub use prepare::prepare;

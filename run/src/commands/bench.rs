@@ -81,6 +81,8 @@ fn options(args: &BenchArgs, runtime: BenchRuntime, threads: usize) -> Options {
         runtime: if runtime == BenchRuntime::Tract { RuntimeChoice::Tract } else { RuntimeChoice::Ort },
         threads: Some(threads),
         without_custom_ops: runtime == BenchRuntime::OrtBodies,
+        // The runtimes run in turns.
+        sleep_between_runs: true,
         ..args.library.options()
     }
 }

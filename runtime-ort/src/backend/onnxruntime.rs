@@ -31,6 +31,9 @@ pub(crate) const NAME: &str = "onnxruntime";
 /// The entry of libmoh_ops for [`Options::pack_weights`].
 const PACK_WEIGHTS: &str = "ai.moh.pack_weights";
 
+/// onnxruntime's entry for [`Options::sleep_between_runs`].
+const SLEEP: &str = "session.force_spinning_stop";
+
 /// How products with weights of `DequantizeLinear` are computed once they are fused: in the type of the activations, as the model
 /// says. onnxruntime's own choice rounds them to int8.
 const FUSED_ACCURACY: (&str, &str) = ("session.qdq_matmulnbits_accuracy_level", "0");
@@ -52,6 +55,9 @@ impl OrtModel {
         builder = builder.with_config_entry(FUSED_ACCURACY.0, FUSED_ACCURACY.1).map_err(|e| refused(e.into()))?;
         if let Some(threads) = options.threads {
             builder = builder.with_intra_threads(threads.max(1)).map_err(|e| refused(e.into()))?;
+        }
+        if options.sleep_between_runs {
+            builder = builder.with_config_entry(SLEEP, "1").map_err(|e| refused(e.into()))?;
         }
         if let Some(profile) = &options.profile {
             builder = builder.with_profiling(profile).map_err(|e| refused(e.into()))?;

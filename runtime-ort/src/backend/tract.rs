@@ -79,7 +79,9 @@ impl TractModel {
         if options.without_custom_ops && header.opset(DOMAIN).is_some() {
             return Err(unsupported("tract runs the ai.moh operators or nothing: it ignores the bodies in the model"));
         }
-        moh_tract::instruction_set().map_err(|e| Error::Setting { reason: e.to_string() })?;
+        let refused_setting = |e: moh_operators::Error| Error::Setting { reason: e.to_string() };
+        moh_tract::instruction_set().map_err(refused_setting)?;
+        moh_tract::checked_precision().map_err(refused_setting)?;
         let mut proto =
             guard(|| tract_onnx::onnx().proto_model_for_path(path)).map_err(|reason| refused(path, reason))?;
         if proto.graph.as_ref().is_some_and(bfloat16::is_in) {
