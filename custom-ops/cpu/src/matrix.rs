@@ -37,9 +37,19 @@ const STEP: usize = TILE * STRIDE;
 const SUMS: usize = 256 << 10;
 const SPAN: usize = 2048;
 
-/// Columns of a span at most, for `rows` rows: a multiple of [`WIDTH`].
-pub(crate) fn most_columns(rows: usize) -> usize {
-    (SUMS / rows.next_multiple_of(2 * TILE).max(1)).clamp(WIDTH, SPAN) / WIDTH * WIDTH
+/// Columns of a span, a multiple of [`WIDTH`], for cutting `columns` columns into work items, `others` of which have the same columns and
+/// other rows: `rows`, at most. An item takes as long as its blocks of columns and `fixed` more.
+pub(crate) fn span(columns: usize, rows: usize, others: usize, workers: usize, fixed: f32) -> usize {
+    let blocks = columns.div_ceil(WIDTH).max(1);
+    let most = ((SUMS / rows.next_multiple_of(2 * TILE).max(1)).clamp(WIDTH, SPAN) / WIDTH).min(blocks);
+    // Until the last worker ends; workers are not equally fast, so the last item may begin late.
+    let time = |span: usize| {
+        let rounds = (others * blocks.div_ceil(span)).div_ceil(workers.max(1));
+        let late = if workers > 1 { span as f32 / 4.0 } else { 0.0 };
+        rounds as f32 * (span as f32 + fixed) + late
+    };
+    let best = (1..=most).rev().min_by(|&a, &b| time(a).total_cmp(&time(b)));
+    best.unwrap_or(1) * WIDTH
 }
 
 /// Floats of a tile of rows in one block of inner indices.
@@ -310,5 +320,29 @@ fn ahead<T: Element>(weight: &Matrix<T>, (inner, columns): (Range<usize>, Range<
         stride: weight.stride() * size_of::<T>(),
         bytes: len * size_of::<T>(),
         rows: rows.div_ceil(steps),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{WIDTH, span};
+
+    /// Of `workers` workers, how many items of equal length keep busy on average.
+    fn busy(columns: usize, rows: usize, others: usize, workers: usize) -> f32 {
+        let items = others * columns.div_ceil(span(columns, rows, others, workers, 0.5));
+        items as f32 / items.div_ceil(workers) as f32
+    }
+
+    #[test]
+    fn few_and_many_workers_are_kept_busy() {
+        assert_eq!(span(1152, 256, 1, 1, 0.5), 1024, "as wide as the sums permit");
+        for (columns, rows, others) in [(4608, 256, 1), (1152, 512, 32), (2048, 16, 1), (384, 256, 1)] {
+            assert_eq!(busy(columns, rows, others, 2), 2.0, "{columns} columns");
+            for workers in [16, 64, 128] {
+                let most = (columns / WIDTH * others).min(workers) as f32;
+                let busy = busy(columns, rows, others, workers);
+                assert!(busy >= 0.5 * most, "{columns} columns, {others} others: {busy} of {workers}");
+            }
+        }
     }
 }

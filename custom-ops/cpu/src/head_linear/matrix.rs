@@ -4,6 +4,7 @@
 use super::{HeadLinear, Tensors};
 use crate::gemm::Matrix;
 use crate::host::Host;
+use crate::isa::unit::TILE;
 use crate::isa::{Isa, MatrixUnit};
 use crate::kernel::WeightData;
 use crate::matrix::{self, Left, Product, ROWS, WIDTH, Worker};
@@ -19,9 +20,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// average, those that no token of a chunk uses apart.
 const TOKENS: usize = 64;
 const TOKENS_OF_HEAD: usize = 32;
-/// Work items for each worker where there are several, and columns of one at least: the same rows are split again in each.
-const ITEMS_PER_WORKER: usize = 3;
-const LEAST_COLUMNS: usize = 4 * WIDTH;
+/// What an item takes besides its columns, in blocks of them: the same rows are split again in each.
+const FIXED: f32 = 0.8;
+/// Tokens of an item at least, if fewer than a chunk's are taken for want of items.
+const LEAST_TOKENS: usize = 64;
 
 /// Computes the output of `O`; `None` where vectors do it better, or where an element is not finite, and may have to be by the
 /// definition: an infinity is no sum of several terms.
@@ -46,6 +48,15 @@ pub(crate) fn run<I: Isa, T: Element, O: HeadLinear>(
     if used < TOKENS_OF_HEAD * heads {
         return Ok(None);
     }
+    // A projection's numbers do not depend on what is multiplied together.
+    let items = problem.tokens.div_ceil(chunk) * (problem.num_heads * problem.block).div_ceil(WIDTH);
+    let (chunk, selection) = match (host.parallelism() * 2).div_ceil(items) {
+        parts @ 2.. if O::HEADS == Heads::Columns => {
+            let chunk = chunk.div_ceil(parts).next_multiple_of(2 * TILE).max(LEAST_TOKENS).min(chunk);
+            (chunk, &Selection::new(tensors.gates, problem.num_heads, chunk)?)
+        }
+        _ => (chunk, selection),
+    };
     let matrix = &O::matrix(problem, weight);
     let call = Call { isa, unit, problem, tensors, matrix, selection, chunk, output, finite: AtomicBool::new(true) };
     let macs = match terms {
@@ -107,9 +118,7 @@ impl<I: Isa, T: Element> Call<'_, I, T> {
             Heads::Columns => p.num_heads * p.block,
             Heads::Inner => p.width,
         };
-        let wanted = if workers > 1 { (ITEMS_PER_WORKER * workers).div_ceil(chunks) } else { 1 };
-        let most = matrix::most_columns(self.chunk);
-        let span = all.div_ceil(wanted).next_multiple_of(WIDTH).clamp(LEAST_COLUMNS.min(most), most);
+        let span = matrix::span(all, self.chunk, chunks, workers, FIXED);
         let mut items = Vec::new();
         for chunk in 0..chunks {
             let mut cut = |heads: Range<usize>, columns: Range<usize>| {

@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const LEFT: usize = 512 << 10;
 /// Elements of x that a worker splits at a time: to split fewer takes less time than to wake another.
 const SPLIT: usize = 64 << 10;
-/// Spans for each worker where there are several: each reads the terms of all rows again.
-const ITEMS_PER_WORKER: usize = 2;
+/// What an item takes besides its columns, in blocks of them: it reads the terms of all rows from another cache.
+const FIXED: f32 = 0.5;
 
 /// The tensors of a call. Slice lengths have been validated against `problem`.
 pub(super) struct Dense<'a, I, T> {
@@ -80,12 +80,7 @@ impl<I: Isa, T: Element> Dense<'_, I, T> {
         // Pairs of tiles are not divided.
         let group = tiles.div_ceil(rows.len().div_ceil(ROWS)).next_multiple_of(2);
         let groups = tiles.div_ceil(group);
-        let wanted = match host.parallelism() {
-            0 | 1 => 1,
-            workers => (ITEMS_PER_WORKER * workers).div_ceil(groups),
-        };
-        let most = matrix::most_columns(group * TILE) / WIDTH;
-        let span = columns.div_ceil(WIDTH).div_ceil(wanted).clamp(1, most) * WIDTH;
+        let span = matrix::span(columns, group * TILE, groups, host.parallelism(), FIXED);
         let spans = columns.div_ceil(span);
         let weight = &Matrix::Columns { data: self.weight.as_ptr(), stride: columns, block: columns, block_stride: 0 };
         let make = || Worker::new::<TERMS>(self.unit, [group * TILE, 0], span, host);
