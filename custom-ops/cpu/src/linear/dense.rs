@@ -12,8 +12,9 @@ use moh_operators::{Element, Error};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Elements of x whose terms are in memory at a time, if they are of more than [`ROWS`] rows.
+/// Elements of x whose terms are in memory at a time for so many workers, if they are of more than [`ROWS`] rows.
 const LEFT: usize = 512 << 10;
+const WORKERS: usize = 8;
 /// Elements of x that a worker splits at a time: to split fewer takes less time than to wake another.
 const SPLIT: usize = 64 << 10;
 /// What an item takes besides its columns, in blocks of them: it reads the terms of all rows from another cache.
@@ -35,7 +36,7 @@ impl<I: Isa, T: Element> Dense<'_, I, T> {
     /// have to be by the definition: an infinity is no sum of several terms.
     pub(super) fn run(&self, host: &dyn Host) -> Result<Option<u64>, Error> {
         let rows = self.problem.rows;
-        let most = (LEFT / self.problem.width).max(ROWS);
+        let most = (LEFT * host.parallelism().div_ceil(WORKERS) / self.problem.width).max(ROWS);
         let chunk = rows.div_ceil(rows.div_ceil(most).max(1)).next_multiple_of(WIDTH);
         let mut macs = 0;
         for start in (0..rows).step_by(chunk) {
