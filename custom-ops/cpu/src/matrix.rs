@@ -335,7 +335,8 @@ mod tests {
 
     #[test]
     fn few_and_many_workers_are_kept_busy() {
-        assert_eq!(span(1152, 256, 1, 1, 0.5), 1024, "as wide as the sums permit");
+        assert_eq!(span(1024, 256, 1, 1, 0.5), 1024, "as wide as the sums permit");
+        assert_eq!(span(1152, 256, 1, 1, 0.5), 576, "of two spans, none is short");
         for (columns, rows, others) in [(4608, 256, 1), (1152, 512, 32), (2048, 16, 1), (384, 256, 1)] {
             assert_eq!(busy(columns, rows, others, 2), 2.0, "{columns} columns");
             for workers in [16, 64, 128] {

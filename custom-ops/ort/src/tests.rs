@@ -154,7 +154,10 @@ fn registering_again_adds_no_second_domain() {
     options.entries.push((c"ai.moh.pack_weights".to_owned(), c"1".to_owned()));
     let (code, message) = outcome(unsafe { RegisterCustomOps((&raw mut options).cast(), &HOST) }).unwrap();
     assert_eq!((code, options.domains.len()), (OrtErrorCode::ORT_INVALID_ARGUMENT, 1));
-    assert!(message.contains("set ai.moh.pack_weights before libmoh_ops is registered"), "{message}");
+    assert!(
+        message.contains("set ai.moh.pack_weights and ai.moh.float32_matmul_precision before libmoh_ops is registered"),
+        "{message}"
+    );
     assert_eq!(live(), 0);
 }
 
