@@ -271,6 +271,21 @@ class Checks:
         feeds, expected = self.feeds({"name": "causal"})
         close(session.run(None, feeds)[0], expected, 2e-5)
 
+    def precisions(self):
+        """The session's entry reaches the library, which refuses what it does not know."""
+        feeds, expected = self.feeds({"name": "causal"})
+        for precision in ("highest", "high", "medium", "low"):
+            o = options(None)
+            o.add_session_config_entry("ai.moh.float32_matmul_precision", precision)
+            try:
+                o.register_custom_ops_library(str(self.library))
+            except Exception as error:
+                assert precision == "low" and "expected highest, high, medium" in str(error), error
+                continue
+            assert precision != "low", "accepted"
+            s = ort.InferenceSession(str(self.model("causal")), o, providers=["CPUExecutionProvider"])
+            close(s.run(None, feeds)[0], expected, 2e-5)
+
     def portable(self, model):
         """A whole model, with the library and without."""
         ir_version, opset = declared(model)
@@ -321,7 +336,7 @@ def main(library, cases, *models):
     for case in checks.cases:
         checks.run(case["name"], lambda: checks.case(case))
     for check in (checks.reads_versions, checks.kernel_runs, checks.threads, checks.same_options, checks.registered_twice,
-                  checks.session_settings, checks.many_runs, checks.many_errors, checks.many_sessions):
+                  checks.precisions, checks.session_settings, checks.many_runs, checks.many_errors, checks.many_sessions):
         checks.run(check.__name__.replace("_", "-"), check)
     for model in models:
         checks.run(model, lambda: checks.portable(model))
