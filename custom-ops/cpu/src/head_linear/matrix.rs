@@ -75,7 +75,7 @@ pub(crate) struct Call<'a, I, T> {
     tensors: &'a Tensors<'a, T>,
     matrix: &'a Matrix<T>,
     selection: &'a Selection,
-    /// Tokens per chunk. Independent of the number of workers.
+    /// Tokens per chunk. RoutedCombine's are independent of the number of workers, because the rounding of its results depends on them.
     chunk: usize,
     output: Shared<T>,
     finite: AtomicBool,
