@@ -45,6 +45,7 @@ operators! {
     routed_projection_nbits::RoutedProjectionNBits,
     routed_combine_nbits::RoutedCombineNBits,
     routed_mlp_nbits::RoutedMlpNBits,
+    linear::Linear,
     linear_nbits::LinearNBits,
     cache_update::CacheUpdate,
     routed_cached_attention::RoutedCachedAttention,

@@ -1,0 +1,56 @@
+//! Linear's CUDA kernels against the f64 reference, on a GPU or on the emulator.
+
+use crate::device::{A100, on_device, rerun_on_other_gpu};
+use moh_conformance::linear::Case;
+use moh_operators::DType;
+
+const CASE: Case = Case { rows: 5, width: 96, out_width: 40, bias: true, dtype: DType::F16, seed: 5 };
+
+/// Every number of rows that has kernels of its own, in all types; outputs of no multiple of a tile, nor of 16 bytes.
+#[test]
+fn all_numbers_of_rows_and_widths() {
+    on_device(|device| {
+        for rows in [0, 1, 33, 70] {
+            for (j, dtype) in DType::ALL.into_iter().enumerate() {
+                for (k, (width, out_width)) in [(96, 40), (271, 13), (160, 136)].into_iter().enumerate() {
+                    let case = Case { rows, width, out_width, bias: (j + k) % 2 == 0, dtype, ..CASE };
+                    println!("{case:?}");
+                    device.check(&case.call(), |_| false);
+                }
+            }
+        }
+    });
+}
+
+/// Several tiles, of which Hopper multiplies two in a cluster: one below the other, and side by side.
+#[test]
+fn many_rows() {
+    on_device(|device| {
+        for (rows, out_width, dtype) in [(300, 136, DType::F16), (530, 256, DType::BF16), (200, 384, DType::F32)] {
+            let case = Case { rows, out_width, dtype, bias: rows == 300, ..CASE };
+            println!("{case:?}");
+            device.check(&case.call(), |_| false);
+        }
+    });
+}
+
+/// The kernels for GPUs before Hopper.
+#[test]
+fn rerun_with_kernels_for_older_gpus() {
+    rerun_on_other_gpu(&A100, &["linear::all_numbers", "linear::many_rows"]);
+}
+
+/// Layers of published models, which would take long on the emulator.
+#[test]
+fn model_sizes_on_a_gpu() {
+    on_device(|device| {
+        if device.emulated {
+            return println!("SKIPPED: too large for the emulator");
+        }
+        for (rows, width, out_width, dtype) in
+            [(512, 1152, 4608, DType::F16), (512, 4608, 1152, DType::BF16), (512, 1152, 1152, DType::F32)]
+        {
+            device.check(&Case { rows, width, out_width, dtype, ..CASE }.call(), |_| false);
+        }
+    });
+}
