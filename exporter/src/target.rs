@@ -55,9 +55,6 @@ pub struct Row {
     pub packs: bool,
 }
 
-/// Numbers of a matrix from which a dense layer is written as the target's column says.
-const LARGE: usize = 1 << 19;
-
 /// Defaults of every target.
 pub const TARGETS: [Row; 5] = [
     Row {
@@ -152,7 +149,7 @@ impl Target {
             opset: row.opset,
             layout: row.layout,
             passes: passes::Options {
-                dense: DenseLayers { style: Some(row.dense), least: LARGE, as_stored: false },
+                dense: DenseLayers { style: Some(row.dense), as_stored: false },
                 ..Default::default()
             },
             ..Options::default()

@@ -1,10 +1,9 @@
 //! Dense layers as `ai.moh.Linear`, whose body is a product and a sum: libmoh_ops computes them itself on processors where it is faster
-//! than onnxruntime, and leaves them to the body elsewhere. Only layers of many rows, which those of images and encoders have.
+//! than onnxruntime, and leaves them to the body elsewhere.
 
 use super::Pass;
 use crate::error::Error;
 use crate::graph::{ElementType, Graph, Node, Source};
-use crate::memory::is_cache;
 use moh_operators::{DOMAIN, Definition, Linear};
 use std::collections::BTreeMap;
 
@@ -28,9 +27,6 @@ pub struct DenseLayers {
     /// onnx, or as --for says].
     #[arg(long = "dense-layers", value_enum, value_name = "STYLE")]
     pub style: Option<DenseStyle>,
-    /// How many numbers a matrix has at least that is written so: small products gain little, and nothing with several threads.
-    #[arg(skip)]
-    pub least: usize,
     /// Whether all weights are to be used as the checkpoint stores them: dense layers are then not written so.
     #[arg(skip)]
     pub as_stored: bool,
@@ -38,16 +34,14 @@ pub struct DenseLayers {
 
 impl Pass for DenseLayers {
     fn run(&self, graph: &mut Graph) -> Result<(), Error> {
-        // A step of a language model has one row, which onnxruntime multiplies faster.
-        let has_cache = graph.inputs.iter().any(|input| is_cache(&input));
-        if self.style == Some(DenseStyle::Moh) && !self.as_stored && !has_cache {
-            fuse(graph, self.least);
+        if self.style == Some(DenseStyle::Moh) && !self.as_stored {
+            fuse(graph);
         }
         Ok(())
     }
 }
 
-fn fuse(graph: &mut Graph, least: usize) {
+fn fuse(graph: &mut Graph) {
     let mut readers: BTreeMap<String, usize> = BTreeMap::new();
     for name in graph.nodes.iter().flat_map(|node| &node.inputs).chain(graph.outputs.iter().map(|output| &output.name))
     {
@@ -55,7 +49,7 @@ fn fuse(graph: &mut Graph, least: usize) {
     }
     let mut nodes = std::mem::take(&mut graph.nodes).into_iter().peekable();
     while let Some(mut node) = nodes.next() {
-        if is_dense(graph, &node, least) {
+        if is_dense(graph, &node) {
             let only = readers.get(&node.outputs[0]) == Some(&1);
             let add = nodes.next_if(|add| only && adds_bias(graph, add, &node));
             node.op_type = Linear::NAME;
@@ -71,14 +65,14 @@ fn fuse(graph: &mut Graph, least: usize) {
 }
 
 /// Whether it multiplies many rows with a matrix of the checkpoint, in a type that libmoh_ops computes in.
-fn is_dense(graph: &Graph, node: &Node, least: usize) -> bool {
+fn is_dense(graph: &Graph, node: &Node) -> bool {
     let matrix = |name: &String| graph.initializers.iter().find(|init| init.name == *name);
     node.op_type == "MatMul"
         && node.domain.is_empty()
         && graph.value(&node.inputs[0]).is_some_and(|x| x.dims.len() >= 3)
         && matrix(&node.inputs[1]).is_some_and(|init| {
             let is_weight = matches!(init.source, Source::Weight { transposed: true, .. });
-            is_weight && init.ty == ElementType::F32 && init.dims[1] >= NARROW && init.dims[0] * init.dims[1] >= least
+            is_weight && init.ty == ElementType::F32 && init.dims[1] >= NARROW
         })
 }
 
@@ -156,7 +150,7 @@ mod tests {
 
     #[test]
     fn a_product_and_its_bias_are_one_node() {
-        let moh = DenseLayers { style: Some(DenseStyle::Moh), least: 2 * NARROW, as_stored: false };
+        let moh = DenseLayers { style: Some(DenseStyle::Moh), as_stored: false };
         let layer = |inputs: &[&str], output: &str| ("ai.moh:Linear".to_owned(), strings(inputs), strings(&[output]));
         let plain = layer(&["x", "weight"], "plain");
         let sum = layer(&["x", "weight", "bias"], "sum");
@@ -168,20 +162,19 @@ mod tests {
 
     #[test]
     fn others_stay_as_they_are() {
-        let moh = DenseLayers { style: Some(DenseStyle::Moh), least: 2 * NARROW, as_stored: false };
+        let moh = DenseLayers { style: Some(DenseStyle::Moh), as_stored: false };
         let onnx = DenseLayers { style: Some(DenseStyle::Onnx), ..moh };
         let ways = [
             (ElementType::F32, onnx),
             (ElementType::F32, DenseLayers::default()),
             (ElementType::F32, DenseLayers { as_stored: true, ..moh }),
             (ElementType::F16, moh),
-            (ElementType::F32, DenseLayers { least: 2 * NARROW + 1, ..moh }),
         ];
         for (ty, pass) in ways {
             let types: Vec<String> = written(graph(ty, false), pass).into_iter().map(|(op, ..)| op).collect();
             assert_eq!(types, [":MatMul", ":Add", ":MatMul"], "{ty}, {pass:?}");
         }
-        // Few rows, or few columns.
+        // One row, or few columns.
         let none = |graph: Graph| written(graph, moh).iter().all(|(op, ..)| op != "ai.moh:Linear");
         let mut flat = graph(ElementType::F32, false);
         flat.inputs[0].dims.remove(0);
@@ -189,8 +182,5 @@ mod tests {
         let mut narrow = graph(ElementType::F32, false);
         narrow.initializers[0].dims[1] = NARROW - 1;
         assert!(none(narrow));
-        let mut decoder = graph(ElementType::F32, false);
-        decoder.inputs.push(Value { name: "past_key_values.0.key".to_owned(), ..decoder.inputs[0].clone() });
-        assert!(none(decoder));
     }
 }
