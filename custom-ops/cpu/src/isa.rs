@@ -97,6 +97,20 @@ macro_rules! matrix_unit {
                     })*
                 }
             }
+
+            /// Computes the products of both matrices of `a` with `b`, or only of the first.
+            ///
+            /// # Safety
+            /// As [`unit::Multiply::multiply_digits`].
+            #[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
+            pub(crate) unsafe fn multiply_digits<const BOTH: bool>(&self, product: &unit::DigitProduct) {
+                match *self {
+                    $(#[$cfg] Multiplier::$token(ref multiplier) => {
+                        // SAFETY: the caller's contract.
+                        unsafe { unit::Multiply::multiply_digits::<BOTH>(multiplier, product) }
+                    })*
+                }
+            }
         }
 
         $(
@@ -349,17 +363,53 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
         }
     }
 
-    /// The difference between `x` and its rounding to bf16 by [`Isa::pair`]: exact if both are finite.
+    /// The number of larger magnitude, without its sign; NaN has the largest of all.
     #[inline(always)]
-    fn rest_of_pair(self, x: Self::V) -> Self::V {
-        let mut rounded = [0.0f32; MAX_LANES];
+    fn larger_magnitude(self, a: Self::V, b: Self::V) -> Self::V {
+        let (mut left, mut right) = ([0.0f32; MAX_LANES], [0.0f32; MAX_LANES]);
+        // SAFETY: the arrays hold MAX_LANES floats.
+        unsafe {
+            self.store(left.as_mut_ptr(), a);
+            self.store(right.as_mut_ptr(), b);
+            for (left, right) in left.iter_mut().zip(&right) {
+                *left = f32::from_bits(left.abs().to_bits().max(right.abs().to_bits()));
+            }
+            self.load(left.as_ptr())
+        }
+    }
+
+    /// The vectors times `scale`, rounded to integers of at most [`LARGEST_OF_DIGITS`], as three digits of base 256, largest first, each of
+    /// -128 to 127: byte i of a lane is that of vector i.
+    #[inline(always)]
+    fn digits(self, x: [Self::V; 4], scale: Self::V) -> [Self::V; 3] {
+        const MIDDLE: u32 = 0x80_8080;
+        let mut bits = [[0u32; MAX_LANES]; 3];
+        for (byte, x) in x.into_iter().enumerate() {
+            let mut scaled = [0.0f32; MAX_LANES];
+            // SAFETY: the array holds MAX_LANES floats.
+            unsafe { self.store(scaled.as_mut_ptr(), self.mul(x, scale)) }
+            for (lane, x) in scaled.into_iter().enumerate() {
+                let whole = (x.round_ties_even() as i32).cast_unsigned().wrapping_add(MIDDLE) ^ MIDDLE;
+                for (digit, bits) in bits.iter_mut().enumerate() {
+                    bits[lane] |= (whole >> (8 * (2 - digit)) & 0xff) << (8 * byte);
+                }
+            }
+        }
+        // SAFETY: the arrays hold MAX_LANES floats.
+        bits.map(|bits| unsafe { self.load(bits.as_ptr().cast()) })
+    }
+
+    /// The integers of 32 bits that the lanes hold.
+    #[inline(always)]
+    fn widen_integers(self, x: Self::V) -> Self::V {
+        let mut numbers = [0.0f32; MAX_LANES];
         // SAFETY: the array holds MAX_LANES floats.
         unsafe {
-            self.store(rounded.as_mut_ptr(), x);
-            for x in &mut rounded {
-                *x = f32::from_bits(x.to_bits().wrapping_add(0x8000) & 0xffff_0000);
+            self.store(numbers.as_mut_ptr(), x);
+            for x in &mut numbers {
+                *x = x.to_bits().cast_signed() as f32;
             }
-            self.sub(x, self.load(rounded.as_ptr()))
+            self.load(numbers.as_ptr())
         }
     }
 
@@ -382,6 +432,8 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     }
 }
 
+/// The largest integer of three digits of -128 to 127.
+pub(crate) const LARGEST_OF_DIGITS: i32 = 0x7f_7f7f;
 /// The maximum of [`Isa::LANES`].
 pub(crate) const MAX_LANES: usize = 16;
 /// The maximum of [`Isa::TILE`].

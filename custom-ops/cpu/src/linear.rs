@@ -1,6 +1,8 @@
-//! Linear on a CPU: on a matrix unit where there are enough rows, else as a projection to one head that every row uses.
+//! Linear on a CPU: on a matrix unit where there are enough rows, on vectors where there are few, else as a projection to one head that every
+//! row uses.
 
 mod dense;
+mod few;
 
 use crate::head_linear::{self, Tensors};
 use crate::host::Scratch;
@@ -15,8 +17,8 @@ use moh_operators::linear::{Attributes, Inputs, Problem};
 use moh_operators::routed_projection::{self, WeightLayout};
 use moh_operators::{Element, Error, Float, Linear, RoutedProjection};
 
-/// Rows from which splitting the weight into several bf16 terms takes less time than the products save.
-const ROWS_TO_SPLIT_WEIGHTS_FOR: usize = 16;
+/// Rows up to which vectors multiply the weight while it is read; to split it for a matrix unit takes longer.
+const FEW: usize = 8;
 
 impl CpuOperator for Linear {
     type Output<T: Element> = T;
@@ -28,13 +30,17 @@ impl CpuOperator for Linear {
     fn run<I: Isa, T: Element>(call: kernel::Call<'_, Self, I, T>) -> Result<Work, Error> {
         let kernel::Call { isa, unit, problem, inputs, output, host } = call;
         let Inputs { x, weight, bias } = inputs;
-        let many = problem.rows >= ROWS_TO_SPLIT_WEIGHTS_FOR;
-        let unit = unit.filter(|unit| many && terms_at(host.precision(), T::FLOAT) <= unit.most_terms());
+        let few = problem.rows <= FEW;
+        let unit = unit.filter(|unit| !few && terms_at(host.precision(), T::FLOAT) <= unit.most_terms());
         if let (Some(unit), WeightData::Plain(weight)) = (unit, weight) {
             let dense = Dense { isa, unit, problem, x, weight, bias, output: Shared(output.as_mut_ptr()) };
             if let Some(macs) = dense.run(host)? {
                 return Ok(Work { macs });
             }
+        }
+        if let (true, WeightData::Plain(weight)) = (few, weight) {
+            let macs = few::run(isa, problem, [x, weight], bias, Shared(output.as_mut_ptr()), host)?;
+            return Ok(Work { macs });
         }
         let mut gates = Scratch::new::<f32>(host, problem.rows)?;
         let gates = gates.as_mut_slice::<f32>();

@@ -1,31 +1,32 @@
-//! Products of rows with a weight on a bf16 matrix unit.
+//! Products of rows with a weight on a matrix unit.
 //!
-//! Numbers are split into as many bf16 terms as their type needs. A worker splits blocks of 32 columns of the weight and some inner
-//! indices, which stay in the first-level cache while all rows are multiplied with them, 32 at a time; the sums stay in the
-//! second-level cache.
+//! Numbers are split into [`Parts`]: [`Terms`] of bf16, as many as their type needs, or [`Digits`] of base 256. A worker splits blocks of 32
+//! columns of the weight and some inner indices, which stay in the first-level cache while all rows are multiplied with them, 32 at a
+//! time; the sums stay in the second-level cache.
 
-mod pack;
+mod digits;
 mod store;
+mod terms;
 
 use crate::gemm::Matrix;
 use crate::host::{Host, Unwritten};
-use crate::isa::unit::{Lines, ROW_BYTES, TILE, TILE_BYTES, TileProduct};
-use crate::isa::{Isa, MatrixUnit, Multiplier};
-use crate::terms::terms as exact;
+use crate::isa::unit::{Lines, ROW_BYTES, TILE, TILE_BYTES};
+use crate::isa::{Isa, Job, MAX_LANES, MatrixUnit, Multiplier};
+use crate::terms::{part, terms as exact};
+pub(crate) use digits::Digits;
 use moh_operators::{Element, Error, Float};
-use pack::PackColumns;
-pub(crate) use pack::PackRows;
 use std::cell::Cell;
+use std::marker::PhantomData;
 use std::ops::Range;
-use store::{AddRows, StoreRows};
+use store::StoreRows;
+pub(crate) use terms::Terms;
 
 /// Columns of a block of the product.
 pub(crate) const WIDTH: usize = 2 * TILE;
-/// Inner indices of a tile.
-pub(crate) const INNER: usize = 2 * TILE;
-/// Tiles along the inner dimension of a block of the weight: with three terms it takes half of a first-level cache. (Measured with
-/// 256 rows, nanoseconds a tile product: 8.3, 7.5, 7.4, 8.9, 8.2, 7.8 for 2, 3, 4, 6, 8, 12; 6.2 without reading and writing sums.)
-pub(crate) const DEPTH: usize = 4;
+/// Tiles along the inner dimension of a block of the weight, at most: with three parts it takes half of a first-level cache. (Measured with
+/// 256 rows and three terms, nanoseconds a tile product: 8.3, 7.5, 7.4, 8.9, 8.2, 7.8 for 2, 3, 4, 6, 8, 12; 6.2 without reading and
+/// writing sums. With digits, and a weight from memory: 14.7, 14.4, 15.0 for 3, 4, 6.)
+const DEPTH: usize = 4;
 /// Rows that a worker multiplies at a time: their terms are read again for every block of columns.
 pub(crate) const ROWS: usize = 512;
 /// Floats of a tile.
@@ -52,15 +53,157 @@ pub(crate) fn span(columns: usize, rows: usize, others: usize, workers: usize, f
     best.unwrap_or(1) * WIDTH
 }
 
-/// Floats of a tile of rows in one block of inner indices.
-pub(crate) const fn tile_floats(terms: usize) -> usize {
-    terms * DEPTH * TILE_FLOATS
+/// How numbers are split for a matrix unit.
+pub(crate) trait Parts: Sized {
+    /// Parts of a number.
+    const COUNT: usize;
+    /// Inner indices of a tile.
+    const INNER: usize;
+    /// Floats of a tile of rows in one block of inner indices.
+    const ROWS: usize;
+    /// Floats of a block of the weight.
+    const COLUMNS: usize;
+    /// Floats of the sums of two tiles of rows, on their way.
+    const SUMS: usize;
+
+    /// See [`PackRows`].
+    fn pack_rows<I: Isa, T: Element, F: Fn(usize) -> *const T>(isa: I, rows: &PackRows<T, F, Self>) -> bool;
+    /// See [`PackColumns`].
+    fn pack_columns<I: Isa, T: Element>(isa: I, columns: &PackColumns<T, Self>) -> bool;
+
+    /// Multiplies one or two tiles of rows with a block of the weight.
+    ///
+    /// # Safety
+    /// The tiles are those that [`PackRows`] and [`PackColumns`] have made of `T`; `on_the_way` has room for [`Parts::SUMS`] floats, and
+    /// there are sums for all rows.
+    unsafe fn multiply<I: Isa, T: Element>(
+        isa: I,
+        multiplier: &Multiplier,
+        tiles: &Tiles,
+        on_the_way: *mut f32,
+        sums: &Sums<'_>,
+    );
+}
+
+/// Tiles for all of a block of inner indices.
+pub(crate) struct Tiles {
+    /// Of the rows; the second may be the first again.
+    rows: [*const f32; 2],
+    /// Of the weight.
+    columns: *const f32,
+    /// Tiles along the inner dimension.
+    steps: usize,
+    ahead: Lines,
+}
+
+impl Tiles {
+    fn are_two(&self) -> bool {
+        self.rows[0] != self.rows[1]
+    }
+}
+
+/// Where a product of two tiles of rows goes.
+pub(crate) struct Sums<'a> {
+    /// [`WIDTH`] floats for every row of the tiles, those that pad them included, or for every one that can be picked.
+    start: *mut f32,
+    rows: usize,
+    picked: Option<&'a [u32]>,
+    add: bool,
+}
+
+/// Tiles along the inner dimension of blocks of `inner` inner indices: blocks are of equal depth.
+fn depth<P: Parts>(inner: usize) -> usize {
+    let steps = inner.div_ceil(P::INNER);
+    steps.div_ceil(steps.div_ceil(DEPTH).max(1)).max(1)
+}
+
+/// Blocks that `inner` inner indices are cut into.
+pub(crate) fn blocks<P: Parts>(inner: usize) -> usize {
+    inner.div_ceil(P::INNER).div_ceil(depth::<P>(inner))
+}
+
+/// Splits up to [`TILE`] rows of `width` elements into [`Parts::ROWS`] floats for every block of inner indices, `block` floats apart. What is left
+/// of the tiles is 0. Returns whether all numbers were finite that had to be.
+///
+/// Contract of the constructor: vectors have [`crate::isa::MAX_LANES`] lanes; bf16 has one term; `input(row)` is valid for reading `width` elements,
+/// `output` for writing.
+pub(crate) struct PackRows<T, F: Fn(usize) -> *const T, P> {
+    pub(crate) rows: usize,
+    pub(crate) input: F,
+    pub(crate) width: usize,
+    pub(crate) block: usize,
+    pub(crate) output: *mut f32,
+    pub(crate) parts: PhantomData<P>,
+}
+
+impl<T: Element, F: Fn(usize) -> *const T, P: Parts> Job for PackRows<T, F, P> {
+    type Output = bool;
+
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) -> bool {
+        P::pack_rows(isa, &self)
+    }
+}
+
+/// Splits up to [`WIDTH`] columns of a weight into [`Parts::COLUMNS`] floats: rows of [`WIDTH`] columns, of (parts, [`DEPTH`], [`TILE`]). What is
+/// left of the last step and of the columns is 0. Returns what [`PackRows`] does.
+///
+/// Contract of the constructor: as of [`PackRows`]; `input` is valid for reading `inner` rows of `columns` elements, `stride` apart.
+pub(crate) struct PackColumns<T, P> {
+    input: *const T,
+    stride: usize,
+    inner: usize,
+    columns: usize,
+    /// Whether inner indices that are multiplied together are neighbours; else they are [`TILE`] apart.
+    neighbours: bool,
+    output: *mut f32,
+    parts: PhantomData<P>,
+}
+
+impl<T: Element, P> PackColumns<T, P> {
+    /// Row `inner` of the columns from `column` on, of at most as many as a vector has lanes.
+    #[inline(always)]
+    fn at<I: Isa>(&self, isa: I, inner: usize, column: usize) -> I::V {
+        let n = self.columns.saturating_sub(column).min(MAX_LANES);
+        match inner < self.inner {
+            // SAFETY: the constructor's contract.
+            true => unsafe { part(isa, self.input.wrapping_add(inner * self.stride + column), n) },
+            false => isa.splat(0.0),
+        }
+    }
+}
+
+impl<T: Element, P: Parts> Job for PackColumns<T, P> {
+    type Output = bool;
+
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) -> bool {
+        P::pack_columns(isa, &self)
+    }
+}
+
+/// As [`Parts::multiply`].
+struct Multiplication<'a, T, P> {
+    multiplier: &'a Multiplier,
+    tiles: Tiles,
+    on_the_way: *mut f32,
+    sums: Sums<'a>,
+    of: PhantomData<(T, P)>,
+}
+
+impl<T: Element, P: Parts> Job for Multiplication<'_, T, P> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        // SAFETY: the constructor's contract, which is the method's.
+        unsafe { P::multiply::<I, T>(isa, self.multiplier, &self.tiles, self.on_the_way, &self.sums) }
+    }
 }
 
 /// Rows of a product.
 pub(crate) enum Left<'a, T> {
-    /// Tiles that [`PackRows`] has made, for all inner indices of the weight from 0 on; `block` floats are between blocks of inner
-    /// indices.
+    /// Tiles that [`PackRows`] has made of all the inner indices of the product; `block` floats are between blocks of them.
     Tiles { start: *const f32, block: usize },
     /// A pointer to inner index 0 of each row.
     Rows(&'a [*const T]),
@@ -81,15 +224,15 @@ pub(crate) struct Product<'a, T> {
     pub(crate) add: bool,
 }
 
-/// A worker's memory.
-pub(crate) struct Worker<'h> {
+/// A worker's memory, for numbers in parts `P`.
+pub(crate) struct Worker<'h, P> {
     multiplier: Multiplier,
-    /// (terms, DEPTH, TILE, WIDTH) pairs: a block of the weight.
+    /// A block of the weight.
     right: *mut f32,
     /// The same block as floats, (DEPTH * INNER, WIDTH), if it has to be transposed.
     dense: *mut f32,
-    /// Sums of two tiles of rows, on their way to those that were picked.
-    picked: *mut f32,
+    /// Sums of two tiles of rows, on their way.
+    on_the_way: *mut f32,
     /// Per block of columns: (rows, WIDTH).
     sums: *mut f32,
     rows: usize,
@@ -97,43 +240,44 @@ pub(crate) struct Worker<'h> {
     left: *mut f32,
     /// Whether all numbers were finite that had to be.
     finite: Cell<bool>,
+    parts: PhantomData<P>,
     _floats: Unwritten<'h>,
 }
 
-impl<'h> Worker<'h> {
+impl<'h, P: Parts> Worker<'h, P> {
     /// Memory for up to `rows` rows, of which `split` are split by the worker, and `columns` columns.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`].
-    pub(crate) fn new<const TERMS: usize>(
+    pub(crate) fn new(
         unit: MatrixUnit,
         [rows, split]: [usize; 2],
         columns: usize,
         host: &'h dyn Host,
-    ) -> Result<Worker<'h>, Error> {
+    ) -> Result<Worker<'h, P>, Error> {
         let (rows, columns) = (rows.next_multiple_of(2 * TILE), columns.next_multiple_of(WIDTH));
-        let right = TERMS * DEPTH * TILE * WIDTH;
-        let (dense, picked) = (DEPTH * INNER * WIDTH, 2 * TILE * WIDTH);
-        let left = split.div_ceil(TILE).saturating_mul(tile_floats(TERMS));
+        let left = split.div_ceil(TILE).saturating_mul(P::ROWS);
         let sums = rows.saturating_mul(columns);
-        let floats = Unwritten::new::<f32>(host, (right + dense + picked).saturating_add(sums).saturating_add(left))?;
-        let start = floats.as_mut_ptr::<f32>();
-        // SAFETY: the sections follow each other in memory of their sizes.
-        unsafe {
-            let (dense, picked, sums) = (start.add(right), start.add(right + dense), start.add(right + dense + picked));
-            let left = sums.add(rows * columns);
-            Ok(Worker {
-                multiplier: unit.start(),
-                right: start,
-                dense,
-                picked,
-                sums,
-                rows,
-                left,
-                finite: Cell::new(true),
-                _floats: floats,
-            })
-        }
+        let lens = [P::COLUMNS, DEPTH * P::INNER * WIDTH, P::SUMS, sums, left];
+        let floats = Unwritten::new::<f32>(host, lens.into_iter().fold(0, usize::saturating_add))?;
+        let mut next = floats.as_mut_ptr::<f32>();
+        let [right, dense, on_the_way, sums, left] = lens.map(|len| {
+            let section = next;
+            next = section.wrapping_add(len);
+            section
+        });
+        Ok(Worker {
+            multiplier: unit.start(),
+            right,
+            dense,
+            on_the_way,
+            sums,
+            rows,
+            left,
+            finite: Cell::new(true),
+            parts: PhantomData,
+            _floats: floats,
+        })
     }
 
     /// The sums of a row in a block of columns.
@@ -179,21 +323,12 @@ impl<'h> Worker<'h> {
     /// # Safety
     /// The weight has these inner indices and columns, and so have the rows; bf16 has one term. This memory is for as many
     /// rows and columns, and no row's sums are picked twice. Vectors have [`crate::isa::MAX_LANES`] lanes.
-    pub(crate) unsafe fn multiply<I: Isa, T: Element, const TERMS: usize>(
-        &self,
-        isa: I,
-        product: &Product<'_, T>,
-    ) -> u64 {
+    pub(crate) unsafe fn multiply<I: Isa, T: Element>(&self, isa: I, product: &Product<'_, T>) -> u64 {
         let Product { ref left, rows, weight, ref inner, ref columns, picked, add } = *product;
         let (tiles, blocks) = (rows.div_ceil(TILE), columns.len().div_ceil(WIDTH));
-        let steps = inner.len().div_ceil(INNER);
-        // Blocks of equal depth; tiles that are there already have the depth that they were made for.
-        let depth = match left {
-            Left::Tiles { .. } => DEPTH,
-            Left::Rows(_) => steps.div_ceil(steps.div_ceil(DEPTH).max(1)).max(1),
-        };
+        let (steps, depth) = (inner.len().div_ceil(P::INNER), depth::<P>(inner.len()));
         let inner_of = |first: usize| {
-            (inner.start + first * INNER).min(inner.end)..inner.end.min(inner.start + (first + depth) * INNER)
+            (inner.start + first * P::INNER).min(inner.end)..inner.end.min(inner.start + (first + depth) * P::INNER)
         };
         let columns_of =
             |block: usize| columns.start + block * WIDTH..columns.end.min(columns.start + (block + 1) * WIDTH);
@@ -201,16 +336,17 @@ impl<'h> Worker<'h> {
             let (inner_now, steps_now) = (inner_of(first), depth.min(steps - first));
             let start = match *left {
                 // SAFETY: there are tiles for every block of inner indices.
-                Left::Tiles { start, block } => unsafe { start.add(first / DEPTH * block) },
+                Left::Tiles { start, block } => unsafe { start.add(first / depth * block) },
                 Left::Rows(rows) => {
                     for (i, rows) in rows.chunks(TILE).enumerate() {
-                        self.see(isa.vectorize(PackRows::<T, _, TERMS> {
+                        self.see(isa.vectorize(PackRows {
                             rows: rows.len(),
                             input: |row: usize| rows[row].wrapping_add(inner_now.start),
                             width: inner_now.len(),
                             block: 0,
                             // SAFETY: there is room for all rows.
-                            output: unsafe { self.left.add(i * tile_floats(TERMS)) },
+                            output: unsafe { self.left.add(i * P::ROWS) },
+                            parts: PhantomData::<P>,
                         }));
                     }
                     self.left.cast_const()
@@ -218,57 +354,40 @@ impl<'h> Worker<'h> {
             };
             for block in 0..blocks {
                 // SAFETY: the caller's contract; the memory has room for a block.
-                unsafe { self.pack_columns::<I, T, TERMS>(isa, weight, inner_now.clone(), columns_of(block)) };
+                unsafe { self.pack_columns(isa, weight, inner_now.clone(), columns_of(block)) };
                 let next = match block + 1 < blocks {
                     true => (inner_now.clone(), columns_of(block + 1)),
                     false => (inner_of(first + depth), columns_of(0)),
                 };
                 let mut ahead = ahead(weight, next, tiles.div_ceil(2) * steps_now);
                 for i in (0..tiles).step_by(2) {
-                    let second = (i + 1).min(tiles - 1);
-                    let c = match picked {
-                        None => [i, second].map(|i| self.sums(block, i * TILE)),
-                        // SAFETY: two tiles.
-                        Some(_) => [0, second - i].map(|i| unsafe { self.picked.add(i * TILE * WIDTH) }),
-                    };
-                    let product = TileProduct {
-                        // SAFETY: there are `tiles` tiles of rows in the block.
-                        a: [i, second].map(|i| unsafe { start.add(i * tile_floats(TERMS)) }),
-                        b: self.right,
-                        b_stride: STRIDE,
-                        b_step: STEP,
-                        terms: TERMS,
-                        rough: TERMS < exact(T::FLOAT),
-                        term_strides: [DEPTH * TILE_BYTES, DEPTH * STEP],
-                        steps: steps_now,
-                        c,
-                        c_stride: STRIDE,
-                        add: picked.is_none() && (add || first > 0),
-                        ahead,
-                    };
-                    // SAFETY: the sections have these sizes; inner indices and columns are padded to whole tiles.
-                    unsafe {
-                        match second > i {
-                            true => self.multiplier.multiply::<true>(&product),
-                            false => self.multiplier.multiply::<false>(&product),
-                        }
-                    }
+                    let rows = i * TILE..rows.min((i + 2) * TILE);
+                    // SAFETY: there are `tiles` tiles of rows in the block.
+                    let tiles = [i, (i + 1).min(tiles - 1)].map(|i| unsafe { start.add(i * P::ROWS) });
+                    isa.vectorize(Multiplication {
+                        multiplier: &self.multiplier,
+                        tiles: Tiles { rows: tiles, columns: self.right, steps: steps_now, ahead },
+                        on_the_way: self.on_the_way,
+                        sums: Sums {
+                            start: self.sums(block, if picked.is_some() { 0 } else { rows.start }),
+                            rows: rows.len(),
+                            picked: picked.map(|picked| &picked[rows]),
+                            add: picked.is_some() || add || first > 0,
+                        },
+                        of: PhantomData::<(T, P)>,
+                    });
                     ahead.start = ahead.start.wrapping_add(steps_now * ahead.rows * ahead.stride);
-                    if let Some(picked) = picked {
-                        let picked = &picked[i * TILE..rows.min((i + 2) * TILE)];
-                        isa.vectorize(AddRows { input: self.picked, picked, sums: self.sums(block, 0) });
-                    }
                 }
             }
         }
-        (tiles * TILE * columns.len() * steps * INNER) as u64
+        (tiles * TILE * columns.len() * steps * P::INNER) as u64
     }
 
     /// Splits a block of the weight.
     ///
     /// # Safety
     /// As of [`Worker::multiply`]; at most DEPTH * INNER inner indices and WIDTH columns.
-    unsafe fn pack_columns<I: Isa, T: Element, const TERMS: usize>(
+    unsafe fn pack_columns<I: Isa, T: Element>(
         &self,
         isa: I,
         weight: &Matrix<T>,
@@ -278,28 +397,26 @@ impl<'h> Worker<'h> {
         let (output, count, width) = (self.right, inner.len(), columns.len());
         let neighbours = T::FLOAT == Float::BF16;
         self.see(match *weight {
-            Matrix::Columns { stride, .. } => {
-                let input = weight.at(inner.start, &columns);
-                isa.vectorize(PackColumns::<T, TERMS> {
-                    input,
-                    stride,
-                    inner: count,
-                    columns: width,
-                    neighbours,
-                    output,
-                })
-            }
+            Matrix::Columns { stride, .. } => isa.vectorize(PackColumns {
+                input: weight.at(inner.start, &columns),
+                stride,
+                inner: count,
+                columns: width,
+                neighbours,
+                output,
+                parts: PhantomData::<P>,
+            }),
             Matrix::Rows { .. } => {
                 // SAFETY: the caller's contract; there is room for DEPTH * INNER rows of WIDTH floats.
                 unsafe { weight.pack(isa, inner, columns, self.dense, WIDTH) };
-                let (input, stride) = (self.dense.cast_const(), WIDTH);
-                isa.vectorize(PackColumns::<f32, TERMS> {
-                    input,
-                    stride,
+                isa.vectorize(PackColumns {
+                    input: self.dense.cast_const(),
+                    stride: WIDTH,
                     inner: count,
                     columns: width,
                     neighbours,
                     output,
+                    parts: PhantomData::<P>,
                 })
             }
         })

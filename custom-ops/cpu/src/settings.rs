@@ -22,12 +22,13 @@ pub const PRECISION_VARIABLE: &str = "MOH_FLOAT32_MATMUL_PRECISION";
 /// PyTorch's `torch.set_float32_matmul_precision`. Sums are always float32, and so are products by vectors.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Precision {
-    /// With the error of float32: three bfloat16 terms a number, six products.
+    /// With the error of float32: fixed point with the 24 bits of float32, three digits a number, six products of bytes.
     #[default]
     Highest,
-    /// Two bfloat16 terms a number, 17 bits, and three products: half of the time, and errors of about 5e-6 of a result's usual size.
+    /// Fixed point with 16 bits, two digits a number, three products of bytes: half of the time, and errors of about 5e-5 of a result's usual
+    /// size.
     High,
-    /// Numbers are rounded to bfloat16, 9 bits: one product, and errors of about 2e-3.
+    /// Numbers are rounded to bfloat16, 8 bits: one product, and errors of about 2e-3.
     Medium,
 }
 

@@ -39,19 +39,6 @@ pub(crate) fn split<I: Isa, const TERMS: usize>(isa: I, mut a: I::V, mut b: I::V
     terms
 }
 
-/// As [`split`], for numbers that so many terms may not represent: all terms are rounded to nearest.
-#[inline(always)]
-pub(crate) fn round<I: Isa, const TERMS: usize>(isa: I, mut a: I::V, mut b: I::V) -> [I::V; TERMS] {
-    let mut terms = [isa.splat(0.0); TERMS];
-    for (i, term) in terms.iter_mut().enumerate() {
-        *term = isa.pair(a, b);
-        if i + 1 < TERMS {
-            (a, b) = (isa.rest_of_pair(a), isa.rest_of_pair(b));
-        }
-    }
-    terms
-}
-
 /// The first [`PAIRS`] of `n` elements, padded with 0. With one term, neighbouring elements form pairs; with several,
 /// an element of the first half and one of the second.
 #[inline(always)]

@@ -7,12 +7,12 @@ use crate::host::Host;
 use crate::isa::unit::TILE;
 use crate::isa::{Isa, MatrixUnit};
 use crate::kernel::WeightData;
-use crate::matrix::{self, Left, Product, ROWS, WIDTH, Worker};
+use crate::matrix::{self, Digits, Left, Parts, Product, ROWS, Terms, WIDTH, Worker};
 use crate::selection::{Run, Selection};
 use crate::terms::terms_at;
 use crate::workers::{Shared, share};
 use moh_operators::routed_projection::Problem;
-use moh_operators::{Element, Error};
+use moh_operators::{Element, Error, Float};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -59,10 +59,11 @@ pub(crate) fn run<I: Isa, T: Element, O: HeadLinear>(
     };
     let matrix = &O::matrix(problem, weight);
     let call = Call { isa, unit, problem, tensors, matrix, selection, chunk, output, finite: AtomicBool::new(true) };
-    let macs = match terms {
-        1 => call.share::<1, O>(host),
-        2 => call.share::<2, O>(host),
-        _ => call.share::<3, O>(host),
+    let macs = match (T::FLOAT, terms) {
+        (_, 1) => call.share::<Terms<1>, O>(host),
+        (Float::F32, 2) => call.share::<Digits<2>, O>(host),
+        (_, 2) => call.share::<Terms<2>, O>(host),
+        _ => call.share::<Digits<3>, O>(host),
     }?;
     Ok(call.finite.into_inner().then_some(macs))
 }
@@ -97,16 +98,16 @@ pub(crate) enum Heads {
 }
 
 impl<I: Isa, T: Element> Call<'_, I, T> {
-    fn share<const TERMS: usize, O: HeadLinear>(&self, host: &dyn Host) -> Result<u64, Error> {
+    fn share<P: Parts, O: HeadLinear>(&self, host: &dyn Host) -> Result<u64, Error> {
         let items = self.items(O::HEADS, host.parallelism());
         let columns = items.iter().map(|item| item.columns.len()).max().unwrap_or(0);
         let make = || {
-            let worker = Worker::new::<TERMS>(self.unit, [self.chunk; 2], columns, host)?;
+            let worker = Worker::<P>::new(self.unit, [self.chunk; 2], columns, host)?;
             Ok((worker, Vec::with_capacity(self.chunk)))
         };
         share(host, items.len(), make, |(worker, rows), item| match O::HEADS {
-            Heads::Columns => self.project::<TERMS>(&items[item], worker, rows),
-            Heads::Inner => self.combine::<TERMS>(&items[item], worker, rows),
+            Heads::Columns => self.project(&items[item], worker, rows),
+            Heads::Inner => self.combine(&items[item], worker, rows),
         })
     }
 
@@ -157,7 +158,7 @@ impl<I: Isa, T: Element> Call<'_, I, T> {
     }
 
     /// RoutedProjection: the heads' tokens are multiplied with their columns; those of other tokens are 0.
-    fn project<const TERMS: usize>(&self, item: &Item, worker: &Worker<'_>, rows: &mut Vec<*const T>) -> u64 {
+    fn project<P: Parts>(&self, item: &Item, worker: &Worker<'_, P>, rows: &mut Vec<*const T>) -> u64 {
         let p = self.problem;
         let (columns, used) = (p.num_heads * p.block, self.selection.tokens(item.chunk, item.heads.start));
         let mut next = used.iter().copied().peekable();
@@ -182,7 +183,7 @@ impl<I: Isa, T: Element> Call<'_, I, T> {
             add: false,
         };
         // SAFETY: x and the weight have `width` inner indices, the weight these columns; bf16 has one term.
-        let macs = unsafe { worker.multiply::<I, T, TERMS>(self.isa, &product) };
+        let macs = unsafe { worker.multiply(self.isa, &product) };
         let output = |row: usize| self.place(item, columns, used[row] as usize);
         // SAFETY: as said, and these columns of these tokens belong to this item alone.
         unsafe { self.store(worker, used.len(), item, output) };
@@ -190,7 +191,7 @@ impl<I: Isa, T: Element> Call<'_, I, T> {
     }
 
     /// RoutedCombine: sums over heads, each of which adds to its tokens.
-    fn combine<const TERMS: usize>(&self, item: &Item, worker: &Worker<'_>, rows: &mut Vec<*const T>) -> u64 {
+    fn combine<P: Parts>(&self, item: &Item, worker: &Worker<'_, P>, rows: &mut Vec<*const T>) -> u64 {
         let p = self.problem;
         let tokens = self.tokens(item).len();
         let mut begun = false;
@@ -212,7 +213,7 @@ impl<I: Isa, T: Element> Call<'_, I, T> {
                 add: begun,
             };
             // SAFETY: x and the weight have all heads' inner indices, the weight these columns; bf16 has one term.
-            macs += unsafe { worker.multiply::<I, T, TERMS>(self.isa, &product) };
+            macs += unsafe { worker.multiply(self.isa, &product) };
             begun = true;
         }
         if !begun {
@@ -233,7 +234,13 @@ impl<I: Isa, T: Element> Call<'_, I, T> {
 
     /// # Safety
     /// As [`Worker::store`], for the item's columns.
-    unsafe fn store(&self, worker: &Worker<'_>, rows: usize, item: &Item, output: impl Fn(usize) -> *mut T) {
+    unsafe fn store<P: Parts>(
+        &self,
+        worker: &Worker<'_, P>,
+        rows: usize,
+        item: &Item,
+        output: impl Fn(usize) -> *mut T,
+    ) {
         let bias = self.tensors.bias.map(|bias| bias[item.columns.clone()].as_ptr());
         // SAFETY: the caller's contract; the bias has these columns.
         unsafe { worker.store(self.isa, [rows, item.columns.len()], bias, output) };

@@ -1,8 +1,9 @@
-//! x86-64 with AMX (tiles, bf16): products of 16 x 32 by 32 x 16 blocks of bfloat16, accumulated in f32.
+//! x86-64 with AMX (tiles, bf16, int8): products of 16 x 32 by 32 x 16 blocks of bfloat16, accumulated in f32, and of 16 x 64 by 64 x 16
+//! blocks of bytes, accumulated in integers of 32 bits.
 //!
 //! Each f32 is split exactly into three bf16 terms of 8 bits each. Of the nine products of two factors' terms, six are
 //! kept; the omitted ones are 2^-23 of the result on average and 2^-20 at most, comparable to f32 rounding. Six bf16
-//! products take less time than f32 multiply-adds.
+//! products take less time than f32 multiply-adds; six of digits, bytes of a number in fixed point, half of that.
 //!
 //! The compiler does not use tile registers, so they keep their contents between blocks of inline assembly.
 
@@ -12,7 +13,7 @@ pub(crate) mod emulator;
 mod tests;
 
 use super::avx512::Avx512;
-use super::unit::{Lines, Multiply, ROW_BYTES, TILE, TILE_BYTES, TileProduct, Unit};
+use super::unit::{DigitProduct, Lines, Multiply, ROW_BYTES, TILE, TILE_BYTES, TileProduct, Unit};
 use std::arch::asm;
 use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
 use std::marker::PhantomData;
@@ -82,7 +83,6 @@ impl Multiply for Tiles {
             self.begin::<BOTH>(p);
             let order: &[_] = match p.terms {
                 1 => &[(Some(0), Some(0))],
-                2 if p.rough => &[(Some(1), Some(0)), (Some(0), None), (None, Some(1))],
                 2 => &[(Some(1), Some(1)), (None, Some(0)), (Some(0), None), (None, Some(1))],
                 _ => &THREE_TERMS,
             };
@@ -90,15 +90,39 @@ impl Multiply for Tiles {
                 fetch(&p.ahead, step);
                 for &(a, b) in order {
                     if let Some(term) = a {
-                        self.left::<BOTH>(p, step, term);
+                        self.left::<BOTH>(p.a, step * TILE_BYTES + term * p.term_strides[0]);
                     }
                     if let Some(term) = b {
-                        self.right(p, step, term);
+                        self.right(p.b.byte_add(step * p.b_step + term * p.term_strides[1]), p.b_stride);
                     }
                     self.add::<BOTH>();
                 }
             }
-            self.end::<BOTH>(p);
+            self.end::<BOTH>(p.c, p.c_stride);
+        }
+    }
+
+    #[inline]
+    unsafe fn multiply_digits<const BOTH: bool>(&self, p: &DigitProduct) {
+        // SAFETY: as above.
+        unsafe {
+            for place in 0..p.digits {
+                self.zero::<BOTH>();
+                for step in 0..p.steps {
+                    if place == 0 {
+                        fetch(&p.ahead, step);
+                    }
+                    for digit in 0..=place {
+                        self.left::<BOTH>(p.a, step * TILE_BYTES + digit * p.digit_strides[0]);
+                        let b = p.b.byte_add(step * p.b_step + (place - digit) * p.digit_strides[1]);
+                        self.right(b, p.b_stride);
+                        self.add_bytes::<BOTH>();
+                    }
+                }
+                const STRIDE: usize = 2 * ROW_BYTES;
+                let c = p.c.byte_add(place * 2 * TILE * STRIDE).cast::<f32>();
+                self.end::<BOTH>([c, c.byte_add(TILE * STRIDE)], STRIDE);
+            }
         }
     }
 }
@@ -122,11 +146,7 @@ impl Tiles {
         // SAFETY: as in `multiply`.
         unsafe {
             if !p.add {
-                asm!("tilezero tmm0", "tilezero tmm1", options(nomem, nostack));
-                if BOTH {
-                    asm!("tilezero tmm2", "tilezero tmm3", options(nomem, nostack));
-                }
-                return;
+                return self.zero::<BOTH>();
             }
             asm!(
                 "tileloadd tmm0, [{c} + {s}]", "tileloadd tmm1, [{c} + {s} + 64]",
@@ -142,26 +162,35 @@ impl Tiles {
     }
 
     #[inline(always)]
-    unsafe fn left<const BOTH: bool>(&self, p: &TileProduct, step: usize, term: usize) {
-        let offset = step * TILE_BYTES + term * p.term_strides[0];
+    unsafe fn zero<const BOTH: bool>(&self) {
         // SAFETY: as in `multiply`.
         unsafe {
-            asm!("tileloadd tmm4, [{a} + {s}]",
-                a = in(reg) p.a[0].byte_add(offset), s = in(reg) ROW_BYTES, options(nostack, readonly));
+            asm!("tilezero tmm0", "tilezero tmm1", options(nomem, nostack));
             if BOTH {
-                asm!("tileloadd tmm5, [{a} + {s}]",
-                    a = in(reg) p.a[1].byte_add(offset), s = in(reg) ROW_BYTES, options(nostack, readonly));
+                asm!("tilezero tmm2", "tilezero tmm3", options(nomem, nostack));
             }
         }
     }
 
     #[inline(always)]
-    unsafe fn right(&self, p: &TileProduct, step: usize, term: usize) {
+    unsafe fn left<const BOTH: bool>(&self, a: [*const f32; 2], offset: usize) {
+        // SAFETY: as in `multiply`.
+        unsafe {
+            asm!("tileloadd tmm4, [{a} + {s}]",
+                a = in(reg) a[0].byte_add(offset), s = in(reg) ROW_BYTES, options(nostack, readonly));
+            if BOTH {
+                asm!("tileloadd tmm5, [{a} + {s}]",
+                    a = in(reg) a[1].byte_add(offset), s = in(reg) ROW_BYTES, options(nostack, readonly));
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn right(&self, b: *const f32, stride: usize) {
         // SAFETY: as in `multiply`.
         unsafe {
             asm!("tileloadd tmm6, [{b} + {s}]", "tileloadd tmm7, [{b} + {s} + 64]",
-                b = in(reg) p.b.byte_add(step * p.b_step + term * p.term_strides[1]), s = in(reg) p.b_stride,
-                options(nostack, readonly));
+                b = in(reg) b, s = in(reg) stride, options(nostack, readonly));
         }
     }
 
@@ -177,14 +206,25 @@ impl Tiles {
     }
 
     #[inline(always)]
-    unsafe fn end<const BOTH: bool>(&self, p: &TileProduct) {
+    unsafe fn add_bytes<const BOTH: bool>(&self) {
+        // SAFETY: as in `multiply`.
+        unsafe {
+            asm!("tdpbssd tmm0, tmm4, tmm6", "tdpbssd tmm1, tmm4, tmm7", options(nomem, nostack));
+            if BOTH {
+                asm!("tdpbssd tmm2, tmm5, tmm6", "tdpbssd tmm3, tmm5, tmm7", options(nomem, nostack));
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn end<const BOTH: bool>(&self, c: [*mut f32; 2], stride: usize) {
         // SAFETY: as in `multiply`.
         unsafe {
             asm!("tilestored [{c} + {s}], tmm0", "tilestored [{c} + {s} + 64], tmm1",
-                c = in(reg) p.c[0], s = in(reg) p.c_stride, options(nostack));
+                c = in(reg) c[0], s = in(reg) stride, options(nostack));
             if BOTH {
                 asm!("tilestored [{c} + {s}], tmm2", "tilestored [{c} + {s} + 64], tmm3",
-                    c = in(reg) p.c[1], s = in(reg) p.c_stride, options(nostack));
+                    c = in(reg) c[1], s = in(reg) stride, options(nostack));
             }
         }
     }
@@ -196,14 +236,14 @@ fn is_there() -> bool {
     *FOUND.get_or_init(|| processor_has_it() && system_permits_it())
 }
 
-/// Whether the processor has AMX-TILE and AMX-BF16, and the operating system saves the tiles' state (Intel SDM volume
+/// Whether the processor has AMX-TILE, AMX-BF16 and AMX-INT8, and the operating system saves the tiles' state (Intel SDM volume
 /// 1, chapter 18).
 fn processor_has_it() -> bool {
     const OSXSAVE: u32 = 1 << 27;
-    const BF16_AND_TILE: u32 = 1 << 22 | 1 << 24;
+    const BF16_TILE_AND_INT8: u32 = 1 << 22 | 1 << 24 | 1 << 25;
     const TILE_STATE: u32 = 0b11 << 17;
     let leaf = |leaf| std::arch::x86_64::__cpuid_count(leaf, 0);
-    if leaf(0).eax < 7 || leaf(1).ecx & OSXSAVE == 0 || leaf(7).edx & BF16_AND_TILE != BF16_AND_TILE {
+    if leaf(0).eax < 7 || leaf(1).ecx & OSXSAVE == 0 || leaf(7).edx & BF16_TILE_AND_INT8 != BF16_TILE_AND_INT8 {
         return false;
     }
     let states: u32;

@@ -186,12 +186,37 @@ impl Isa for Avx512 {
     }
 
     #[inline(always)]
-    fn rest_of_pair(self, x: __m512) -> __m512 {
+    fn larger_magnitude(self, a: __m512, b: __m512) -> __m512 {
         simd!({
-            let rounded = _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000));
-            let mask = _mm512_set1_epi32(0xffff_0000_u32 as i32);
-            _mm512_sub_ps(x, _mm512_castsi512_ps(_mm512_and_si512(rounded, mask)))
+            let magnitude = |x| _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(i32::MAX));
+            _mm512_castsi512_ps(_mm512_max_epi32(magnitude(a), magnitude(b)))
         })
+    }
+
+    #[inline(always)]
+    fn digits(self, x: [__m512; 4], scale: __m512) -> [__m512; 3] {
+        const ODD_BYTES: u64 = 0xaaaa_aaaa_aaaa_aaaa;
+        const ODD_WORDS: u32 = 0xaaaa_aaaa;
+        simd!({
+            let middle = _mm512_set1_epi32(0x80_8080);
+            let [a, b, c, d] = x.map(|x| {
+                let whole = _mm512_cvtps_epi32(_mm512_mul_ps(x, scale));
+                _mm512_xor_si512(_mm512_add_epi32(whole, middle), middle)
+            });
+            // Words of a byte each of two vectors: of the first and third digit from the right, and of the second.
+            let outer = |a, b| _mm512_mask_mov_epi8(a, ODD_BYTES, _mm512_slli_epi32::<8>(b));
+            let inner = |a, b| _mm512_mask_mov_epi8(_mm512_srli_epi32::<8>(a), ODD_BYTES, b);
+            let (ab, cd) = (outer(a, b), outer(c, d));
+            let third = _mm512_mask_mov_epi16(_mm512_srli_epi32::<16>(ab), ODD_WORDS, cd);
+            let first = _mm512_mask_mov_epi16(ab, ODD_WORDS, _mm512_slli_epi32::<16>(cd));
+            let second = _mm512_mask_mov_epi16(inner(a, b), ODD_WORDS, _mm512_slli_epi32::<16>(inner(c, d)));
+            [third, second, first].map(|x| _mm512_castsi512_ps(x))
+        })
+    }
+
+    #[inline(always)]
+    fn widen_integers(self, x: __m512) -> __m512 {
+        simd!(_mm512_cvtepi32_ps(_mm512_castps_si512(x)))
     }
 
     #[inline(always)]

@@ -1,6 +1,6 @@
 //! Every instruction set is tested against scalar code.
 
-use super::{Isa, Job, MAX_LANES};
+use super::{Isa, Job, LARGEST_OF_DIGITS, MAX_LANES};
 use half::{bf16, f16};
 use moh_operators::Element;
 
@@ -217,8 +217,6 @@ impl Job for Halves {
             assert_eq!(lanes(isa, paired)[i].to_bits(), bits(a(i)) | bits(b(i)) << 16);
             assert_eq!(lanes(isa, halves)[i].to_bits(), a(i).to_bits() >> 16 | b(i).to_bits() & 0xffff_0000);
             assert_eq!(sums[i], a(i), "three bf16 terms of 8 bits sum to the f32");
-            let rest = a(i) - bf16::from_f32(a(i)).to_f32();
-            assert_eq!(lanes(isa, isa.rest_of_pair(vector(isa, a)))[i], rest);
         }
         assert!(lanes(isa, isa.rest(isa.splat(f32::INFINITY)))[0].is_nan());
     }
@@ -227,6 +225,100 @@ impl Job for Halves {
 #[test]
 fn bf16_split_is_exact() {
     everywhere(Halves);
+}
+
+#[derive(Clone, Copy)]
+struct Digits;
+
+impl Job for Digits {
+    type Output = ();
+    fn run<I: Isa>(self, isa: I) {
+        let most = LARGEST_OF_DIGITS as f32;
+        for (scale, numbers) in
+            [(1.0, [most, -most, 0.0, 128.0]), (0.5, [1.0, 3.0, -257.0, 65535.0]), (1e6, [1.5, -7.9, 2e-7, -3.3])]
+        {
+            let number = |vector: usize, lane: usize| numbers[vector] / (lane + 1) as f32;
+            let vectors = std::array::from_fn(|i| vector(isa, |lane| number(i, lane)));
+            let digits = isa.digits(vectors, isa.splat(scale)).map(|digit| lanes(isa, digit));
+            for (byte, lane) in (0..4).flat_map(|byte| (0..I::LANES).map(move |lane| (byte, lane))) {
+                let digit = |digit: &Vec<f32>| i32::from((digit[lane].to_bits() >> (8 * byte)) as u8 as i8);
+                let found = digits.iter().fold(0, |sum, part| sum * 256 + digit(part));
+                assert_eq!(found, (number(byte, lane) * scale).round_ties_even() as i32, "{} of {byte}", lane);
+            }
+        }
+        let integers = |lane: usize| f32::from_bits((lane as i32 * -70_001).cast_unsigned());
+        assert_eq!(lanes(isa, isa.widen_integers(vector(isa, integers)))[1..I::LANES][0], -70_001.0);
+        let magnitude = |a: f32, b: f32| lanes(isa, isa.larger_magnitude(isa.splat(a), isa.splat(b)))[0];
+        assert_eq!([magnitude(-3.0, 2.0), magnitude(1.0, -1.5), magnitude(-0.0, 0.0)], [3.0, 1.5, 0.0]);
+        assert_eq!(magnitude(f32::NEG_INFINITY, 1.0), f32::INFINITY);
+        assert!(magnitude(f32::NAN, f32::INFINITY).is_nan() && magnitude(1.0, -f32::NAN).is_nan());
+    }
+}
+
+#[test]
+fn numbers_are_sums_of_their_digits() {
+    everywhere(Digits);
+}
+
+/// Random digits, the largest among them: both matrices and one.
+#[cfg(target_arch = "x86_64")]
+fn digit_products<U: super::Unit>() {
+    use super::unit::{DigitProduct, Lines, Multiply, ROW_BYTES, TILE, TILE_BYTES};
+    const STEPS: usize = 3;
+    const WIDTH: usize = 2 * TILE;
+    if U::MOST_TERMS < 3 || U::Vectors::detect().is_none() {
+        return;
+    }
+    let Some(unit) = U::detect() else { return };
+    let mut random = moh_conformance::Random(1);
+    let mut bytes = |len: usize| -> Vec<i8> {
+        let byte = |x: f64| if x.abs() > 0.9 { -128 } else { (x * 140.0) as i8 };
+        (0..len).map(|_| byte(random.signed().into())).collect()
+    };
+    let a = [bytes(3 * STEPS * TILE_BYTES), bytes(3 * STEPS * TILE_BYTES)];
+    let b = bytes(3 * STEPS * 2 * TILE_BYTES);
+    let element = |place: usize, matrix: usize, row: usize, column: usize| -> i32 {
+        let of_step = |digit: usize, step: usize| -> i32 {
+            let x = &a[matrix][(digit * STEPS + step) * TILE_BYTES + row * ROW_BYTES..][..ROW_BYTES];
+            let y = |k: usize| {
+                b[((place - digit) * STEPS + step) * 2 * TILE_BYTES + k / 4 * 2 * ROW_BYTES + 4 * column + k % 4]
+            };
+            x.iter().enumerate().map(|(k, &x)| i32::from(x) * i32::from(y(k))).sum()
+        };
+        (0..=place)
+            .flat_map(|digit| (0..STEPS).map(move |step| (digit, step)))
+            .map(|(digit, step)| of_step(digit, step))
+            .sum()
+    };
+    let multiplier = unit.start();
+    for (digits, both) in [(3, true), (3, false), (2, true), (2, false)] {
+        let mut c = vec![7i32; 3 * 2 * TILE * WIDTH];
+        let product = DigitProduct {
+            a: [a[0].as_ptr().cast(), a[1].as_ptr().cast()],
+            b: b.as_ptr().cast(),
+            b_stride: 2 * ROW_BYTES,
+            b_step: 2 * TILE_BYTES,
+            digit_strides: [STEPS * TILE_BYTES, STEPS * 2 * TILE_BYTES],
+            steps: STEPS,
+            digits,
+            c: c.as_mut_ptr(),
+            ahead: Lines::NONE,
+        };
+        // SAFETY: the factors have three digits and as many steps, and `c` all places.
+        unsafe {
+            match both {
+                true => multiplier.multiply_digits::<true>(&product),
+                false => multiplier.multiply_digits::<false>(&product),
+            }
+        }
+        for (i, &found) in c.iter().enumerate() {
+            let (place, matrix, row, column) =
+                (i / (2 * TILE * WIDTH), i / (TILE * WIDTH) % 2, i / WIDTH % TILE, i % WIDTH);
+            let expected =
+                if place < digits && (matrix == 0 || both) { element(place, matrix, row, column) } else { 7 };
+            assert_eq!(found, expected, "{} at {i}", U::NAME);
+        }
+    }
 }
 
 /// Random products of both matrices and of one, of every number of terms, alone and added.
@@ -250,12 +342,10 @@ fn tile_products<U: super::Unit>() {
     let a = [pairs(STEPS * FLOATS), pairs(STEPS * FLOATS)];
     let b = pairs(STEPS * TILE * WIDTH);
     let start: Vec<f32> = (0..2 * TILE * WIDTH).map(|i| i as f32 / 64.0 - 5.0).collect();
-    let kept = |terms: usize, rough: bool, i: usize, j: usize| {
-        i < terms && j < terms && (terms < 3 || i + j < 3) && !(rough && i + j == 2)
-    };
-    let element = |(terms, rough): (usize, bool), matrix: usize, row: usize, column: usize| -> f64 {
+    let kept = |terms: usize, i: usize, j: usize| i < terms && j < terms && (terms < 3 || i + j < 3);
+    let element = |terms: usize, matrix: usize, row: usize, column: usize| -> f64 {
         let mut sum = 0.0;
-        for (i, j) in (0..9).map(|pair| (pair / 3, pair % 3)).filter(|&(i, j)| kept(terms, rough, i, j)) {
+        for (i, j) in (0..9).map(|pair| (pair / 3, pair % 3)).filter(|&(i, j)| kept(terms, i, j)) {
             for p in 0..STEPS * TILE {
                 let (step, pair) = (p / TILE, p % TILE);
                 let x = a[matrix][(i * STEPS + step) * FLOATS + row * TILE + pair];
@@ -266,10 +356,9 @@ fn tile_products<U: super::Unit>() {
         sum
     };
     let multiplier = unit.start();
-    let ways = (1..=U::MOST_TERMS).map(|terms| (terms, false)).chain([(2, true)]);
-    let ways = ways.filter(|(terms, _)| *terms <= U::MOST_TERMS);
-    for (way, add, both) in ways.flat_map(|way| [(way, false, true), (way, true, true), (way, true, false)]) {
-        let (terms, rough) = way;
+    let ways = (1..=U::MOST_TERMS)
+        .flat_map(|terms| [(false, true), (true, true), (true, false)].map(|(add, both)| (terms, add, both)));
+    for (terms, add, both) in ways {
         let mut c = start.clone();
         let (first, stride) = (c.as_mut_ptr(), WIDTH * size_of::<f32>());
         let product = TileProduct {
@@ -278,7 +367,6 @@ fn tile_products<U: super::Unit>() {
             b_stride: stride,
             b_step: TILE * stride,
             terms,
-            rough,
             term_strides: [STEPS * TILE_BYTES, STEPS * TILE * stride],
             steps: STEPS,
             c: [first, first.wrapping_add(TILE * WIDTH)],
@@ -297,11 +385,11 @@ fn tile_products<U: super::Unit>() {
             let (matrix, row, column) = (i / (TILE * WIDTH), i / WIDTH % TILE, i % WIDTH);
             let expected = match (matrix == 0 || both, add) {
                 (false, _) => f64::from(start),
-                (true, true) => f64::from(start) + element(way, matrix, row, column),
-                (true, false) => element(way, matrix, row, column),
+                (true, true) => f64::from(start) + element(terms, matrix, row, column),
+                (true, false) => element(terms, matrix, row, column),
             };
             let error = (f64::from(found) - expected).abs();
-            assert!(error < 2e-5, "{} {way:?} terms, {i}: {found} is not {expected}", U::NAME);
+            assert!(error < 2e-5, "{} {terms} terms, {i}: {found} is not {expected}", U::NAME);
         }
     }
 }
@@ -313,7 +401,10 @@ fn matrix_units_multiply_tiles() {
     let _emulated = super::amx::emulator::emulate();
     macro_rules! each {
         ($(#[$cfg:meta] $module:ident::$token:ident,)*) => {
-            $(#[$cfg] tile_products::<super::$module::$token>();)*
+            $(#[$cfg] {
+                tile_products::<super::$module::$token>();
+                digit_products::<super::$module::$token>();
+            })*
         };
     }
     super::each_unit!(each);

@@ -24,8 +24,6 @@ pub(crate) struct TileProduct {
     /// bf16 terms per element: 1, 2 or 3. With 3, six of the nine products are kept; the others are below the last bit
     /// of f32.
     pub(crate) terms: usize,
-    /// With two terms, whether the product of both second ones is left out.
-    pub(crate) rough: bool,
     /// Distance between consecutive terms of `a`, and of `b`.
     pub(crate) term_strides: [usize; 2],
     /// Number of blocks of 32 inner indices.
@@ -35,6 +33,30 @@ pub(crate) struct TileProduct {
     pub(crate) c_stride: usize,
     /// Whether the product is added to `c`; otherwise it overwrites `c`.
     pub(crate) add: bool,
+    /// What to read ahead meanwhile.
+    pub(crate) ahead: Lines,
+}
+
+/// Two factors in digits of base 256, largest first, and the sums of their products: integers of 32 bits. Strides and steps are in bytes.
+#[derive(Debug, Clone, Copy)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+pub(crate) struct DigitProduct {
+    /// Rows of 64 inner indices: two tiles of 16 rows each; tiles for consecutive blocks of 64 inner indices are contiguous.
+    pub(crate) a: [*const f32; 2],
+    /// Rows of four inner indices, those of four neighbours of `a`, of 32 columns.
+    pub(crate) b: *const f32,
+    pub(crate) b_stride: usize,
+    /// Distance between consecutive blocks of 64 inner indices of `b`.
+    pub(crate) b_step: usize,
+    /// Distance between consecutive digits of `a`, and of `b`.
+    pub(crate) digit_strides: [usize; 2],
+    /// Number of blocks of 64 inner indices.
+    pub(crate) steps: usize,
+    /// Digits of a number: 2 or 3.
+    pub(crate) digits: usize,
+    /// For every place, 32 rows of 32 columns: products of digits i and j are added up in place i + j. There are as many places as digits;
+    /// others, those of three or one of the products, are left out.
+    pub(crate) c: *mut i32,
     /// What to read ahead meanwhile.
     pub(crate) ahead: Lines,
 }
@@ -65,7 +87,7 @@ pub(crate) trait Unit: Copy + Send + Sync + 'static {
     /// The name by which users select kernels.
     const NAME: &'static str;
     /// Maximum number of bf16 terms per f32 factor for which the unit is faster than f32 vectors (three terms mean six
-    /// products).
+    /// products). With three, it multiplies digits as well.
     const MOST_TERMS: usize;
 
     /// The token, if the processor has the unit.
@@ -88,4 +110,11 @@ pub(crate) trait Multiply {
     /// All pointers of `product` are valid: the factors' for reading `steps` blocks of at most [`Unit::MOST_TERMS`]
     /// terms, `c` for reading and writing.
     unsafe fn multiply<const BOTH: bool>(&self, product: &TileProduct);
+
+    /// Computes the products of both matrices of `a` with `b`, or only of the first. Nothing is computed by a unit whose
+    /// [`Unit::MOST_TERMS`] is less than 3.
+    ///
+    /// # Safety
+    /// All pointers of `product` are valid: the factors' for reading `steps` blocks of all digits, `c` for writing.
+    unsafe fn multiply_digits<const BOTH: bool>(&self, _product: &DigitProduct) {}
 }

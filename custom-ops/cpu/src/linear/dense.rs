@@ -4,11 +4,12 @@ use crate::gemm::Matrix;
 use crate::host::{Host, Unwritten};
 use crate::isa::unit::TILE;
 use crate::isa::{Isa, MatrixUnit};
-use crate::matrix::{self, INNER, Left, PackRows, Product, ROWS, WIDTH, Worker};
+use crate::matrix::{self, Digits, Left, PackRows, Parts, Product, ROWS, Terms, WIDTH, Worker};
 use crate::terms::terms_at;
 use crate::workers::{Shared, share};
 use moh_operators::linear::Problem;
-use moh_operators::{Element, Error};
+use moh_operators::{Element, Error, Float};
+use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -41,10 +42,11 @@ impl<I: Isa, T: Element> Dense<'_, I, T> {
         let mut macs = 0;
         for start in (0..rows).step_by(chunk) {
             let rows = start..(start + chunk).min(rows);
-            let done = match terms_at(host.precision(), T::FLOAT) {
-                1 => self.chunk::<1>(rows, host),
-                2 => self.chunk::<2>(rows, host),
-                _ => self.chunk::<3>(rows, host),
+            let done = match (T::FLOAT, terms_at(host.precision(), T::FLOAT)) {
+                (_, 1) => self.chunk::<Terms<1>>(rows, host),
+                (Float::F32, 2) => self.chunk::<Digits<2>>(rows, host),
+                (_, 2) => self.chunk::<Terms<2>>(rows, host),
+                _ => self.chunk::<Digits<3>>(rows, host),
             }?;
             let Some(done) = done else { return Ok(None) };
             macs += done;
@@ -52,23 +54,23 @@ impl<I: Isa, T: Element> Dense<'_, I, T> {
         Ok(Some(macs))
     }
 
-    fn chunk<const TERMS: usize>(&self, rows: Range<usize>, host: &dyn Host) -> Result<Option<u64>, Error> {
+    fn chunk<P: Parts>(&self, rows: Range<usize>, host: &dyn Host) -> Result<Option<u64>, Error> {
         let (width, columns) = (self.problem.width, self.problem.out_width);
         let tiles = rows.len().div_ceil(TILE);
-        let tile = matrix::tile_floats(TERMS);
-        let blocks = width.div_ceil(matrix::DEPTH * INNER);
-        let left = Unwritten::new::<f32>(host, tiles.saturating_mul(tile).saturating_mul(blocks))?;
+        let left =
+            Unwritten::new::<f32>(host, tiles.saturating_mul(P::ROWS).saturating_mul(matrix::blocks::<P>(width)))?;
         let packed = Shared(left.as_mut_ptr::<f32>());
         let finite = AtomicBool::new(true);
         let split = |i: usize| {
             let start = rows.start + i * TILE;
-            let is_finite = self.isa.vectorize(PackRows::<T, _, TERMS> {
+            let is_finite = self.isa.vectorize(PackRows {
                 rows: (rows.end - start).min(TILE),
                 input: |row: usize| self.x[(start + row) * width..].as_ptr(),
                 width,
-                block: tiles * tile,
+                block: tiles * P::ROWS,
                 // SAFETY: the memory has room for every tile in every block, and this one belongs to one item alone.
-                output: unsafe { { packed }.0.add(i * tile) },
+                output: unsafe { { packed }.0.add(i * P::ROWS) },
+                parts: PhantomData::<P>,
             });
             finite.fetch_and(is_finite, Ordering::Relaxed);
         };
@@ -84,14 +86,14 @@ impl<I: Isa, T: Element> Dense<'_, I, T> {
         let span = matrix::span(columns, group * TILE, groups, host.parallelism(), FIXED);
         let spans = columns.div_ceil(span);
         let weight = &Matrix::Columns { data: self.weight.as_ptr(), stride: columns, block: columns, block_stride: 0 };
-        let make = || Worker::new::<TERMS>(self.unit, [group * TILE, 0], span, host);
+        let make = || Worker::<P>::new(self.unit, [group * TILE, 0], span, host);
         let macs = share(host, groups * spans, make, |worker, item| {
             let (first, start) = (item / spans * group, item % spans * span);
             let columns = start..(start + span).min(columns);
             let rows = rows.start + first * TILE..rows.end.min(rows.start + (first + group) * TILE);
             let product = Product {
                 // SAFETY: there are tiles for all rows of the chunk.
-                left: Left::Tiles { start: unsafe { { packed }.0.add(first * tile) }, block: tiles * tile },
+                left: Left::Tiles { start: unsafe { { packed }.0.add(first * P::ROWS) }, block: tiles * P::ROWS },
                 rows: rows.len(),
                 weight,
                 inner: 0..width,
@@ -105,7 +107,7 @@ impl<I: Isa, T: Element> Dense<'_, I, T> {
                 { self.output }.0.add((rows.start + row) * self.problem.out_width + columns.start)
             };
             // SAFETY: the weight has these columns, and the tiles its inner indices.
-            let macs = unsafe { worker.multiply::<I, T, TERMS>(self.isa, &product) };
+            let macs = unsafe { worker.multiply(self.isa, &product) };
             // SAFETY: the output has these columns for every row, which belong to this item alone.
             unsafe { worker.store(self.isa, [rows.len(), columns.len()], bias, output) };
             finite.fetch_and(worker.is_finite(), Ordering::Relaxed);

@@ -133,7 +133,7 @@ fn errors_are_those_of_the_precision() {
     }
 }
 
-/// Register tiles have up to 64 columns; those of matrix units, which are used for many tokens, 16 rows and 32 inner indices.
+/// Register tiles have up to 64 columns; those of matrix units, which are used for many tokens, 16 rows and 64 inner indices.
 #[test]
 fn macs_match_the_gates() {
     for q_len in [1, 4, 33, 400] {
@@ -143,7 +143,7 @@ fn macs_match_the_gates() {
                 let least = on * case.block * case.width;
                 let most = match q_len < 64 || on == 0 {
                     true => on * case.block.next_multiple_of(16) * case.width.next_multiple_of(16),
-                    false => (on + 15 * case.heads) * case.block.next_multiple_of(32) * case.width.next_multiple_of(32),
+                    false => (on + 15 * case.heads) * case.block.next_multiple_of(64) * case.width.next_multiple_of(64),
                 };
                 for macs in check(&case, &[2]) {
                     assert!((least..=most).contains(&(macs as usize)), "{case:?}: {macs} not in {least}..={most}");

@@ -117,7 +117,7 @@ pub(crate) fn check_precisions(mut call: Call) {
     for kernel in kernels_of(call.operator()) {
         let mut exact = None;
         for (precision, least, most) in
-            [(Precision::Highest, 0.0, 1e-6), (Precision::High, 1.5e-6, 8e-6), (Precision::Medium, 5e-4, 5e-3)]
+            [(Precision::Highest, 0.0, 1e-6), (Precision::High, 1e-5, 1e-4), (Precision::Medium, 5e-4, 5e-3)]
         {
             let run = |threads| run(&call, kernel, expected.len(), &AtPrecision(Threads::new(threads), precision));
             let found = run(1).unwrap().0;

@@ -124,6 +124,14 @@ struct Place {
     stride: u64,
 }
 
+/// A multiplication of tiles.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Product {
+    Bf16,
+    /// Of signed bytes.
+    Bytes,
+}
+
 /// The instructions that are emulated; numbers are those of tiles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Instruction {
@@ -132,7 +140,7 @@ enum Instruction {
     Zero(usize),
     Load(usize, Place),
     Store(Place, usize),
-    Multiply { sum: usize, left: usize, right: usize },
+    Multiply { product: Product, sum: usize, left: usize, right: usize },
 }
 
 /// Reads an instruction's bytes.
@@ -196,7 +204,8 @@ unsafe fn decode(at: *const u8, general: &[u64; 16]) -> Option<(Instruction, *co
             let instruction = match (opcode, prefix) {
                 (0x49, NONE) if operands == 0xc0 => Instruction::Release,
                 (0x49, PF2) if other == 0 => Instruction::Zero(tile),
-                (0x5c, PF3) => Instruction::Multiply { sum: tile, left: other, right },
+                (0x5c, PF3) => Instruction::Multiply { product: Product::Bf16, sum: tile, left: other, right },
+                (0x5e, PF2) => Instruction::Multiply { product: Product::Bytes, sum: tile, left: other, right },
                 _ => return None,
             };
             return Some((instruction, reader.0));
@@ -308,7 +317,7 @@ impl Registers {
                 }
                 None => return false,
             },
-            Instruction::Multiply { sum, left, right } => {
+            Instruction::Multiply { product, sum, left, right } => {
                 if sum == left || sum == right || left == right {
                     return false;
                 }
@@ -320,7 +329,10 @@ impl Registers {
                     return false;
                 }
                 let mut c = c;
-                multiply_quickly(&mut c, a, b);
+                match product {
+                    Product::Bf16 => multiply_bf16_quickly(&mut c, a, b),
+                    Product::Bytes => multiply_bytes(&mut c, a, b),
+                }
                 self.tiles[sum] = c;
             }
         }
@@ -346,12 +358,26 @@ impl Registers {
     }
 }
 
+fn multiply_bytes(c: &mut Tile, a: &Tile, b: &Tile) {
+    for m in 0..c.rows {
+        for n in 0..c.columns / 4 {
+            let mut sum = i32::from_le_bytes(c.word(m, n));
+            for k in 0..b.rows {
+                for (x, y) in a.word(m, k).into_iter().zip(b.word(k, n)) {
+                    sum = sum.wrapping_add(i32::from(x.cast_signed()) * i32::from(y.cast_signed()));
+                }
+            }
+            c.set_word(m, n, sum.to_le_bytes());
+        }
+    }
+}
+
 /// Numbers are rounded to nearest even, and 0 where they are denormal. Products of even and of odd index are summed apart,
 /// each by fused multiply-adds that start from 0; then both sums are added, and the result to the tile.
 ///
 /// (The processor flushes before it rounds: it differs for results that round up to the least normal number.)
 #[inline(always)]
-fn multiply(c: &mut Tile, a: &Tile, b: &Tile) {
+fn multiply_bf16(c: &mut Tile, a: &Tile, b: &Tile) {
     let flushed = |x: f32| if x.is_subnormal() { 0f32.copysign(x) } else { x };
     let number = |half: [u8; 2]| flushed(f32::from_bits(u32::from(u16::from_le_bytes(half)) << 16));
     let halves = |[a, b, c, d]: [u8; 4]| [number([a, b]), number([c, d])];
@@ -373,14 +399,14 @@ fn multiply(c: &mut Tile, a: &Tile, b: &Tile) {
     }
 }
 
-/// As [`multiply`], without a call for each multiply-add where the processor has them.
-fn multiply_quickly(c: &mut Tile, a: &Tile, b: &Tile) {
+/// As [`multiply_bf16`], without a call for each multiply-add where the processor has them.
+fn multiply_bf16_quickly(c: &mut Tile, a: &Tile, b: &Tile) {
     #[target_feature(enable = "fma")]
     fn enabled(c: &mut Tile, a: &Tile, b: &Tile) {
-        multiply(c, a, b);
+        multiply_bf16(c, a, b);
     }
     if !is_x86_feature_detected!("fma") {
-        return multiply(c, a, b);
+        return multiply_bf16(c, a, b);
     }
     // SAFETY: the processor has the feature.
     unsafe { enabled(c, a, b) }

@@ -378,7 +378,6 @@ impl<T: Element> Part<'_, '_, T> {
                     b_stride: COLUMNS * size_of::<f32>(),
                     b_step: TILE * COLUMNS * size_of::<f32>(),
                     terms: 1,
-                    rough: false,
                     term_strides: [0, 0],
                     steps,
                     c: [sums, sums.wrapping_add(TILE * COLUMNS)],

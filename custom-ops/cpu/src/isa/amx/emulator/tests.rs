@@ -1,6 +1,6 @@
 //! Instructions with results that were computed by hand.
 
-use super::{Instruction, Place, decode, emulate};
+use super::{Instruction, Place, Product, decode, emulate};
 use std::arch::asm;
 
 /// Configures the first tiles with rows of bytes; the others have none.
@@ -22,7 +22,7 @@ fn release() {
     unsafe { asm!("tilerelease", options(nomem, nostack)) }
 }
 
-/// `c` after the instruction multiplied `a` with `b`: words are sums, or pairs of bfloat16.
+/// `c` after the instruction multiplied `a` with `b`: words are sums, bytes or pairs of bfloat16.
 macro_rules! multiplied {
     ($instruction:literal, $c:expr, $a:expr, $b:expr) => {{
         let (mut c, a, b) = ($c, $a, $b);
@@ -46,6 +46,18 @@ macro_rules! multiplied {
         release();
         c
     }};
+}
+
+#[test]
+fn bytes_are_signed() {
+    let (a, b) = ([[u32::from_le_bytes([0xff, 2, 0x80, 1])]], [[u32::from_le_bytes([3, 0xff, 0x80, 0x7f])]]);
+    assert_eq!(multiplied!("tdpbssd", [[10u32]], a, b), [[10 - 3 - 2 + 16384 + 127]]);
+    let word = |a: u8, b: u8| u32::from_le_bytes([a, b, 0, 0]);
+    let a = [[word(1, 2), word(3, 4)], [word(5, 6), word(7, 8)], [word(0, 1), word(0, 0)]];
+    let b = [[word(1, 0), word(0, 1), word(1, 1), word(10, 0)], [word(0, 1), word(1, 0), word(2, 0), word(0, 10)]];
+    let c = [[100, 200, 300, 400], [500, 600, 700, 800], [0u32; 4]];
+    let expected = [[105, 205, 309, 450], [513, 613, 725, 930], [0, 1, 1, 0]];
+    assert_eq!(multiplied!("tdpbssd", c, a, b), expected);
 }
 
 /// A pair of bfloat16.
@@ -162,9 +174,11 @@ fn instructions_are_decoded() {
     let bytes = [0xc4, 0xe2, 0x78, 0x49, 0x05, 16, 0, 0, 0];
     let configuration = bytes.as_ptr().wrapping_add(9 + 16);
     assert_eq!(decoded(&bytes), Some((Instruction::Configure(configuration), 9)));
-    // tdpbf16ps tmm1, tmm2, tmm5
-    let multiply = Instruction::Multiply { sum: 1, left: 2, right: 5 };
-    assert_eq!(decoded(&[0xc4, 0xe2, 0x52, 0x5c, 0xca]), Some((multiply, 5)));
+    // tdpbf16ps and tdpbssd tmm1, tmm2, tmm5
+    for (opcode, second, product) in [(0x5c, 0x52, Product::Bf16), (0x5e, 0x53, Product::Bytes)] {
+        let multiply = Instruction::Multiply { product, sum: 1, left: 2, right: 5 };
+        assert_eq!(decoded(&[0xc4, 0xe2, second, opcode, 0xca]), Some((multiply, 5)));
+    }
     // ud2; vbroadcastss xmm0, [rax]; vpdpbusd of AVX-VNNI; tdpbsud tmm1, tmm2, tmm5
     let others: [&[u8]; 4] = [
         &[0x0f, 0x0b],
