@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// How long to measure.
 #[derive(Debug, Clone, Copy)]
 pub struct Effort {
-    /// Minimum total time of each model's runs.
+    /// Minimum time for each model, of its runs and of the pauses between them: several models share what is meant for them.
     pub time: Duration,
     /// Minimum runs of each model.
     pub runs: usize,
@@ -43,11 +43,12 @@ pub fn bench(
         inputs.push(made);
     }
     let mut timings = vec![Timings::default(); models.len()];
+    let (count, mut first) = (models.len(), 0);
+    let (begun, least) = (Instant::now(), effort.time.saturating_mul(count as u32));
     let enough = |timings: &Timings| {
         let runs = timings.count();
-        runs >= MOST_RUNS || runs >= effort.runs && timings.total() >= effort.time
+        runs >= MOST_RUNS || runs >= effort.runs && begun.elapsed() >= least
     };
-    let (count, mut first) = (models.len(), 0);
     while !timings.iter().all(enough) {
         for i in (first..first + count).map(|i| i % count) {
             if count > 1 {
