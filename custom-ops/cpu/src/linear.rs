@@ -54,7 +54,7 @@ impl CpuOperator for Linear {
         unit.is_none_or(|unit| unit.most_terms() < terms_at(precision, Float::F32))
     }
 
-    /// Not for a matrix unit: its terms take half as much memory again as the weight.
+    /// Not for a matrix unit, which splits the weight itself, and leaves few rows and what is not finite to vectors.
     fn pack<I: Isa, T: Element>(
         isa: I,
         unit: Option<MatrixUnit>,

@@ -16,7 +16,7 @@ use moh_operators::{Element, Error, Float};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Tokens from which splitting weights and rows into terms takes less time than the products save: of a call, and of each head on
+/// Tokens from which splitting weights and rows into parts takes less time than the products save: of a call, and of each head on
 /// average, those that no token of a chunk uses apart.
 const TOKENS: usize = 64;
 const TOKENS_OF_HEAD: usize = 32;

@@ -266,7 +266,7 @@ fn digit_products<U: super::Unit>() {
     use super::unit::{DigitProduct, Lines, Multiply, ROW_BYTES, TILE, TILE_BYTES};
     const STEPS: usize = 3;
     const WIDTH: usize = 2 * TILE;
-    if U::MOST_TERMS < 3 || U::Vectors::detect().is_none() {
+    if U::MOST_TERMS < 2 || U::Vectors::detect().is_none() {
         return;
     }
     let Some(unit) = U::detect() else { return };

@@ -87,7 +87,7 @@ pub(crate) trait Unit: Copy + Send + Sync + 'static {
     /// The name by which users select kernels.
     const NAME: &'static str;
     /// Maximum number of bf16 terms per f32 factor for which the unit is faster than f32 vectors (three terms mean six
-    /// products). With three, it multiplies digits as well.
+    /// products). A unit for which it is more than one multiplies digits as well.
     const MOST_TERMS: usize;
 
     /// The token, if the processor has the unit.
@@ -112,7 +112,7 @@ pub(crate) trait Multiply {
     unsafe fn multiply<const BOTH: bool>(&self, product: &TileProduct);
 
     /// Computes the products of both matrices of `a` with `b`, or only of the first. Nothing is computed by a unit whose
-    /// [`Unit::MOST_TERMS`] is less than 3.
+    /// [`Unit::MOST_TERMS`] is 1.
     ///
     /// # Safety
     /// All pointers of `product` are valid: the factors' for reading `steps` blocks of all digits, `c` for writing.
