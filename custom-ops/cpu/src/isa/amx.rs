@@ -13,9 +13,8 @@ pub(crate) mod emulator;
 mod tests;
 
 use super::avx512::Avx512;
-use super::unit::{DigitProduct, Lines, Multiply, ROW_BYTES, TILE, TILE_BYTES, TileProduct, Unit};
+use super::unit::{DigitProduct, Multiply, ROW_BYTES, TILE, TILE_BYTES, TileProduct, Unit};
 use std::arch::asm;
-use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
 use std::marker::PhantomData;
 use std::sync::OnceLock;
 
@@ -87,7 +86,7 @@ impl Multiply for Tiles {
                 _ => &THREE_TERMS,
             };
             for step in 0..p.steps {
-                fetch(&p.ahead, step);
+                p.ahead.fetch(step);
                 for &(a, b) in order {
                     if let Some(term) = a {
                         self.left::<BOTH>(p.a, step * TILE_BYTES + term * p.term_strides[0]);
@@ -110,7 +109,7 @@ impl Multiply for Tiles {
                 self.zero::<BOTH>();
                 for step in 0..p.steps {
                     if place == 0 {
-                        fetch(&p.ahead, step);
+                        p.ahead.fetch(step);
                     }
                     for digit in 0..=place {
                         self.left::<BOTH>(p.a, step * TILE_BYTES + digit * p.digit_strides[0]);
@@ -123,19 +122,6 @@ impl Multiply for Tiles {
                 let c = p.c.byte_add(place * 2 * TILE * STRIDE).cast::<f32>();
                 self.end::<BOTH>([c, c.byte_add(TILE * STRIDE)], STRIDE);
             }
-        }
-    }
-}
-
-/// Prefetches the lines of a step.
-#[inline(always)]
-fn fetch(ahead: &Lines, step: usize) {
-    const LINE: usize = 64;
-    for row in step * ahead.rows..(step + 1) * ahead.rows {
-        let start = ahead.start.wrapping_add(row * ahead.stride);
-        for offset in (0..ahead.bytes).step_by(LINE) {
-            // SAFETY: a prefetch may be of any address.
-            unsafe { _mm_prefetch::<_MM_HINT_T1>(start.wrapping_add(offset).cast()) }
         }
     }
 }

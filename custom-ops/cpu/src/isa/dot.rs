@@ -41,7 +41,7 @@ impl Multiply for Dot {
         for i in 0..1 + usize::from(BOTH) {
             for row in (0..TILE).step_by(ROWS) {
                 // SAFETY: `self` proves that the processor has the features; the caller's contract.
-                unsafe { rows(p, i, row) }
+                unsafe { rows(p, i, row, (i, row) == (0, 0)) }
             }
         }
     }
@@ -50,9 +50,9 @@ impl Multiply for Dot {
 /// Rows accumulated in registers.
 const ROWS: usize = 8;
 
-/// Computes rows `row .. row + ROWS` of tile `i`.
+/// Computes rows `row .. row + ROWS` of tile `i`. The first ones read ahead.
 #[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn rows(p: &TileProduct, i: usize, row: usize) {
+unsafe fn rows(p: &TileProduct, i: usize, row: usize, is_first: bool) {
     let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
     // SAFETY: the caller's contract; every step has TILE pairs.
     unsafe {
@@ -64,6 +64,9 @@ unsafe fn rows(p: &TileProduct, i: usize, row: usize) {
         }
         let a = p.a[i].byte_add(row * ROW_BYTES).cast::<i32>();
         for step in 0..p.steps {
+            if is_first {
+                p.ahead.fetch(step);
+            }
             let b = p.b.byte_add(step * p.b_step);
             for pair in 0..TILE {
                 let b = b.byte_add(pair * p.b_stride);

@@ -76,6 +76,21 @@ pub(crate) struct Lines {
 
 impl Lines {
     pub(crate) const NONE: Lines = Lines { start: std::ptr::null(), stride: 0, bytes: 0, rows: 0 };
+
+    /// Prefetches the rows of a step.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    pub(crate) fn fetch(&self, step: usize) {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        const LINE: usize = 64;
+        for row in step * self.rows..(step + 1) * self.rows {
+            let start = self.start.wrapping_add(row * self.stride);
+            for offset in (0..self.bytes).step_by(LINE) {
+                // SAFETY: a prefetch may be of any address.
+                unsafe { _mm_prefetch::<_MM_HINT_T1>(start.wrapping_add(offset).cast()) }
+            }
+        }
+    }
 }
 
 /// A matrix unit's token; exists only if the processor has it.
