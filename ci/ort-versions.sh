@@ -8,14 +8,14 @@
 # exits with 1 if anything failed.
 #
 # MOH_CACHE          where the environments are kept    (target/ort-versions)
-# MOH_ORT_VERSIONS   the versions                       (1.17.3 1.18.0 1.20.1 1.31.1)
+# MOH_ORT_VERSIONS   the versions                       (1.17.3 1.18.0 1.20.1 1.32.0)
 # MOH_OPS_LIBRARY    the library                        (target/release/libmoh_ops.so, built first)
 # PYTHON             an interpreter that all versions have wheels for: 3.10 to 3.12    (python3)
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 cache=${MOH_CACHE:-$root/target/ort-versions}
-versions=${MOH_ORT_VERSIONS:-1.17.3 1.18.0 1.20.1 1.31.1}
+versions=${MOH_ORT_VERSIONS:-1.17.3 1.18.0 1.20.1 1.32.0}
 python=${PYTHON:-python3}
 
 if [ -z "${MOH_OPS_LIBRARY:-}" ]; then

@@ -84,8 +84,8 @@ for options in "linked --weights link" "quantised --quantize int4 --form moh --k
     models+=("$model")
 done
 if [[ -z ${MOH_ORT_VERSIONS:-} ]] && ! python3 -c 'import sys; sys.exit(sys.version_info >= (3, 13))'; then
-    echo "note: old onnxruntime has no packages for $(python3 --version): only 1.31.1 is tried" >&2
-    export MOH_ORT_VERSIONS=1.31.1
+    echo "note: old onnxruntime has no packages for $(python3 --version): only 1.32.0 is tried" >&2
+    export MOH_ORT_VERSIONS=1.32.0
 fi
 ci/ort-versions.sh "${models[@]}"
 

@@ -7,7 +7,7 @@ use moh_operators::linear::Problem;
 use moh_operators::{Element, Error};
 use std::ops::Range;
 
-/// Rows at a time.
+/// Rows at a time. (On a Zen 4, five to eight rows took 0.64 to 0.79 of the time of two passes of four.)
 const ROWS: usize = 8;
 /// Inner indices at a time: as many rows of the weight are read side by side. (A LLaMA's step took 6 to 8 % less time than with 4, 3 to 6 % less
 /// than with 16. With prefetches of the next ones it took 7 to 12 % more.)

@@ -48,6 +48,14 @@ fn macs_are_those_of_the_product() {
     }
 }
 
+/// Each number of rows up to one more than are multiplied at once, with inner indices and columns that fill no vector.
+#[test]
+fn few_rows() {
+    for rows in 1..10 {
+        check(Case { rows, width: 43, out_width: 301, ..CASE }, &[1, 2]);
+    }
+}
+
 #[test]
 fn errors_are_those_of_the_precision() {
     support::check_precisions(Case { rows: 100, width: 300, out_width: 70, ..CASE }.call());
