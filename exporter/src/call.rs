@@ -64,7 +64,7 @@ impl Call {
         self.operator().zeros(&self.attributes, &self.shapes(), input)
     }
 
-    /// The bytes of that constant.
+    /// The number that each element of that constant is.
     pub(crate) fn filler(&self, input: usize) -> u8 {
         self.operator().filler(&self.attributes, input)
     }

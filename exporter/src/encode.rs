@@ -143,14 +143,16 @@ fn ints(name: &str, v: &[i64]) -> proto::AttributeProto {
     proto::AttributeProto { ints: v.to_vec(), ..typed(name, AttributeType::Ints) }
 }
 
+fn string(name: &str, v: &str) -> proto::AttributeProto {
+    proto::AttributeProto { s: Some(v.as_bytes().to_vec()), ..typed(name, AttributeType::String) }
+}
+
 fn attribute(name: &str, value: &Attribute) -> proto::AttributeProto {
     match value {
         Attribute::Int(v) => int(name, *v),
         Attribute::Float(v) => float(name, *v),
         Attribute::Ints(v) => ints(name, v),
-        Attribute::String(v) => {
-            proto::AttributeProto { s: Some(v.as_bytes().to_vec()), ..typed(name, AttributeType::String) }
-        }
+        Attribute::String(v) => string(name, v),
         Attribute::Scalar(ty, v) => number(name, *ty, vec![1], *v),
         Attribute::Constant(v) => number(name, ElementType::F32, Vec::new(), *v),
     }
@@ -183,6 +185,7 @@ fn body_node(body: &Body, part: &BodyNode) -> proto::NodeProto {
         BodyValue::Int(v) => int(name, *v),
         BodyValue::Scalar(v) => number(name, ElementType::F32, Vec::new(), *v),
         BodyValue::Ints(v) => ints(name, v),
+        BodyValue::Text(v) => string(name, v),
         BodyValue::Attribute(formal) => {
             let ty = match kind(formal) {
                 Some(AttributeKind::Float) => AttributeType::Float,

@@ -1,7 +1,34 @@
-//! Cases of Linear.
+//! Cases of Linear and LinearActivation.
 
 use crate::{Call, Random};
-use moh_operators::{Attributes, DType, Linear, linear};
+use moh_operators::routed_mlp::Activation;
+use moh_operators::{Attributes, DType, Linear, LinearActivation, linear, linear_activation};
+
+/// What is done with the sums.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Then {
+    /// Nothing.
+    Nothing,
+    /// An activation function.
+    Activation(Activation),
+    /// A residual is added.
+    Residual,
+    /// They are multiplied by a gate of the same shape.
+    Gate,
+    /// They are multiplied by a gate that has a row for every so many of x's, which are all of one sequence, and a residual is added.
+    SharedGate(usize),
+    /// A number is added to all, they are multiplied by another, and a third is added.
+    Numbers,
+}
+
+impl Then {
+    /// Each of them, where x's rows are sequences of `len`.
+    pub fn all(len: usize) -> Vec<Then> {
+        let activations = Activation::ALL.iter().filter(|activation| activation.columns() == 1);
+        let others = [Then::Nothing, Then::Residual, Then::Gate, Then::SharedGate(len), Then::Numbers];
+        others.into_iter().chain(activations.map(|&activation| Then::Activation(activation))).collect()
+    }
+}
 
 /// A case.
 #[derive(Debug, Clone, Copy)]
@@ -12,8 +39,10 @@ pub struct Case {
     pub width: usize,
     /// Length of an output's row.
     pub out_width: usize,
-    /// Whether there is a bias.
+    /// Whether there is a bias; with a gate or a residual it is 0 otherwise.
     pub bias: bool,
+    /// What is done with the sums.
+    pub then: Then,
     /// The element type T.
     pub dtype: DType,
     /// Seed of the random numbers.
@@ -23,15 +52,44 @@ pub struct Case {
 impl Case {
     /// The call with random inputs, scaled for outputs near 1.
     pub fn call(&self) -> Call {
-        let Case { rows, width, out_width, .. } = *self;
+        let Case { rows, width, out_width, then, .. } = *self;
         let mut random = Random(self.seed);
         let mut numbers = |count: usize, scale: f32| (0..count).map(|_| random.signed() * scale).collect::<Vec<_>>();
-        let mut call = Call::new(Attributes::new::<Linear>(linear::Attributes {}).unwrap(), self.dtype);
+        let attributes = match then {
+            Then::Activation(activation) => {
+                Attributes::new::<LinearActivation>(linear_activation::Attributes { activation })
+            }
+            _ => Attributes::new::<Linear>(linear::Attributes {}),
+        };
+        let mut call = Call::new(attributes.unwrap(), self.dtype);
         call.terms = width;
-        call.input(&[rows, width], &numbers(rows * width, 1.0));
+        let leading = match then {
+            Then::SharedGate(len) if len > 0 && rows.is_multiple_of(len) => vec![rows / len, len],
+            _ => vec![rows],
+        };
+        let shape = |last: usize| [&leading[..], &[last]].concat();
+        call.input(&shape(width), &numbers(rows * width, 1.0));
         call.input(&[width, out_width], &numbers(width * out_width, (3.0 / width as f32).sqrt()));
-        if self.bias {
-            call.input(&[out_width], &numbers(out_width, 1.0));
+        match (self.bias, then) {
+            (_, Then::Numbers) => call.input(&[1], &[0.75]),
+            (true, _) => call.input(&[out_width], &numbers(out_width, 1.0)),
+            (false, Then::Nothing | Then::Activation(_)) => return call,
+            (false, _) => call.input(&[1], &[0.0]),
+        }
+        match then {
+            Then::Nothing | Then::Activation(_) => return call,
+            Then::Residual => call.input(&[1], &[1.0]),
+            Then::Gate => call.input(&shape(out_width), &numbers(rows * out_width, 1.5)),
+            Then::SharedGate(_) if leading.len() == 2 => {
+                call.input(&[leading[0], 1, out_width], &numbers(leading[0] * out_width, 1.5));
+            }
+            Then::SharedGate(_) => call.input(&[1, out_width], &numbers(out_width, 1.5)),
+            Then::Numbers => call.input(&[1], &[-1.25]),
+        }
+        match then {
+            Then::Gate => {}
+            Then::Numbers => call.input(&[1], &[0.5]),
+            _ => call.input(&shape(out_width), &numbers(rows * out_width, 1.0)),
         }
         call
     }

@@ -5,6 +5,8 @@
 // Matrix units are x86-64's only.
 #![cfg_attr(not(target_arch = "x86_64"), allow(dead_code, unused_imports, unreachable_code))]
 
+mod activation;
+mod epilogue;
 mod gather;
 mod gemm;
 mod head_linear;
@@ -57,6 +59,7 @@ operators! {
     routed_mlp_nbits::RoutedMlpNBits,
     linear_nbits::LinearNBits,
     linear::Linear,
+    linear_activation::LinearActivation,
     cache_update::CacheUpdate,
     routed_cached_attention::RoutedCachedAttention,
 }

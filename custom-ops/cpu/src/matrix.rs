@@ -8,6 +8,7 @@ mod digits;
 mod store;
 mod terms;
 
+use crate::epilogue::OfRow;
 use crate::gemm::Matrix;
 use crate::host::{Host, Unwritten};
 use crate::isa::unit::{Lines, ROW_BYTES, TILE, TILE_BYTES};
@@ -294,18 +295,19 @@ impl<'h, P: Parts> Worker<'h, P> {
         }
     }
 
-    /// Writes the sums of the first rows and columns, plus the bias, to the rows of the output.
+    /// Writes what becomes of the sums of the first rows and columns, plus the bias, to the rows of the output.
     ///
     /// # Safety
-    /// There are so many sums; the bias is valid for reading, `output(row)` for writing `columns` elements.
+    /// There are so many sums; the bias and what `epilogue(row)` has are valid for reading, `output(row)` for writing `columns` elements.
     pub(crate) unsafe fn store<I: Isa, T: Element>(
         &self,
         isa: I,
         [rows, columns]: [usize; 2],
         bias: Option<*const T>,
+        epilogue: impl Fn(usize) -> OfRow<T>,
         output: impl Fn(usize) -> *mut T,
     ) {
-        let stored = StoreRows { sums: self.sums, block: self.rows * WIDTH, bias, output, rows, columns };
+        let stored = StoreRows { sums: self.sums, block: self.rows * WIDTH, bias, epilogue, output, rows, columns };
         self.see(isa.vectorize(stored) || exact(T::FLOAT) == 1);
     }
 

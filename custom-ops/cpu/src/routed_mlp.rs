@@ -3,8 +3,7 @@
 //! Tokens are cut into tiles, so that hidden activations fit a fixed amount of memory. Per tile, workers first share
 //! the experts' hidden columns, then the output columns, for which the experts' results are added in ascending order.
 
-mod activation;
-
+use crate::activation::Activate;
 use crate::gemm::{self, AddScaled, Gemm, Matrix, Panels, Product, Row, Store, Weight, few};
 use crate::host::{Host, Scratch};
 use crate::isa::{Isa, MatrixUnit};
@@ -13,7 +12,6 @@ use crate::memory::{Memory, Sections, pitch};
 use crate::packed::Packed;
 use crate::selection::Selection;
 use crate::workers::{Shared, share, span};
-pub(crate) use activation::Activate;
 use moh_operators::routed_mlp::{Attributes, Inputs, Problem};
 use moh_operators::{Definition, Element, Error, RoutedMlp};
 use std::ops::Range;

@@ -1,12 +1,13 @@
 //! RoutedMLPNBits on a CPU, in the two stages of RoutedMLP.
 
+use crate::activation::Activate;
 use crate::gemm::{AddScaled, Store};
 use crate::host::{Host, Scratch};
 use crate::isa::{Isa, MatrixUnit};
 use crate::kernel::{self, CpuOperator, Work};
 use crate::memory::{Memory, Sections, pitch};
 use crate::nbits::{Activations, Engine, FEW, Level, NBits, Row, Start, Worker};
-use crate::routed_mlp::{Activate, Tile, tiles};
+use crate::routed_mlp::{Tile, tiles};
 use crate::selection::Selection;
 use crate::workers::{Shared, share, span};
 use moh_operators::routed_mlp::Problem;

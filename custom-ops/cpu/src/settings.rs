@@ -18,7 +18,7 @@ pub(crate) fn forced_isa() -> Option<&'static str> {
 /// Environment variable with the [`Precision`] of hosts that set none.
 pub const PRECISION_VARIABLE: &str = "MOH_FLOAT32_MATMUL_PRECISION";
 
-/// How exactly matrix units multiply float32 in dense layers and projections (Linear, RoutedProjection, RoutedCombine). Names and meanings are those of
+/// How exactly matrix units multiply float32 in dense layers and projections (Linear, LinearActivation, RoutedProjection, RoutedCombine). Names and meanings are those of
 /// PyTorch's `torch.set_float32_matmul_precision`. Sums are always float32, and so are products by vectors.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Precision {

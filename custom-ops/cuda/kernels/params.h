@@ -165,6 +165,18 @@ struct LinearParams {
     int32_t capacity;       // combine, only = 1: up to so many (token, head) pairs are computed by expert_products_sm90.cu; 0: never
 };
 
+// linear_epilogue.cu: operands of T that are null change nothing.
+struct LinearEpilogueParams {
+    const void* bias;           // a number
+    const void* gate;           // a number, or (rows / rows_per_gate, columns)
+    const void* residual;       // a number, or (rows, columns)
+    void* output;               // (rows, columns)
+    int32_t rows, columns;
+    int32_t rows_per_gate;
+    int32_t activation;         // as RoutedMLP's, -1: none
+    int32_t gate_is_number, residual_is_number;
+};
+
 // linear_sm90.cu, combine_sm90.cu and expert_products_sm90.cu.
 struct LinearSm90Params {
     TensorMap x_map;      // (tokens, row of x), boxes of tile_rows x 64, with shares_x of half of the rows

@@ -46,6 +46,7 @@ operators! {
     routed_combine_nbits::RoutedCombineNBits,
     routed_mlp_nbits::RoutedMlpNBits,
     linear::Linear,
+    linear_activation::LinearActivation,
     linear_nbits::LinearNBits,
     cache_update::CacheUpdate,
     routed_cached_attention::RoutedCachedAttention,

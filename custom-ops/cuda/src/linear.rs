@@ -1,24 +1,53 @@
-//! Linear on CUDA: a projection with one head, which every token uses.
+//! Linear on CUDA: a projection with one head, which every token uses, and `kernels/linear_epilogue.cu`.
 //!
 //! A session on a GPU would otherwise run it on the CPU wherever the library has a kernel for that processor.
 
 use crate::call::{Call, CudaOperator};
-use crate::params::LinearParams;
+use crate::driver::RawPtr;
+use crate::kernel::Kernel;
+use crate::modules;
+use crate::params::{LinearEpilogueParams, LinearParams};
 use crate::plan::int;
 use crate::product::{Product, dense};
-use moh_operators::linear::Inputs;
-use moh_operators::{Error, Linear};
+use crate::stream::Stream;
+use moh_operators::linear::{Inputs, Problem};
+use moh_operators::routed_mlp::Activation;
+use moh_operators::{DType, Error, Linear, List};
+
+const THREADS: usize = 256;
+
+/// A dense layer.
+pub(crate) struct Layer<'p, 'c> {
+    pub(crate) problem: &'p Problem,
+    pub(crate) inputs: Inputs<List<'c, RawPtr>>,
+    pub(crate) activation: Option<Activation>,
+    pub(crate) output: RawPtr,
+    pub(crate) dtype: DType,
+    pub(crate) stream: &'c Stream<'c>,
+}
 
 impl CudaOperator for Linear {
     unsafe fn launch(call: &Call<'_, Self>) -> Result<(), Error> {
-        let p = &call.problem;
-        let Inputs { x, weight, bias } = call.inputs;
+        let &Call { ref problem, inputs, output, dtype, stream, .. } = call;
+        // SAFETY: the call's tensors.
+        unsafe { Layer { problem, inputs, activation: None, output, dtype, stream }.launch() }
+    }
+}
+
+impl Layer<'_, '_> {
+    /// Launches the kernels on the stream.
+    ///
+    /// # Safety
+    /// As [`CudaOperator::launch`], with these tensors.
+    pub(crate) unsafe fn launch(&self) -> Result<(), Error> {
+        let &Layer { problem: p, inputs, activation, output, dtype, stream } = self;
+        let Inputs { x, weight, bias, gate, residual } = inputs;
         let (depth, columns) = (p.width as i64, p.out_width as i64);
         let params = LinearParams {
             x,
             weight,
-            bias: bias.unwrap_or(0),
-            output: call.output,
+            bias: bias.filter(|_| !p.bias_is_number).unwrap_or(0),
+            output,
             x_row: depth,
             weight_row: columns,
             weight_head: columns * depth,
@@ -30,6 +59,36 @@ impl CudaOperator for Linear {
             ..LinearParams::NONE
         };
         // SAFETY: the call's tensors. A weight of (width, out_width) is layout 1 of one head.
-        unsafe { dense(&Product { params, dtype: call.dtype, per_head: true }, call.stream) }
+        unsafe { dense(&Product { params, dtype, per_head: true }, stream)? };
+        let bias = bias.filter(|_| p.bias_is_number).unwrap_or(0);
+        let (gate, residual) = (gate.unwrap_or(0), residual.unwrap_or(0));
+        if activation.is_none() && [bias, gate, residual] == [0; 3] {
+            return Ok(());
+        }
+        let params = LinearEpilogueParams {
+            bias,
+            gate,
+            residual,
+            output,
+            rows: int(p.rows)?,
+            columns: int(p.out_width)?,
+            rows_per_gate: int(p.rows_per_gate)?,
+            activation: activation.map_or(-1, |activation| activation as i32),
+            gate_is_number: p.gate_is_number.into(),
+            residual_is_number: p.residual_is_number.into(),
+        };
+        let (wide, narrow, width) = match dtype {
+            DType::F16 => (c"moh_linear_epilogue_f16_8", c"moh_linear_epilogue_f16_1", 8),
+            DType::BF16 => (c"moh_linear_epilogue_bf16_8", c"moh_linear_epilogue_bf16_1", 8),
+            _ => (c"moh_linear_epilogue_float_4", c"moh_linear_epilogue_float_1", 4),
+        };
+        let rows = [p.gate_is_number, p.residual_is_number].into_iter().zip([gate, residual]);
+        let aligned =
+            rows.filter(|(is_number, _)| !is_number).chain([(false, output)]).all(|(_, at)| at.is_multiple_of(16));
+        let (name, width) = if aligned && p.out_width.is_multiple_of(width) { (wide, width) } else { (narrow, 1) };
+        let kernel = Kernel { module: modules::LINEAR_EPILOGUE, name };
+        let blocks = int((p.rows * p.out_width).div_ceil(THREADS * width))?.unsigned_abs();
+        // SAFETY: the call's tensors, of the sizes of its problem.
+        unsafe { stream.launch(kernel, [blocks, 1, 1], THREADS as u32, 0, &params) }
     }
 }

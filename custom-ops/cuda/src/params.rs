@@ -206,6 +206,25 @@ pub struct LinearParams {
 // SAFETY: as above.
 unsafe impl Params for LinearParams {}
 
+/// `LinearEpilogueParams`, for `linear_epilogue.cu`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct LinearEpilogueParams {
+    pub bias: RawPtr,
+    pub gate: RawPtr,
+    pub residual: RawPtr,
+    pub output: RawPtr,
+    pub rows: i32,
+    pub columns: i32,
+    pub rows_per_gate: i32,
+    pub activation: i32,
+    pub gate_is_number: i32,
+    pub residual_is_number: i32,
+}
+// SAFETY: as above.
+unsafe impl Params for LinearEpilogueParams {}
+
 /// `LinearSm90Params`, for `linear_sm90.cu`, `combine_sm90.cu` and `expert_products_sm90.cu`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]

@@ -58,6 +58,7 @@ operators! {
     routed_mlp_nbits::RoutedMlpNBits,
     linear_nbits::LinearNBits,
     linear::Linear,
+    linear_activation::LinearActivation,
     cache_update::CacheUpdate,
     routed_cached_attention::RoutedCachedAttention,
 }

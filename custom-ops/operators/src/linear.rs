@@ -1,4 +1,4 @@
-//! Linear: a dense layer.
+//! Linear: a dense layer, and what is mostly done with its output.
 
 use crate::attributes::attributes;
 use crate::error::Error;
@@ -11,6 +11,9 @@ use crate::tensor::Tensor;
 #[derive(Debug, Clone, Copy)]
 pub struct Linear;
 
+/// Number of the gate among the inputs.
+const GATE: usize = 3;
+
 attributes! {
     /// Linear has no attributes.
     #[derive(Copy)]
@@ -22,7 +25,10 @@ inputs! {
     pub struct Inputs {
         x: T, "(.., width)", "Rows, of any number of dimensions.";
         weight: Weight, "(width, out_width)", "The matrix, as MatMul reads it.";
-        bias: T [optional], "(out_width)", "Added to every row.";
+        bias: T [optional], "(out_width) or (1)", "Added to every row.";
+        gate: T [optional], "(.., out_width) or (1)",
+            "The sums are multiplied by it. Its other dimensions are x's, or 1 from one of them on: a row for each sequence, say.";
+        residual: T [optional], "(.., out_width) or (1)", "Added last. Its other dimensions are x's.";
     }
 }
 
@@ -35,11 +41,104 @@ pub struct Problem {
     pub width: usize,
     /// Length of an output's row.
     pub out_width: usize,
+    /// Rows of x in turn that share a row of the gate; 1 if there is none.
+    pub rows_per_gate: usize,
+    /// Whether the bias is one number for all.
+    pub bias_is_number: bool,
+    /// The same of the gate.
+    pub gate_is_number: bool,
+    /// The same of the residual.
+    pub residual_is_number: bool,
+}
+
+/// The shapes of a product of rows with a matrix.
+#[derive(Clone, Copy)]
+pub(crate) struct Product<'a> {
+    pub(crate) operator: &'static str,
+    pub(crate) x: PartialShape<'a>,
+    pub(crate) weight: PartialShape<'a>,
+    pub(crate) bias: Option<PartialShape<'a>>,
+}
+
+impl<'a> Product<'a> {
+    fn bad<A>(&self, input: &'static str, expected: &str, found: PartialShape<'_>) -> Result<A, Error> {
+        Err(Error::Shape { operator: self.operator, input, expected: expected.to_owned(), found: show(found) })
+    }
+
+    /// Validates the shapes. Returns the dimensions of x before the last one, and the length of an output's row.
+    pub(crate) fn check(&self) -> Result<(PartialShape<'a>, Option<usize>), Error> {
+        let Product { x, weight, bias, .. } = *self;
+        let Some((&width, leading)) = x.split_last().filter(|(width, _)| **width != Some(0)) else {
+            return self.bad("x", "(.., width)", x);
+        };
+        let out = match *weight {
+            [k, out] if k != Some(0) && out != Some(0) && Agreed(width).accept(k) => out,
+            _ => return self.bad("weight", &format!("({}, out_width)", Agreed(width).show("width")), weight),
+        };
+        if let Some(bias) = bias
+            && !(bias.len() == 1 && (Agreed(out).accept(bias[0]) || is_one(bias)))
+        {
+            return self.bad("bias", &format!("({}) or (1)", Agreed(out).show("out_width")), bias);
+        }
+        Ok((leading, out))
+    }
+
+    /// The shape of the output.
+    pub(crate) fn infer(&self) -> Result<Vec<OutputDim>, Error> {
+        let (leading, out) = self.check()?;
+        let same = (0..leading.len()).map(|axis| OutputDim::SameAs { input: 0, axis });
+        Ok(same.chain([out.map_or(OutputDim::Unknown, OutputDim::Size)]).collect())
+    }
+}
+
+/// Whether it is the shape of one number for all.
+fn is_one(shape: PartialShape<'_>) -> bool {
+    matches!(shape, [None | Some(1)])
+}
+
+/// How many of x's dimensions before the last one the gate has too: it has 1 instead of the others.
+fn shared_dims(gate: PartialShape<'_>, leading: PartialShape<'_>, out: Option<usize>) -> Option<usize> {
+    let (&columns, rows) = gate.split_last()?;
+    let fits = |shared: usize| {
+        let same = rows.iter().zip(leading).take(shared).all(|(&gate, &x)| Agreed(x).accept(gate));
+        same && rows.iter().skip(shared).all(|gate| matches!(gate, None | Some(1)))
+    };
+    let alike = rows.len() == leading.len() && Agreed(out).accept(columns);
+    (0..=leading.len()).rev().find(|&shared| alike && fits(shared))
+}
+
+impl Problem {
+    /// A layer without gate and residual.
+    pub(crate) fn new(x: &[usize], weight: &[usize], bias: Option<&[usize]>) -> Problem {
+        let (&width, leading) = x.split_last().unwrap_or((&0, &[]));
+        Problem {
+            rows: leading.iter().product(),
+            width,
+            out_width: weight.get(1).copied().unwrap_or(0),
+            rows_per_gate: 1,
+            bias_is_number: bias.is_some_and(|bias| bias == [1]),
+            gate_is_number: false,
+            residual_is_number: false,
+        }
+    }
+}
+
+/// The products in f64, with the bias: (rows, out_width).
+pub(crate) fn products(
+    &Problem { rows, width, out_width, .. }: &Problem,
+    [x, weight]: [Tensor<'_>; 2],
+    bias: Option<Tensor<'_>>,
+) -> impl Iterator<Item = f64> {
+    (0..rows * out_width).map(move |i| {
+        let (row, n) = (i / out_width, i % out_width);
+        let products = (0..width).map(|i| x.data.at(row * width + i) * weight.data.at(i * out_width + n));
+        products.sum::<f64>() + bias.map_or(0.0, |bias| bias.data.at(if bias.data.len() == 1 { 0 } else { n }))
+    })
 }
 
 impl Definition for Linear {
     const NAME: &'static str = "Linear";
-    const DOC: &'static str = "A dense layer, `x W + bias` along the last dimension. Kernels may add the products up in any order, \
+    const DOC: &'static str = "A dense layer, `(x W + bias) * gate + residual` along the last dimension. Kernels may add the products up in any order, \
           and split numbers into the terms of a narrower type as long as the result's error is that of x's type.";
     const INPUTS: &'static [Operand] = Inputs::<List<'_, ()>>::OPERANDS;
     const OUTPUT: Operand = Operand {
@@ -66,62 +165,79 @@ impl Definition for Linear {
     }
 
     fn infer(_: &Attributes, inputs: &Inputs<List<'_, PartialShape<'_>>>) -> Result<Vec<OutputDim>, Error> {
-        let Inputs { x, weight, bias } = *inputs;
-        let bad = |input, expected: &str, found| {
-            Err(Error::Shape { operator: Self::NAME, input, expected: expected.to_owned(), found: show(found) })
+        let Inputs { x, weight, bias, gate, residual } = *inputs;
+        let product = Product { operator: Self::NAME, x, weight, bias };
+        let (leading, out) = product.check()?;
+        let expected = |name: &str| {
+            let dims: Vec<String> =
+                leading.iter().map(|dim| dim.map_or(name.to_owned(), |dim| dim.to_string())).collect();
+            format!("({}) or (1)", [dims, vec![Agreed(out).show("out_width")]].concat().join(", "))
         };
-        let Some((&width, leading)) = x.split_last().filter(|(width, _)| **width != Some(0)) else {
-            return bad("x", "(.., width)", x);
-        };
-        let out = match *weight {
-            [k, out] if k != Some(0) && out != Some(0) && Agreed(width).accept(k) => out,
-            _ => return bad("weight", &format!("({}, out_width)", Agreed(width).show("width")), weight),
-        };
-        if let Some(bias) = bias
-            && !(bias.len() == 1 && Agreed(out).accept(bias[0]))
+        if let Some(gate) = gate
+            && !is_one(gate)
+            && shared_dims(gate, leading, out).is_none()
         {
-            return bad("bias", &format!("({})", Agreed(out).show("out_width")), bias);
+            let expected = format!("{}, where dimensions from one on may be 1", expected("?"));
+            return product.bad("gate", &expected, gate);
         }
-        let same = (0..leading.len()).map(|axis| OutputDim::SameAs { input: 0, axis });
-        Ok(same.chain([out.map_or(OutputDim::Unknown, OutputDim::Size)]).collect())
+        if let Some(residual) = residual
+            && !is_one(residual)
+            && shared_dims(residual, leading, out) != Some(leading.len())
+        {
+            return product.bad("residual", &expected("?"), residual);
+        }
+        product.infer()
     }
 
     fn problem(_: &Attributes, shapes: &Inputs<List<'_, &[usize]>>) -> Result<Problem, Error> {
-        let (width, leading) = shapes.x.split_last().unwrap_or((&0, &[]));
-        let out_width = shapes.weight.get(1).copied().unwrap_or(0);
-        Ok(Problem { rows: leading.iter().product(), width: *width, out_width })
+        let Inputs { x, weight, bias, gate, residual } = *shapes;
+        let problem = Problem::new(x, weight, bias);
+        let gates = gate.map_or(problem.rows, |gate| gate.iter().rev().skip(1).product());
+        let rows_per_gate = problem.rows.checked_div(gates).unwrap_or(1).max(1);
+        let is_number = |operand: Option<&[usize]>| operand.is_some_and(|shape| shape == [1]);
+        let [gate_is_number, residual_is_number] = [gate, residual].map(is_number);
+        Ok(Problem { rows_per_gate, gate_is_number, residual_is_number, ..problem })
     }
 
     fn variant(_: &Attributes, inputs: &Inputs<List<'_, PartialShape<'_>>>) -> Variant {
-        Variant { optional_inputs: usize::from(inputs.bias.is_some()), ..Variant::default() }
+        let present = [inputs.bias, inputs.gate, inputs.residual].map(|input| input.is_some());
+        let optional_inputs = present.iter().rposition(|&present| present).map_or(0, |last| last + 1);
+        Variant { optional_inputs, ..Variant::default() }
     }
 
-    fn zeros(_: &Attributes, shapes: &Inputs<List<'_, PartialShape<'_>>>, _: usize) -> Option<Vec<usize>> {
-        Some(vec![(*shapes.weight.get(1)?)?])
+    /// One number, which runtimes drop together with the operation.
+    fn zeros(_: &Attributes, _: &Inputs<List<'_, PartialShape<'_>>>, _: usize) -> Option<Vec<usize>> {
+        Some(vec![1])
+    }
+
+    fn filler(_: &Attributes, input: usize) -> u8 {
+        u8::from(input == GATE)
     }
 
     fn body(variant: Variant) -> Body {
         let mut b = Builder::new::<Linear>(variant);
-        match variant.optional_inputs {
-            0 => b.node("MatMul", &["x", "weight"], "output"),
-            _ => {
-                let product = b.node("MatMul", &["x", "weight"], "product");
-                b.node("Add", &[&product, "bias"], "output")
-            }
-        };
+        let steps = [("Add", "bias", "sum"), ("Mul", "gate", "gated"), ("Add", "residual", "output")];
+        let steps = &steps[..variant.optional_inputs.min(steps.len())];
+        let name = |done: usize, name| if done == steps.len() { Linear::OUTPUT.name } else { name };
+        let mut last = b.node("MatMul", &["x", "weight"], name(0, "product"));
+        for (i, (op_type, input, output)) in steps.iter().enumerate() {
+            last = b.node(op_type, &[&last, input], name(i + 1, output));
+        }
         b.finish()
     }
 
     fn reference(p: &Problem, inputs: &Inputs<List<'_, Tensor<'_>>>) -> Vec<f64> {
-        let Inputs { x, weight, bias } = *inputs;
-        let mut output = Vec::with_capacity(p.rows * p.out_width);
-        for row in 0..p.rows {
-            output.extend((0..p.out_width).map(|n| {
-                let products = (0..p.width).map(|i| x.data.at(row * p.width + i) * weight.data.at(i * p.out_width + n));
-                products.sum::<f64>() + bias.map_or(0.0, |bias| bias.data.at(n))
-            }));
-        }
-        output
+        let Inputs { x, weight, bias, gate, residual } = *inputs;
+        let at = |tensor: Tensor<'_>, row: usize, n: usize| {
+            tensor.data.at(if tensor.data.len() == 1 { 0 } else { row * p.out_width + n })
+        };
+        let sums = products(p, [x, weight], bias).enumerate();
+        let output = sums.map(|(i, sum)| {
+            let (row, n) = (i / p.out_width, i % p.out_width);
+            let gated = sum * gate.map_or(1.0, |gate| at(gate, row / p.rows_per_gate, n));
+            gated + residual.map_or(0.0, |residual| at(residual, row, n))
+        });
+        output.collect()
     }
 
     fn examples() -> Vec<Example<Attributes>> {
@@ -130,6 +246,9 @@ impl Definition for Linear {
             Example::new(Attributes {}, &[&[70, 33], &[33, 70]]),
             Example::new(Attributes {}, &[&[3, 1, 17, 40], &[40, 64], &[64]]),
             Example::new(Attributes {}, &[&[48], &[48, 16]]),
+            Example::new(Attributes {}, &[&[3, 7, 24], &[24, 13], &[13], &[3, 7, 13]]),
+            Example::new(Attributes {}, &[&[2, 9, 40], &[40, 17], &[1], &[1], &[2, 9, 17]]),
+            Example::new(Attributes {}, &[&[2, 5, 24], &[24, 21], &[21], &[2, 1, 21], &[2, 5, 21]]),
         ]
     }
 }
@@ -143,7 +262,7 @@ impl Linear {
         let width = weight.first().copied().unwrap_or(0).max(1);
         let known = [Some(0), Some(width)];
         let shape: Vec<Option<usize>> = weight.iter().map(|&dim| Some(dim)).collect();
-        Linear::infer(&Attributes {}, &Inputs { x: &known, weight: &shape, bias: None })?;
-        Linear::problem(&Attributes {}, &Inputs { x: &[0, width], weight, bias: None })
+        Product { operator: Self::NAME, x: &known, weight: &shape, bias: None }.check()?;
+        Ok(Problem::new(&[0, width], weight, None))
     }
 }

@@ -122,7 +122,7 @@ pub trait Definition: Sized + 'static {
         input: usize,
     ) -> Option<Vec<usize>>;
 
-    /// The bytes of the tensor that [`Definition::zeros`] gives the shape of.
+    /// The number that each element of the tensor is that [`Definition::zeros`] gives the shape of.
     fn filler(_: &Self::Attributes, _input: usize) -> u8 {
         0
     }

@@ -1,10 +1,13 @@
-//! Dense layers as `ai.moh.Linear`, whose body is a product and a sum: libmoh_ops computes them itself on processors where it is faster
-//! than onnxruntime, and leaves them to the body elsewhere.
+//! Dense layers, with what is done with their outputs, as `ai.moh.Linear` and `ai.moh.LinearActivation`, whose bodies are a product and the
+//! operations after it: libmoh_ops computes them itself on processors where it is faster than onnxruntime, and leaves them to the body
+//! elsewhere.
 
 use super::Pass;
+use super::bodies::constant;
 use crate::error::Error;
-use crate::graph::{ElementType, Graph, Node, Source};
-use moh_operators::{DOMAIN, Definition, Linear};
+use crate::graph::{Attribute, Dim, ElementType, Graph, Node, Source};
+use moh_operators::routed_mlp::Activation;
+use moh_operators::{DOMAIN, Definition, Linear, LinearActivation};
 use std::collections::BTreeMap;
 
 /// How dense layers are written.
@@ -13,7 +16,7 @@ pub enum DenseStyle {
     /// As MatMul and Add, or Gemm.
     #[default]
     Onnx,
-    /// As ai.moh.Linear.
+    /// As ai.moh.Linear and ai.moh.LinearActivation.
     Moh,
 }
 
@@ -42,51 +45,188 @@ impl Pass for DenseLayers {
 }
 
 fn fuse(graph: &mut Graph) {
-    let mut readers: BTreeMap<String, usize> = BTreeMap::new();
-    for name in graph.nodes.iter().flat_map(|node| &node.inputs).chain(graph.outputs.iter().map(|output| &output.name))
-    {
-        *readers.entry(name.clone()).or_default() += 1;
-    }
-    let mut nodes = std::mem::take(&mut graph.nodes).into_iter().peekable();
-    while let Some(mut node) = nodes.next() {
-        if is_dense(graph, &node) {
-            let only = readers.get(&node.outputs[0]) == Some(&1);
-            let add = nodes.next_if(|add| only && adds_bias(graph, add, &node));
-            node.op_type = Linear::NAME;
-            node.domain = DOMAIN;
-            if let Some(add) = add {
-                graph.values.remove(&node.outputs[0]);
-                node.inputs.push(add.inputs[1].clone());
-                node.outputs = add.outputs;
-            }
+    let mut search = Search { readers: readers(graph), taken: vec![false; graph.nodes.len()] };
+    let mut fused: BTreeMap<usize, Node> = BTreeMap::new();
+    for i in 0..graph.nodes.len() {
+        if !is_dense(graph, &graph.nodes[i]) {
+            continue;
         }
-        graph.nodes.push(node);
+        let layer = search.layer(graph, i);
+        let [inner @ .., last] = &layer.parts[..] else { continue };
+        for &part in inner {
+            graph.nodes[part].outputs.iter().for_each(|name| drop(graph.values.remove(name)));
+        }
+        layer.parts.iter().for_each(|&part| search.taken[part] = true);
+        // Where the last of its inputs is there.
+        let node = layer.node(graph);
+        fused.insert(*last, node);
     }
+    let nodes = std::mem::take(&mut graph.nodes).into_iter().enumerate();
+    graph.nodes = nodes.filter_map(|(i, node)| fused.remove(&i).or((!search.taken[i]).then_some(node))).collect();
 }
 
-/// Whether it multiplies many rows with a matrix of the checkpoint, in a type that libmoh_ops computes in.
+/// Whether it multiplies rows with a matrix of the checkpoint, in a type that libmoh_ops computes in.
 fn is_dense(graph: &Graph, node: &Node) -> bool {
     let matrix = |name: &String| graph.initializers.iter().find(|init| init.name == *name);
     node.op_type == "MatMul"
         && node.domain.is_empty()
-        && graph.value(&node.inputs[0]).is_some_and(|x| x.dims.len() >= 3)
+        && graph.value(&node.inputs[0]).is_some_and(|x| x.dims.len() >= 2)
         && matrix(&node.inputs[1]).is_some_and(|init| {
             let is_weight = matches!(init.source, Source::Weight { transposed: true, .. });
             is_weight && init.ty == ElementType::F32 && init.dims[1] >= NARROW
         })
 }
 
-/// Whether `add` adds a vector to the result of `product`.
-fn adds_bias(graph: &Graph, add: &Node, product: &Node) -> bool {
-    let vector = |name: &String| graph.initializers.iter().any(|init| init.name == *name && init.dims.len() == 1);
-    add.op_type == "Add" && add.inputs[0] == product.outputs[0] && vector(&add.inputs[1])
+/// Numbers of the nodes that read a value; `None` for an output of the model.
+type Readers = BTreeMap<String, Vec<Option<usize>>>;
+
+fn readers(graph: &Graph) -> Readers {
+    let mut readers = Readers::new();
+    for (i, node) in graph.nodes.iter().enumerate() {
+        node.inputs.iter().for_each(|name| readers.entry(name.clone()).or_default().push(Some(i)));
+    }
+    graph.outputs.iter().for_each(|output| readers.entry(output.name.clone()).or_default().push(None));
+    readers
+}
+
+/// A dense layer with what is done with its output.
+struct Layer {
+    /// Numbers of the nodes that it replaces, in order.
+    parts: Vec<usize>,
+    /// Of the product.
+    inputs: Vec<String>,
+    bias: Option<String>,
+    gate: Option<String>,
+    residual: Option<String>,
+    activation: Option<Activation>,
+}
+
+/// What is known while layers are searched.
+struct Search {
+    readers: Readers,
+    /// Nodes that are parts of layers.
+    taken: Vec<bool>,
+}
+
+impl Search {
+    /// The layer that begins with the product `i`.
+    fn layer(&self, graph: &Graph, i: usize) -> Layer {
+        let inputs = graph.nodes[i].inputs.clone();
+        let mut layer = Layer { parts: vec![i], inputs, bias: None, gate: None, residual: None, activation: None };
+        let is_vector = |name: &str| graph.initializers.iter().any(|init| init.name == name && init.dims.len() == 1);
+        if let Some((add, other)) = self.next(graph, &layer, "Add")
+            && is_vector(other)
+        {
+            layer.bias = Some(other.to_owned());
+            layer.parts.push(add);
+        }
+        // A body is of one activation function: that of the layers of many rows.
+        let has_many_rows = graph.value(&layer.inputs[0]).is_some_and(|x| x.dims.len() >= 3);
+        if let Some((activation, parts)) = self.activation(graph, &layer).filter(|_| has_many_rows) {
+            layer.activation = Some(activation);
+            layer.parts.extend(parts);
+            return layer;
+        }
+        let y = graph.value(layer.output(graph)).map_or(Vec::new(), |y| y.dims);
+        let has_shape = |name: &str, fits: &dyn Fn(&[Dim]) -> bool| graph.value(name).is_some_and(|v| fits(&v.dims));
+        if let Some((mul, other)) = self.next(graph, &layer, "Mul")
+            && has_shape(other, &|dims| shares_rows(dims, &y))
+        {
+            layer.gate = Some(other.to_owned());
+            layer.parts.push(mul);
+        }
+        if let Some((add, other)) = self.next(graph, &layer, "Add")
+            && has_shape(other, &|dims| dims == y && !dims.contains(&Dim::Unknown))
+        {
+            layer.residual = Some(other.to_owned());
+            layer.parts.push(add);
+        }
+        layer
+    }
+
+    /// The only node that reads the layer's output, if it is one of that type with two inputs and no part of another layer; and its
+    /// other input.
+    fn next<'g>(&self, graph: &'g Graph, layer: &Layer, op_type: &str) -> Option<(usize, &'g str)> {
+        let output = layer.output(graph);
+        let [Some(reader)] = self.readers.get(output)?[..] else { return None };
+        let node = graph.nodes.get(reader).filter(|node| node.op_type == op_type && node.domain.is_empty())?;
+        let [a, b] = &node.inputs[..] else { return None };
+        (!self.taken[reader]).then_some((reader, if a == output { b } else { a }))
+    }
+
+    /// The activation function that the layer's output goes through, and its nodes.
+    fn activation(&self, graph: &Graph, layer: &Layer) -> Option<(Activation, Vec<usize>)> {
+        let output = layer.output(graph);
+        let node = |i: usize| graph.nodes.get(i).filter(|node| node.domain.is_empty());
+        match self.readers.get(output)?[..] {
+            [Some(i)] => {
+                let node = node(i)?;
+                let is_tanh = node.attributes.contains(&("approximate", Attribute::String("tanh")));
+                let activation = match node.op_type {
+                    "Gelu" if is_tanh => Activation::GeluTanh,
+                    "Gelu" => Activation::Gelu,
+                    "Relu" => Activation::Relu,
+                    _ => return None,
+                };
+                Some((activation, vec![i]))
+            }
+            [Some(sigmoid), Some(mul)] => {
+                let gate = &node(sigmoid).filter(|node| node.op_type == "Sigmoid")?.outputs[0];
+                let is_only = self.readers.get(gate)?[..] == [Some(mul)];
+                let mul_node = node(mul).filter(|node| node.op_type == "Mul" && is_only)?;
+                let is_silu = mul_node.inputs.contains(gate) && mul_node.inputs.iter().any(|name| name == output);
+                is_silu.then(|| (Activation::Silu, vec![sigmoid, mul]))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Whether a gate of these dimensions has the columns of `y`, and a row for each of `y`'s or for those of its last dimensions.
+fn shares_rows(gate: &[Dim], y: &[Dim]) -> bool {
+    let (Some((columns, rows)), Some((y_columns, y_rows))) = (gate.split_last(), y.split_last()) else { return false };
+    let alike = rows.iter().zip(y_rows).take_while(|(gate, y)| gate == y && **gate != Dim::Unknown).count();
+    rows.len() == y_rows.len() && columns == y_columns && rows[alike..].iter().all(|dim| *dim == Dim::Fixed(1))
+}
+
+impl Layer {
+    /// What it makes so far.
+    fn output<'g>(&self, graph: &'g Graph) -> &'g str {
+        self.parts.last().map_or("", |&last| &graph.nodes[last].outputs[0])
+    }
+
+    /// The node that replaces its parts.
+    fn node(&self, graph: &mut Graph) -> Node {
+        let (first, output) = (graph.nodes[self.parts[0]].name.clone(), self.output(graph).to_owned());
+        let operator = if self.activation.is_some() { LinearActivation::OPERATOR } else { Linear::OPERATOR };
+        let mut inputs = self.inputs.clone();
+        let optional = [&self.bias, &self.gate, &self.residual];
+        let present = optional.iter().rposition(|input| input.is_some()).map_or(0, |last| last + 1);
+        for input in optional.into_iter().take(present) {
+            let input = input.clone().unwrap_or_else(|| {
+                // A number that changes nothing.
+                let number = u8::from(operator.inputs[inputs.len()].name == "gate");
+                constant(graph, ElementType::F32, vec![1], number)
+            });
+            inputs.push(input);
+        }
+        let activation = self.activation.map(|activation| ("activation", Attribute::Int(activation as i64)));
+        Node {
+            op_type: operator.name,
+            domain: DOMAIN,
+            name: first,
+            inputs,
+            outputs: vec![output],
+            attributes: activation.into_iter().collect(),
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::graph::{Dim, Initializer, Value};
+    use crate::graph::{Initializer, Value};
     use moh_models::Weight;
 
     fn node(op_type: &'static str, inputs: &[&str], output: &str) -> Node {
@@ -150,35 +290,132 @@ mod tests {
 
     #[test]
     fn a_product_and_its_bias_are_one_node() {
-        let moh = DenseLayers { style: Some(DenseStyle::Moh), as_stored: false };
-        let layer = |inputs: &[&str], output: &str| ("ai.moh:Linear".to_owned(), strings(inputs), strings(&[output]));
-        let plain = layer(&["x", "weight"], "plain");
-        let sum = layer(&["x", "weight", "bias"], "sum");
-        assert_eq!(written(graph(ElementType::F32, false), moh), [sum, plain.clone()]);
+        let plain = layer("ai.moh:Linear", &["x", "weight"], "plain");
+        let sum = layer("ai.moh:Linear", &["x", "weight", "bias"], "sum");
+        assert_eq!(written(graph(ElementType::F32, false), MOH), [sum, plain.clone()]);
         // What others read stays.
-        let add = (":Add".to_owned(), strings(&["product", "bias"]), strings(&["sum"]));
-        assert_eq!(written(graph(ElementType::F32, true), moh), [layer(&["x", "weight"], "product"), add, plain]);
+        let product = layer("ai.moh:Linear", &["x", "weight"], "product");
+        let add = layer(":Add", &["product", "bias"], "sum");
+        assert_eq!(written(graph(ElementType::F32, true), MOH), [product, add, plain]);
+    }
+
+    /// The first product and its bias, and these nodes after it, which make (batch, 5, columns) each, the last one the output. Inputs
+    /// `residual` (batch, 5, columns), `gate` (batch, 1, columns) and `other` (1, 5, columns).
+    fn followed(nodes: Vec<Node>) -> Graph {
+        let mut graph = graph(ElementType::F32, false);
+        let value = |name: &str, rows: [Dim; 2]| Value {
+            name: name.to_owned(),
+            ty: ElementType::F32,
+            dims: [&rows[..], &[Dim::Fixed(NARROW)]].concat(),
+        };
+        let batch = || Dim::Named("batch".to_owned());
+        graph.nodes.truncate(2);
+        for node in &nodes {
+            let name = &node.outputs[0];
+            graph.values.insert(name.clone(), value(name, [batch(), Dim::Fixed(5)]));
+        }
+        let operands = [("residual", [batch(), Dim::Fixed(5)]), ("gate", [batch(), Dim::Fixed(1)])];
+        graph.inputs.extend(operands.map(|(name, rows)| value(name, rows)));
+        graph.inputs.push(value("other", [Dim::Fixed(1), Dim::Fixed(5)]));
+        graph.outputs =
+            nodes.last().map(|node| value(&node.outputs[0], [batch(), Dim::Fixed(5)])).into_iter().collect();
+        graph.nodes.extend(nodes);
+        graph
+    }
+
+    const MOH: DenseLayers = DenseLayers { style: Some(DenseStyle::Moh), as_stored: false };
+
+    fn layer(op: &str, inputs: &[&str], output: &str) -> (String, Vec<String>, Vec<String>) {
+        (op.to_owned(), strings(inputs), strings(&[output]))
+    }
+
+    #[test]
+    fn gates_and_residuals_are_part_of_the_layer() {
+        let gated = node("Mul", &["gate", "sum"], "gated");
+        let sum = node("Add", &["residual", "gated"], "y");
+        let found = written(followed(vec![gated.clone(), sum]), MOH);
+        assert_eq!(found, [layer("ai.moh:Linear", &["x", "weight", "bias", "gate", "residual"], "y")]);
+        assert_eq!(
+            written(followed(vec![gated.clone()]), MOH),
+            [layer("ai.moh:Linear", &["x", "weight", "bias", "gate"], "gated")]
+        );
+        // A number stands in for what is not there.
+        let mut graph = followed(vec![node("Add", &["sum", "residual"], "y")]);
+        MOH.run(&mut graph).unwrap();
+        assert_eq!(graph.nodes[0].inputs, ["x", "weight", "bias", "ai.moh/all1[1].f32", "residual"]);
+        let one = graph.initializers.iter().find(|init| init.name == "ai.moh/all1[1].f32").unwrap();
+        assert!(matches!(&one.source, Source::Bytes(bytes) if *bytes == 1f32.to_le_bytes()));
+        assert!(!graph.values.contains_key("sum") && graph.values.contains_key("y"));
+        // No rows of the output: not (batch, 5, columns), nor a row for each of the first dimensions.
+        for op in ["Mul", "Add"] {
+            let found = written(followed(vec![node(op, &["sum", "other"], "y")]), MOH);
+            assert_eq!(found[1], (format!(":{op}"), strings(&["sum", "other"]), strings(&["y"])));
+        }
+        let found = written(followed(vec![node("Add", &["sum", "gate"], "y")]), MOH);
+        assert_eq!(found.len(), 2, "a residual has the output's shape");
+        // Its own square.
+        assert_eq!(written(followed(vec![node("Mul", &["sum", "sum"], "y")]), MOH).len(), 2);
+    }
+
+    #[test]
+    fn activations_are_part_of_the_layer() {
+        let inputs = ["x", "weight", "bias"];
+        for (op, activation) in [("Gelu", Activation::Gelu), ("Relu", Activation::Relu)] {
+            let mut graph = followed(vec![node(op, &["sum"], "y")]);
+            MOH.run(&mut graph).unwrap();
+            assert_eq!(graph.nodes[0].attributes, [("activation", Attribute::Int(activation as i64))]);
+            let wanted = layer("ai.moh:LinearActivation", &inputs, "y");
+            assert_eq!(written(followed(vec![node(op, &["sum"], "y")]), MOH), [wanted]);
+        }
+        let tanh = Node { attributes: vec![("approximate", Attribute::String("tanh"))], ..node("Gelu", &["sum"], "y") };
+        let mut graph = followed(vec![tanh]);
+        MOH.run(&mut graph).unwrap();
+        assert_eq!(graph.nodes[0].attributes, [("activation", Attribute::Int(Activation::GeluTanh as i64))]);
+        let sigmoid = node("Sigmoid", &["sum"], "sigmoid");
+        let silu = vec![sigmoid.clone(), node("Mul", &["sum", "sigmoid"], "y")];
+        assert_eq!(written(followed(silu), MOH), [layer("ai.moh:LinearActivation", &inputs, "y")]);
+        // Not the sigmoid of the layer's output times something else.
+        let other = vec![sigmoid, node("Mul", &["residual", "sigmoid"], "y")];
+        assert_eq!(written(followed(other), MOH).len(), 3);
+    }
+
+    /// Layers of one row of each sequence, such as a time's, would choose the body of all.
+    #[test]
+    fn activations_of_single_rows_stay_apart() {
+        let mut graph = followed(vec![node("Gelu", &["sum"], "y")]);
+        graph.inputs[0].dims.remove(1);
+        let found = written(graph, MOH);
+        assert_eq!(found[0], layer("ai.moh:Linear", &["x", "weight", "bias"], "sum"));
+        assert_eq!(found[1], layer(":Gelu", &["sum"], "y"));
+    }
+
+    /// The sum of two layers is one's residual, and stands after the other.
+    #[test]
+    fn one_of_two_layers_is_the_others_residual() {
+        let second = node("MatMul", &["x", "weight"], "second");
+        let found = written(followed(vec![second, node("Add", &["sum", "second"], "y")]), MOH);
+        let first = layer("ai.moh:Linear", &["x", "weight", "bias", "ai.moh/all1[1].f32", "second"], "y");
+        assert_eq!(found, [layer("ai.moh:Linear", &["x", "weight"], "second"), first]);
     }
 
     #[test]
     fn others_stay_as_they_are() {
-        let moh = DenseLayers { style: Some(DenseStyle::Moh), as_stored: false };
-        let onnx = DenseLayers { style: Some(DenseStyle::Onnx), ..moh };
+        let onnx = DenseLayers { style: Some(DenseStyle::Onnx), ..MOH };
         let ways = [
             (ElementType::F32, onnx),
             (ElementType::F32, DenseLayers::default()),
-            (ElementType::F32, DenseLayers { as_stored: true, ..moh }),
-            (ElementType::F16, moh),
+            (ElementType::F32, DenseLayers { as_stored: true, ..MOH }),
+            (ElementType::F16, MOH),
         ];
         for (ty, pass) in ways {
             let types: Vec<String> = written(graph(ty, false), pass).into_iter().map(|(op, ..)| op).collect();
             assert_eq!(types, [":MatMul", ":Add", ":MatMul"], "{ty}, {pass:?}");
         }
-        // One row, or few columns.
-        let none = |graph: Graph| written(graph, moh).iter().all(|(op, ..)| op != "ai.moh:Linear");
-        let mut flat = graph(ElementType::F32, false);
-        flat.inputs[0].dims.remove(0);
-        assert!(none(flat));
+        // A vector, or few columns.
+        let none = |graph: Graph| written(graph, MOH).iter().all(|(op, ..)| op != "ai.moh:Linear");
+        let mut vector = graph(ElementType::F32, false);
+        vector.inputs[0].dims.drain(..2);
+        assert!(none(vector));
         let mut narrow = graph(ElementType::F32, false);
         narrow.initializers[0].dims[1] = NARROW - 1;
         assert!(none(narrow));

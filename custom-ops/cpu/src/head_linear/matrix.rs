@@ -2,6 +2,7 @@
 //! other rows.
 
 use super::{HeadLinear, Tensors};
+use crate::epilogue::OfRow;
 use crate::gemm::Matrix;
 use crate::host::Host;
 use crate::isa::unit::TILE;
@@ -243,7 +244,7 @@ impl<I: Isa, T: Element> Call<'_, I, T> {
     ) {
         let bias = self.tensors.bias.map(|bias| bias[item.columns.clone()].as_ptr());
         // SAFETY: the caller's contract; the bias has these columns.
-        unsafe { worker.store(self.isa, [rows, item.columns.len()], bias, output) };
+        unsafe { worker.store(self.isa, [rows, item.columns.len()], bias, |_| OfRow::NOTHING, output) };
         self.finite.fetch_and(worker.is_finite(), Ordering::Relaxed);
     }
 }

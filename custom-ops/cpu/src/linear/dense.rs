@@ -1,5 +1,6 @@
 //! A dense product on a matrix unit. Rows of x are split into terms once, for all workers; a worker takes a span of the weight's columns.
 
+use crate::epilogue::Epilogue;
 use crate::gemm::Matrix;
 use crate::host::{Host, Unwritten};
 use crate::isa::unit::TILE;
@@ -29,6 +30,7 @@ pub(super) struct Dense<'a, I, T> {
     pub(super) x: &'a [T],
     pub(super) weight: &'a [T],
     pub(super) bias: Option<&'a [T]>,
+    pub(super) epilogue: Epilogue<'a, T>,
     pub(super) output: Shared<T>,
 }
 
@@ -108,8 +110,9 @@ impl<I: Isa, T: Element> Dense<'_, I, T> {
             };
             // SAFETY: the weight has these columns, and the tiles its inner indices.
             let macs = unsafe { worker.multiply(self.isa, &product) };
-            // SAFETY: the output has these columns for every row, which belong to this item alone.
-            unsafe { worker.store(self.isa, [rows.len(), columns.len()], bias, output) };
+            let epilogue = |row: usize| self.epilogue.of_row(rows.start + row, columns.start);
+            // SAFETY: the output has these columns for every row, which belong to this item alone; so do bias and epilogue.
+            unsafe { worker.store(self.isa, [rows.len(), columns.len()], bias, epilogue, output) };
             finite.fetch_and(worker.is_finite(), Ordering::Relaxed);
             macs
         })?;

@@ -1,31 +1,33 @@
 //! What becomes of sums.
 
 use super::WIDTH;
+use crate::epilogue::OfRow;
 use crate::isa::{Isa, Job};
 use crate::terms::part;
 use moh_operators::Element;
 
-/// Writes rows of sums, plus the bias, to an output. Returns false if an element is not finite.
+/// Writes what becomes of rows of sums, plus the bias, to an output. Returns false if such a sum is not finite.
 ///
 /// Contract of the constructor: the sums are valid for reading `rows` rows of [`WIDTH`] floats for every block of columns, blocks
-/// `block` floats apart; the bias for reading and `output(row)` for writing `columns` elements.
-pub(super) struct StoreRows<T, F> {
+/// `block` floats apart; the bias and what `epilogue(row)` has for reading and `output(row)` for writing `columns` elements.
+pub(super) struct StoreRows<T, E, F> {
     pub(super) sums: *const f32,
     pub(super) block: usize,
     pub(super) bias: Option<*const T>,
+    pub(super) epilogue: E,
     pub(super) output: F,
     pub(super) rows: usize,
     pub(super) columns: usize,
 }
 
-impl<T: Element, F: Fn(usize) -> *mut T> Job for StoreRows<T, F> {
+impl<T: Element, E: Fn(usize) -> OfRow<T>, F: Fn(usize) -> *mut T> Job for StoreRows<T, E, F> {
     type Output = bool;
 
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) -> bool {
         let mut zero = isa.splat(0.0);
         for row in 0..self.rows {
-            let output = (self.output)(row);
+            let (epilogue, output) = ((self.epilogue)(row), (self.output)(row));
             for column in (0..self.columns).step_by(I::LANES) {
                 let n = (self.columns - column).min(I::LANES);
                 // SAFETY: the constructor's contract; column + n <= columns.
@@ -35,6 +37,7 @@ impl<T: Element, F: Fn(usize) -> *mut T> Job for StoreRows<T, F> {
                         sum = isa.add(sum, part(isa, bias.add(column), n));
                     }
                     zero = isa.add(zero, isa.sub(sum, sum));
+                    let sum = epilogue.apply(isa, sum, column, n);
                     let output = output.add(column);
                     match n == I::LANES {
                         true => isa.narrow(output, sum),

@@ -1,14 +1,16 @@
-//! Linear: every CPU kernel that this processor supports, against the f64 reference.
+//! Linear and LinearActivation: every CPU kernel that this processor supports, against the f64 reference.
 
 use crate::support::{self, Accounts, kernels_of};
-use moh_conformance::linear::Case;
+use moh_conformance::linear::{Case, Then};
 use moh_conformance::{Buffer, Call};
 use moh_cpu::{Input, Threads};
+use moh_operators::routed_mlp::Activation;
 use moh_operators::{DType, Data, Definition, Error, Linear, Tensor};
 use proptest::prelude::*;
 use std::sync::atomic::Ordering;
 
-const CASE: Case = Case { rows: 5, width: 40, out_width: 24, bias: true, dtype: DType::F32, seed: 1 };
+const CASE: Case =
+    Case { rows: 5, width: 40, out_width: 24, bias: true, then: Then::Nothing, dtype: DType::F32, seed: 1 };
 
 fn check(case: Case, threads: &[usize]) -> Vec<u64> {
     println!("{case:?}");
@@ -22,10 +24,11 @@ prop_compose! {
         width in prop_oneof![2 => 1usize..70, 1 => 120usize..140, 1 => 250usize..300],
         out_width in prop_oneof![2 => 1usize..70, 1 => 250usize..300],
         bias in any::<bool>(),
+        then in prop::sample::select(Then::all(4)),
         dtype in prop_oneof![3 => Just(DType::F32), 1 => Just(DType::F16), 1 => Just(DType::BF16)],
         seed in any::<u64>(),
     ) -> Case {
-        Case { rows, width, out_width, bias, dtype, seed }
+        Case { rows, width, out_width, bias, then, dtype, seed }
     }
 }
 
@@ -35,6 +38,17 @@ proptest! {
     #[test]
     fn equals_the_reference(case in cases()) {
         check(case, &[1, 3]);
+    }
+}
+
+/// Whatever is done with the sums, on each way of computing them: few rows, a matrix unit, vectors; by several workers.
+#[test]
+fn what_becomes_of_the_sums() {
+    for then in Then::all(7) {
+        for (rows, bias) in [(7, true), (70, false), (525, true)] {
+            check(Case { rows, width: 43, out_width: 301, bias, then, ..CASE }, &[1, 3]);
+        }
+        check(Case { rows: 70, width: 64, out_width: 301, then, dtype: DType::BF16, ..CASE }, &[1, 2]);
     }
 }
 
@@ -58,7 +72,9 @@ fn few_rows() {
 
 #[test]
 fn errors_are_those_of_the_precision() {
-    support::check_precisions(Case { rows: 100, width: 300, out_width: 70, ..CASE }.call());
+    for then in [Then::Nothing, Then::Gate] {
+        support::check_precisions(Case { rows: 100, width: 300, out_width: 70, then, ..CASE }.call());
+    }
 }
 
 /// Numbers that the terms of a narrower type do not add up to.
@@ -96,6 +112,28 @@ fn infinities_large_and_small_numbers() {
             } else {
                 assert!(found == expected || found.is_nan() && expected.is_nan(), "{kernel:?}, row {row}: {found}");
             }
+        }
+    }
+}
+
+/// Of a sum that is not finite becomes what the definition says, and of the others of its row what becomes of them elsewhere.
+#[test]
+fn what_becomes_of_infinities() {
+    for then in Then::all(20) {
+        let mut call = Case { rows: 40, width: 64, out_width: 48, then, ..CASE }.call();
+        let mut numbers: Vec<f32> = call.inputs[0].1.values(&"x").iter().map(|&x| x as f32).collect();
+        numbers[3 * 64 + 5] = f32::INFINITY;
+        call.inputs[0].1 = Buffer::new(DType::F32, &numbers);
+        let expected = call.expected();
+        for kernel in kernels_of(call.operator()) {
+            let (found, _) = support::run(&call, kernel, expected.len(), &Threads::new(2)).unwrap();
+            let is_same = |(found, expected): (&f64, &f64)| match expected.is_finite() {
+                true => (found - expected).abs() <= 4e-6,
+                false => found == expected || found.is_nan() && expected.is_nan(),
+            };
+            let wrong = found.iter().zip(&expected).position(|both| !is_same(both));
+            assert_eq!(wrong.map(|i| (found[i], expected[i])), None, "{kernel:?}, {then:?}");
+            assert!(expected.iter().any(|x| !x.is_finite()) || then == Then::Activation(Activation::Relu));
         }
     }
 }

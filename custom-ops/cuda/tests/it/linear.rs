@@ -1,10 +1,12 @@
-//! Linear's CUDA kernels against the f64 reference, on a GPU or on the emulator.
+//! The CUDA kernels of Linear and LinearActivation against the f64 reference, on a GPU or on the emulator.
 
 use crate::device::{A100, on_device, rerun_on_other_gpu};
-use moh_conformance::linear::Case;
+use moh_conformance::linear::{Case, Then};
 use moh_operators::DType;
+use moh_operators::routed_mlp::Activation;
 
-const CASE: Case = Case { rows: 5, width: 96, out_width: 40, bias: true, dtype: DType::F16, seed: 5 };
+const CASE: Case =
+    Case { rows: 5, width: 96, out_width: 40, bias: true, then: Then::Nothing, dtype: DType::F16, seed: 5 };
 
 /// Every number of rows that has kernels of its own, in all types; outputs of no multiple of a tile, nor of 16 bytes.
 #[test]
@@ -14,6 +16,22 @@ fn all_numbers_of_rows_and_widths() {
             for (j, dtype) in DType::ALL.into_iter().enumerate() {
                 for (k, (width, out_width)) in [(96, 40), (271, 13), (160, 136)].into_iter().enumerate() {
                     let case = Case { rows, width, out_width, bias: (j + k) % 2 == 0, dtype, ..CASE };
+                    println!("{case:?}");
+                    device.check(&case.call(), |_| false);
+                }
+            }
+        }
+    });
+}
+
+/// Whatever is done with the sums, in all types; outputs of no multiple of 16 bytes.
+#[test]
+fn what_becomes_of_the_sums() {
+    on_device(|device| {
+        for (i, then) in Then::all(7).into_iter().enumerate() {
+            for (j, dtype) in DType::ALL.into_iter().enumerate() {
+                for (k, (rows, out_width)) in [(42, 40), (7, 301)].into_iter().enumerate() {
+                    let case = Case { rows, out_width, then, dtype, bias: (i + j + k) % 2 == 0, ..CASE };
                     println!("{case:?}");
                     device.check(&case.call(), |_| false);
                 }
@@ -50,7 +68,9 @@ fn model_sizes_on_a_gpu() {
         for (rows, width, out_width, dtype) in
             [(512, 1152, 4608, DType::F16), (512, 4608, 1152, DType::BF16), (512, 1152, 1152, DType::F32)]
         {
-            device.check(&Case { rows, width, out_width, dtype, ..CASE }.call(), |_| false);
+            for then in [Then::Nothing, Then::SharedGate(256), Then::Activation(Activation::GeluTanh)] {
+                device.check(&Case { rows, width, out_width, then, dtype, ..CASE }.call(), |_| false);
+            }
         }
     });
 }

@@ -1,8 +1,8 @@
 //! Kernel parameters have the same layout in `kernels/params.h`, according to a C++ compiler, and in Rust.
 
 use moh_cuda::params::{
-    AggregatedParams, AttentionParams, AttentionSm90Params, CacheUpdateParams, DequantizeParams, LinearParams,
-    LinearSm90Params, NbitsParams, PlanParams, QuantizedParams, RouterParams, TileParams,
+    AggregatedParams, AttentionParams, AttentionSm90Params, CacheUpdateParams, DequantizeParams, LinearEpilogueParams,
+    LinearParams, LinearSm90Params, NbitsParams, PlanParams, QuantizedParams, RouterParams, TileParams,
 };
 use std::mem::offset_of;
 use std::process::Command;
@@ -43,6 +43,9 @@ fn layouts() -> Vec<Layout> {
             x, weight, bias, gates, output, counts, entries, partial, positions, x_row, weight_row, output_row, x_head, weight_head,
             output_head, bias_head, tokens, heads, depth, columns, activation, dense_percent, only, write_zeros, scale_by_gates,
             routed_cost, column_blocks, part_depth, parts, capacity,
+        }
+        LinearEpilogueParams {
+            bias, gate, residual, output, rows, columns, rows_per_gate, activation, gate_is_number, residual_is_number,
         }
         LinearSm90Params { x_map, weight_map, linear, tile_rows, shares_x }
         AggregatedParams {

@@ -39,6 +39,8 @@ pub enum BodyValue {
     Scalar(f32),
     /// A list of integers.
     Ints(Vec<i64>),
+    /// A string.
+    Text(&'static str),
     /// The operator's own attribute of that name.
     Attribute(&'static str),
 }
@@ -68,7 +70,7 @@ fn indices(top_k: &str) -> String {
     format!("{top_k}_indices")
 }
 
-/// A body: nodes in order; the last one makes the operator's output. Valid at opsets 18 to 24.
+/// A body: nodes in order; the last one makes the operator's output. Valid at opsets 18 to 24; with ONNX's Gelu from 20 on.
 #[derive(Debug, Clone)]
 pub struct Body {
     /// The operator that it defines.

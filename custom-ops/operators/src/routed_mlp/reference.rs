@@ -26,14 +26,8 @@ pub(crate) fn reference(
             };
             let hidden: Vec<f64> = (0..p.hidden)
                 .map(|j| match p.activation {
-                    Activation::SwiGlu => silu(first(j)) * first(p.hidden + j),
-                    Activation::Relu => first(j).max(0.0),
-                    Activation::Silu => silu(first(j)),
-                    Activation::Gelu => gelu(first(j)),
-                    Activation::GeluTanh => {
-                        let x = first(j);
-                        0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh())
-                    }
+                    Activation::SwiGlu => p.activation.of(first(j)) * first(p.hidden + j),
+                    _ => p.activation.of(first(j)),
                 })
                 .collect();
             for c in 0..p.out_width {
@@ -44,6 +38,20 @@ pub(crate) fn reference(
         }
     }
     output
+}
+
+impl Activation {
+    /// The function of a number; for SwiGLU that of the gate.
+    pub(crate) fn of(self, x: f64) -> f64 {
+        match self {
+            Activation::Relu => x.max(0.0),
+            Activation::Silu | Activation::SwiGlu => silu(x),
+            Activation::Gelu => gelu(x),
+            Activation::GeluTanh => {
+                0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh())
+            }
+        }
+    }
 }
 
 fn silu(x: f64) -> f64 {

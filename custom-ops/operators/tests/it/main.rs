@@ -5,6 +5,7 @@
 mod aggregated_attention;
 mod any;
 mod head_linear;
+mod linear;
 mod nbits;
 mod routed_attention;
 mod routed_mlp;

@@ -17,6 +17,7 @@ pub(super) fn expand(node: &Node, call: &Call, nodes: &mut Vec<Node>) -> Result<
         BodyValue::Int(v) => Some((*name, Attribute::Int(*v))),
         BodyValue::Scalar(v) => Some((*name, Attribute::Constant(*v))),
         BodyValue::Ints(v) => Some((*name, Attribute::Ints(v.clone()))),
+        BodyValue::Text(v) => Some((*name, Attribute::String(v))),
         BodyValue::Attribute(formal) => match node.attributes.iter().find(|(n, _)| n == formal)?.1.clone() {
             // As every other float of a body.
             Attribute::Float(v) if *name == "value_float" => Some(("value", Attribute::Constant(v))),

@@ -155,9 +155,9 @@ fn zero_points_stand_in_for_those_that_are_absent() {
     ];
     let mut mixed = graph::<RoutedProjectionNBits>(&inputs, &calls);
     run(&mut mixed);
-    assert_eq!(mixed.nodes[0].inputs[4..], ["ai.moh/zeros[12].f32", "ai.moh/bytes136[12,2].u8"]);
-    assert_eq!(mixed.nodes[1].inputs[5], "ai.moh/bytes128[12,3].u8");
-    let Source::Bytes(bytes) = &initializer(&mixed, "ai.moh/bytes136[12,2].u8").source else { panic!("no bytes") };
+    assert_eq!(mixed.nodes[0].inputs[4..], ["ai.moh/zeros[12].f32", "ai.moh/all136[12,2].u8"]);
+    assert_eq!(mixed.nodes[1].inputs[5], "ai.moh/all128[12,3].u8");
+    let Source::Bytes(bytes) = &initializer(&mixed, "ai.moh/all136[12,2].u8").source else { panic!("no bytes") };
     assert_eq!(bytes[..], [0x88; 24]);
 }
 

@@ -36,20 +36,25 @@ impl<T: Element> Job for Activate<'_, T> {
                 }
                 for &(sums, output) in self.rows {
                     let x = isa.add(isa.load(sums.add(column)), bias);
-                    let y = match self.activation {
-                        Activation::Relu => isa.max(isa.splat(0.0), x),
-                        Activation::Gelu => gelu(isa, x),
-                        Activation::GeluTanh => gelu_tanh(isa, x),
-                        Activation::Silu => gated(isa, x, x),
-                        Activation::SwiGlu => {
-                            let other = isa.add(isa.load(sums.add(self.other + column)), other_bias);
-                            isa.mul(gated(isa, x, x), other)
-                        }
-                    };
+                    let mut y = activate(isa, self.activation, x);
+                    if two {
+                        y = isa.mul(y, isa.add(isa.load(sums.add(self.other + column)), other_bias));
+                    }
                     isa.store(output.add(column), y);
                 }
             }
         }
+    }
+}
+
+/// The function of each number; for SwiGLU that of the gate.
+#[inline(always)]
+pub(crate) fn activate<I: Isa>(isa: I, activation: Activation, x: I::V) -> I::V {
+    match activation {
+        Activation::Relu => isa.max(isa.splat(0.0), x),
+        Activation::Gelu => gelu(isa, x),
+        Activation::GeluTanh => gelu_tanh(isa, x),
+        Activation::Silu | Activation::SwiGlu => gated(isa, x, x),
     }
 }
 

@@ -1,0 +1,40 @@
+//! LinearActivation on a CPU: as Linear.
+
+use crate::epilogue::Epilogue;
+use crate::isa::{Isa, MatrixUnit};
+use crate::kernel::{self, CpuOperator, Work};
+use crate::linear::{self, Layer};
+use crate::packed::Packed;
+use crate::settings::Precision;
+use moh_operators::linear_activation::{Attributes, Inputs, Problem};
+use moh_operators::{Element, Error, LinearActivation};
+
+impl CpuOperator for LinearActivation {
+    type Output<T: Element> = T;
+
+    fn uses(_: MatrixUnit) -> bool {
+        true
+    }
+
+    fn run<I: Isa, T: Element>(call: kernel::Call<'_, Self, I, T>) -> Result<Work, Error> {
+        let kernel::Call { isa, unit, problem, inputs, output, host } = call;
+        let (Inputs { x, weight, bias }, Problem { linear: problem, activation }) = (inputs, problem);
+        let epilogue = Epilogue::activation(problem.out_width, *activation);
+        Layer { isa, unit, problem, x, weight, bias, epilogue }.run(output, host)
+    }
+
+    fn is_left_to_body(unit: Option<MatrixUnit>, precision: Precision) -> bool {
+        linear::is_left_to_body(unit, precision)
+    }
+
+    fn pack<I: Isa, T: Element>(
+        isa: I,
+        unit: Option<MatrixUnit>,
+        _: &Attributes,
+        input: usize,
+        shape: &[usize],
+        weight: &[T],
+    ) -> Result<Option<Packed>, Error> {
+        linear::pack(isa, unit, input, shape, weight)
+    }
+}
