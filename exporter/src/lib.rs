@@ -263,7 +263,7 @@ fn check_sizes(sizes: &Sizes, model: &Model) -> Result<(), Error> {
 /// See [`Error`]; the output is then as it was.
 pub fn export(path: &Path, output: &Path, options: &Options) -> Result<Report, Error> {
     let mut options = options.clone();
-    options.passes.use_as_stored(options.weights == Weights::Link);
+    options.passes.settle(options.weights == Weights::Link);
     let options = &options;
     if options.both_parts {
         return seq2seq::export(path, output, options);
@@ -289,7 +289,7 @@ pub fn export(path: &Path, output: &Path, options: &Options) -> Result<Report, E
 /// See [`Error`]; the output is then as it was.
 pub fn export_model(checkpoint: &Checkpoint, model: &Model, output: &Path, options: &Options) -> Result<Report, Error> {
     let mut options = options.clone();
-    options.passes.use_as_stored(options.weights == Weights::Link);
+    options.passes.settle(options.weights == Weights::Link);
     export_since(std::time::Instant::now(), checkpoint, model, output, &options)
 }
 

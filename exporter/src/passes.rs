@@ -71,9 +71,9 @@ pub use dense::DenseStyle;
 pub use gates::Gates;
 
 impl Options {
-    /// Says whether all weights are to be used as the checkpoint stores them.
-    pub(crate) fn use_as_stored(&mut self, as_stored: bool) {
+    /// Says whether all weights are to be used as the checkpoint stores them, and settles what follows from that and from other options.
+    pub(crate) fn settle(&mut self, as_stored: bool) {
         self.gemm.as_stored |= as_stored;
-        self.dense.as_stored |= as_stored;
+        self.dense.standard |= as_stored || self.bodies.attention == AttentionStyle::Portable;
     }
 }

@@ -149,7 +149,7 @@ impl Target {
             opset: row.opset,
             layout: row.layout,
             passes: passes::Options {
-                dense: DenseLayers { style: Some(row.dense), as_stored: false },
+                dense: DenseLayers { style: Some(row.dense), standard: false },
                 ..Default::default()
             },
             ..Options::default()

@@ -124,11 +124,16 @@ impl<T: Element> RowOperand<T> {
         match self {
             RowOperand::Nothing => None,
             RowOperand::Number(number) => Some(isa.splat(number)),
-            // SAFETY: the caller's contract.
-            RowOperand::At(start) => Some(match n == I::LANES {
-                true => unsafe { isa.widen(start.add(column)) },
-                false => unsafe { part(isa, start.add(column), n) },
-            }),
+            RowOperand::At(start) => {
+                // SAFETY: the caller's contract.
+                let numbers = unsafe {
+                    match n == I::LANES {
+                        true => isa.widen(start.add(column)),
+                        false => part(isa, start.add(column), n),
+                    }
+                };
+                Some(numbers)
+            }
         }
     }
 }

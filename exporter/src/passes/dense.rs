@@ -30,14 +30,15 @@ pub struct DenseLayers {
     /// onnx, or as --for says].
     #[arg(long = "dense-layers", value_enum, value_name = "STYLE")]
     pub style: Option<DenseStyle>,
-    /// Whether all weights are to be used as the checkpoint stores them: dense layers are then not written so.
+    /// Whether dense layers are ONNX's in any style: where weights are to be used as the checkpoint stores them, and where nothing but
+    /// standard operators is to be written, among which numbers in the place of gates would stay.
     #[arg(skip)]
-    pub as_stored: bool,
+    pub standard: bool,
 }
 
 impl Pass for DenseLayers {
     fn run(&self, graph: &mut Graph) -> Result<(), Error> {
-        if self.style == Some(DenseStyle::Moh) && !self.as_stored {
+        if self.style == Some(DenseStyle::Moh) && !self.standard {
             fuse(graph);
         }
         Ok(())
@@ -227,6 +228,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::graph::{Initializer, Value};
+    use crate::passes::{AttentionStyle, Options, WriteBodies};
     use moh_models::Weight;
 
     fn node(op_type: &'static str, inputs: &[&str], output: &str) -> Node {
@@ -323,7 +325,7 @@ mod tests {
         graph
     }
 
-    const MOH: DenseLayers = DenseLayers { style: Some(DenseStyle::Moh), as_stored: false };
+    const MOH: DenseLayers = DenseLayers { style: Some(DenseStyle::Moh), standard: false };
 
     fn layer(op: &str, inputs: &[&str], output: &str) -> (String, Vec<String>, Vec<String>) {
         (op.to_owned(), strings(inputs), strings(&[output]))
@@ -379,6 +381,19 @@ mod tests {
         assert_eq!(written(followed(other), MOH).len(), 3);
     }
 
+    #[test]
+    fn portable_models_and_linked_weights_keep_onnx_layers() {
+        for (as_stored, attention) in [(true, AttentionStyle::Routed), (false, AttentionStyle::Portable)] {
+            let bodies = WriteBodies { attention };
+            let mut options = Options { dense: MOH, bodies, ..Options::default() };
+            options.settle(as_stored);
+            assert_eq!(written(graph(ElementType::F32, false), options.dense).len(), 3);
+        }
+        let mut options = Options { dense: MOH, ..Options::default() };
+        options.settle(false);
+        assert_eq!(written(graph(ElementType::F32, false), options.dense).len(), 2);
+    }
+
     /// Layers of one row of each sequence, such as a time's, would choose the body of all.
     #[test]
     fn activations_of_single_rows_stay_apart() {
@@ -404,7 +419,7 @@ mod tests {
         let ways = [
             (ElementType::F32, onnx),
             (ElementType::F32, DenseLayers::default()),
-            (ElementType::F32, DenseLayers { as_stored: true, ..MOH }),
+            (ElementType::F32, DenseLayers { standard: true, ..MOH }),
             (ElementType::F16, MOH),
         ];
         for (ty, pass) in ways {
