@@ -7,7 +7,7 @@ use super::bodies::constant;
 use crate::error::Error;
 use crate::graph::{Attribute, Dim, ElementType, Graph, Node, Source};
 use moh_operators::routed_mlp::Activation;
-use moh_operators::{DOMAIN, Definition, Linear, LinearActivation};
+use moh_operators::{DOMAIN, Definition, Linear, LinearActivation, linear};
 use std::collections::BTreeMap;
 
 /// How dense layers are written.
@@ -205,9 +205,8 @@ impl Layer {
         let present = optional.iter().rposition(|input| input.is_some()).map_or(0, |last| last + 1);
         for input in optional.into_iter().take(present) {
             let input = input.clone().unwrap_or_else(|| {
-                // A number that changes nothing.
-                let number = u8::from(operator.inputs[inputs.len()].name == "gate");
-                constant(graph, ElementType::F32, vec![1], number)
+                // A number that changes nothing. (Of LinearActivation only the bias can be absent, and nothing follows it.)
+                constant(graph, ElementType::F32, vec![1], Linear::filler(&linear::Attributes {}, inputs.len()))
             });
             inputs.push(input);
         }
