@@ -36,11 +36,12 @@ MOH_DEVICE uint32_t swizzle(uint32_t offset, Swizzle mode) {
     return offset ^ (((offset >> 7) & mask) << 4);
 }
 
-// A matrix operand in shared memory; leading, stride and offset in bytes. Shared addresses have fewer than 18 bits, so
-// an offset can be added to the descriptor's lower half.
+// A matrix operand in shared memory; leading, stride and offset in bytes. Offsets in shared memory have fewer than 18 bits, so
+// they can be added to the descriptor's lower half. The address has the block's rank in its cluster above them (bit 24 and up):
+// in the descriptor it would be a part of the leading offset.
 template <Swizzle mode, uint32_t leading, uint32_t stride> struct Operand {
     uint32_t low;
-    MOH_DEVICE explicit Operand(uint32_t address) : low((address >> 4) + (leading >> 4 << 16)) {}
+    MOH_DEVICE explicit Operand(uint32_t address) : low((address & 0x3ffff) >> 4 | leading >> 4 << 16) {}
     MOH_DEVICE uint64_t at(uint32_t offset) const {
         return uint64_t(stride >> 4 | uint32_t(mode) << 30) << 32 | (low + (offset >> 4));
     }

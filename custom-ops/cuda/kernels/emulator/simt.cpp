@@ -385,10 +385,13 @@ void barrier(const char* what, unsigned id, unsigned threads, bool sync) {
 unsigned char* shared_memory() { return machine.block->shared; }
 size_t shared_size() { return machine.shared_bytes; }
 
+// On hardware, a block's own addresses have its rank in the cluster above the offset, too: what takes an offset has to mask it.
+constexpr unsigned rank_bit = 24;
+
 uint32_t shared_address(const void* p) {
     ptrdiff_t offset = static_cast<const unsigned char*>(p) - machine.block->shared;
     if (offset < 0 || size_t(offset) > machine.shared_bytes) fail("%p is not in shared memory", p);
-    return uint32_t(offset) + 1024;
+    return uint32_t(offset) + 1024 + (cluster_rank() << rank_bit);
 }
 
 void* shared_pointer(uint32_t address, size_t bytes) { return cluster_pointer(address, bytes, cluster_rank()); }
@@ -397,6 +400,7 @@ unsigned cluster_rank() { return unsigned(machine.block - machine.blocks); }
 unsigned warp_of_cluster() { return machine.current / 32; }
 
 void* cluster_pointer(uint32_t address, size_t bytes, unsigned rank) {
+    address &= (1u << rank_bit) - 1;
     size_t offset = size_t(address) - 1024;
     if (address < 1024 || offset + bytes > machine.shared_bytes)
         fail("shared memory: %zu bytes at offset %td of %zu", bytes, ptrdiff_t(address) - 1024, machine.shared_bytes);
