@@ -362,7 +362,7 @@ stage_D() {
 stage_E() {
     local model
     begin E 540
-    for model in dit llama llama-int4 llama-int4-long llama-int4-prompt; do
+    for model in dit dit-routed llama llama-routed llama-int4 llama-int4-long llama-int4-prompt; do
         if [ ! -x "$home/bin/moh-export" ] || [ ! -f "$home/bin/libmoh_ops.so" ]; then
             ! selected "$model" || record "$model" "left out" 0 "no moh-export or libmoh_ops.so: ci/gpu.sh --pack builds them"
             continue

@@ -25,7 +25,10 @@ from results import Results
 
 @dataclasses.dataclass
 class Model:
-    """A model and its call: `tokens` tokens of each sequence after `past` others. capacity: of a cache in place, for int4 weights."""
+    """A model and its call: `tokens` tokens of each sequence after `past` others. capacity: of a cache in place, for int4 weights.
+
+    heads: how projections into heads and out of them are written, see moh-export --head-layers.
+    """
 
     title: str
     preset: str
@@ -34,26 +37,27 @@ class Model:
     tokens: int
     past: int = 0
     capacity: int = 0
+    heads: str = "dense"
 
 
-def export(program, presets, work, preset, changes, dtype, in_int4):
+def export(program, presets, work, m, dtype):
     """The model file, with random weights; made once."""
-    folder = os.path.join(work, f"{preset}-{'int4-' if in_int4 else ''}{dtype}")
-    model = os.path.join(folder, "model.onnx")
-    if not os.path.exists(model):
+    in_int4 = m.capacity > 0
+    folder = os.path.join(work, f"{m.preset}-{'int4-' if in_int4 else ''}{dtype}")
+    model, weights = os.path.join(folder, f"{m.heads}.onnx"), os.path.join(folder, "weights")
+    run = lambda *command: subprocess.run([program, *command], check=True, stdout=subprocess.DEVNULL)
+    if not os.path.exists(weights):
         os.makedirs(folder, exist_ok=True)
-        config = json.load(open(os.path.join(presets, preset + ".json"))) | changes
+        config = json.load(open(os.path.join(presets, m.preset + ".json"))) | m.changes
         for key, value in config.items():  # lists hold a number a layer
-            if isinstance(value, list) and "depth" in changes and len(value) > changes["depth"]:
-                config[key] = value[: changes["depth"]]
+            if isinstance(value, list) and "depth" in m.changes and len(value) > m.changes["depth"]:
+                config[key] = value[: m.changes["depth"]]
         with open(os.path.join(folder, "preset.json"), "w") as file:
             json.dump(config, file)
-        weights = os.path.join(folder, "weights")
-        run = lambda *command: subprocess.run([program, *command], check=True, stdout=subprocess.DEVNULL)
         run("random", os.path.join(folder, "preset.json"), "-o", weights, "--dtype", dtype, "--force")
-        # Every product is an operator of ours: onnxruntime's are in the fused graph.
-        kind = ["--for", "ort-cuda", "--quantize", "int4", "--form", "moh"] if in_int4 else []
-        run(weights, "-o", model, "--dtype", dtype, *kind, "--no-verify", "--force", "--quiet")
+    if not os.path.exists(model):
+        kind = ["--quantize", "int4"] if in_int4 else ["--cache", "concat"] if "llama" in m.preset else []
+        run(weights, "-o", model, "--for", "ort-cuda", "--bare", "--dtype", dtype, "--head-layers", m.heads, *kind, "--no-verify", "--force", "--quiet")
     return model
 
 
@@ -127,7 +131,9 @@ SMALL_LLAMA = {
 }  # fmt: skip
 MODELS = {
     "dit": Model("dit-xl-75, 4096 tokens", "moh-dit-xl-75", {"input_size": 128}, 2, 4096),
+    "dit-routed": Model("dit-xl-75, 4096 tokens, routed projections", "moh-dit-xl-75", {"input_size": 128}, 2, 4096, heads="routed"),
     "llama": Model("llama3-8b, 4 layers, prefill of 8192", "moh-llama3-8b", LLAMA, 1, 8192),
+    "llama-routed": Model("llama3-8b, 4 layers, prefill of 8192, routed projections", "moh-llama3-8b", LLAMA, 1, 8192, heads="routed"),
     "llama-int4": Model("llama3-8b int4, 4 layers, one token after 1024", "moh-llama3-8b", INT4, 1, 1, 1024, 4160),
     "llama-int4-long": Model("llama3-8b int4, 4 layers, one token after 4096", "moh-llama3-8b", INT4, 1, 1, 4096, 4160),
     "llama-int4-prompt": Model("llama3-8b int4, 4 layers, prefill of 512", "moh-llama3-8b", INT4, 1, 512, 0, 4160),
@@ -135,7 +141,9 @@ MODELS = {
 # The same cut down, to try this script.
 SMALL = {
     "dit": Model("dit-s-75, 64 tokens", "moh-dit-s-75", {"input_size": 16, "depth": 2}, 2, 64),
+    "dit-routed": Model("dit-s-75, 64 tokens, routed projections", "moh-dit-s-75", {"input_size": 16, "depth": 2}, 2, 64, heads="routed"),
     "llama": Model("llama3-8b cut down, prefill of 32", "moh-llama3-8b", SMALL_LLAMA, 1, 32),
+    "llama-routed": Model("llama3-8b cut down, prefill of 32, routed projections", "moh-llama3-8b", SMALL_LLAMA, 1, 32, heads="routed"),
     "llama-int4": Model("llama3-8b int4 cut down, one token after 20", "moh-llama3-8b", SMALL_LLAMA, 1, 1, 20, 64),
     "llama-int4-long": Model("llama3-8b int4 cut down, one token after 63", "moh-llama3-8b", SMALL_LLAMA, 1, 1, 63, 64),
     "llama-int4-prompt": Model("llama3-8b int4 cut down, prefill of 40", "moh-llama3-8b", SMALL_LLAMA, 1, 40, 0, 64),
@@ -145,7 +153,7 @@ SMALL = {
 def measure(options, m):
     """The fields of the model's row."""
     dtype = "f16" if options.gpu else "f32"  # onnxruntime's fused attention for the CPU has no float16
-    path = export(options.export, options.presets, options.work, m.preset, m.changes, dtype, m.capacity > 0)
+    path = export(options.export, options.presets, options.work, m, dtype)
     config = json.load(open(os.path.join(os.path.dirname(path), "preset.json")))
     make_feeds = dit_feeds if "input_size" in config else llama_feeds
     feeds, providers = make_feeds(config, m, np.float16 if options.gpu else np.float32), [options.provider]

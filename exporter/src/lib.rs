@@ -41,7 +41,7 @@ pub use chosen::Chosen;
 pub use error::{Error, Versioned};
 pub use graph::ElementType;
 pub use moh_models::families::Sizes;
-pub use passes::{AttentionStyle, AttentionType, DenseStyle};
+pub use passes::{AttentionStyle, AttentionType, DenseStyle, HeadStyle};
 pub use place::Layout;
 pub use quantize::{Quantization, QuantizationReport, Quantize};
 pub use report::Report;
@@ -314,6 +314,7 @@ fn export_since(
     check_target(options, dtype)?;
     let recording = record::Options { dtype, opset: options.opset, ir_version };
     let mut recorded = record::record_sized(model, recording, &options.sizes)?;
+    passes::before_quantization(&mut recorded, &options.passes)?;
     let quantization = options.quantize.as_ref().map(|how| quantize::apply(&mut recorded, how)).transpose()?;
     let mut graph = recorded.clone();
     passes::run(&mut graph, &options.passes)?;

@@ -56,6 +56,7 @@ macro_rules! passes {
 }
 
 passes! {
+    heads::HeadLayers,
     attention_type::NarrowAttention,
     gates::ShowGates,
     dense::DenseLayers,
@@ -69,6 +70,13 @@ pub use attention_type::AttentionType;
 pub use bodies::AttentionStyle;
 pub use dense::DenseStyle;
 pub use gates::Gates;
+pub use heads::HeadStyle;
+
+/// What has to be done before weights are quantised, because they are quantised as weights of the nodes that then use them. [`run`] finds
+/// it done.
+pub(crate) fn before_quantization(graph: &mut Graph, options: &Options) -> Result<(), Error> {
+    options.heads.run(graph)
+}
 
 impl Options {
     /// Says whether all weights are to be used as the checkpoint stores them, and settles what follows from that and from other options.

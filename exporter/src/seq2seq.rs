@@ -75,7 +75,8 @@ pub(crate) fn export(path: &Path, output: &Path, options: &Options) -> Result<Re
     check_target(options, dtype)?;
     let recording = record::Options { dtype, opset: options.opset, ir_version };
     let graphs = models.into_iter().map(|model| {
-        let recorded = record::record_sized(&model, recording, &options.sizes)?;
+        let mut recorded = record::record_sized(&model, recording, &options.sizes)?;
+        passes::before_quantization(&mut recorded, &options.passes)?;
         Ok(Graphs { model, graph: recorded.clone(), recorded, quantization: None })
     });
     let mut graphs: Vec<Graphs> = graphs.collect::<Result<_, Error>>()?;

@@ -3,10 +3,10 @@
 use crate::cache::Cache;
 use crate::error::Error;
 use crate::graph::ElementType;
-use crate::passes::{self, DenseLayers};
+use crate::passes::{self, DenseLayers, HeadLayers};
 use crate::place::Layout;
 use crate::quantize::{Activations, Form};
-use crate::{AttentionType, DEFAULT_OPSET, DenseStyle, Options};
+use crate::{AttentionType, DEFAULT_OPSET, DenseStyle, HeadStyle, Options};
 use serde::Serialize;
 use std::fmt;
 
@@ -45,6 +45,8 @@ pub struct Row {
     pub cache: Cache,
     /// How dense layers in floating point are written.
     pub dense: DenseStyle,
+    /// How projections into heads and out of them are written.
+    pub heads: HeadStyle,
     /// How quantised dense layers are written where no library is given: see [`Target::form`].
     pub form: Form,
     /// What products with quantised weights are computed in.
@@ -66,6 +68,7 @@ pub const TARGETS: [Row; 5] = [
         layout: Layout::Flat,
         cache: Cache::InPlace,
         dense: DenseStyle::Moh,
+        heads: HeadStyle::Routed,
         form: Form::Moh,
         activations: Activations::Int8,
         widens: true,
@@ -80,6 +83,7 @@ pub const TARGETS: [Row; 5] = [
         layout: Layout::Flat,
         cache: Cache::InPlace,
         dense: DenseStyle::Onnx,
+        heads: HeadStyle::Dense,
         form: Form::Nbits,
         activations: Activations::Float,
         widens: false,
@@ -94,6 +98,7 @@ pub const TARGETS: [Row; 5] = [
         layout: Layout::Flat,
         cache: Cache::InPlace,
         dense: DenseStyle::Onnx,
+        heads: HeadStyle::Routed,
         form: Form::Moh,
         activations: Activations::Int8,
         widens: false,
@@ -108,6 +113,7 @@ pub const TARGETS: [Row; 5] = [
         layout: Layout::Onnx,
         cache: Cache::Concat,
         dense: DenseStyle::Onnx,
+        heads: HeadStyle::Routed,
         form: Form::Nbits,
         activations: Activations::Float,
         widens: true,
@@ -122,6 +128,7 @@ pub const TARGETS: [Row; 5] = [
         layout: Layout::Flat,
         cache: Cache::InPlace,
         dense: DenseStyle::Onnx,
+        heads: HeadStyle::Routed,
         form: Form::Nbits,
         activations: Activations::Int8,
         widens: true,
@@ -150,6 +157,7 @@ impl Target {
             layout: row.layout,
             passes: passes::Options {
                 dense: DenseLayers { style: Some(row.dense), standard: false },
+                heads: HeadLayers { style: Some(row.heads) },
                 ..Default::default()
             },
             ..Options::default()
@@ -163,13 +171,14 @@ impl Target {
             let (form, activations) = (row.form.name(), row.activations.name());
             let cache = if row.cache == Cache::InPlace { "`in-place`" } else { "`concat`" };
             let dense = if row.dense == DenseStyle::Moh { "`moh`" } else { "`onnx`" };
+            let heads = if row.heads == HeadStyle::Dense { "`dense`" } else { "`routed`" };
             let Row { name, what, dtype, opset, .. } = row;
             format!(
-                "| `{name}` | {what} | {dtype} | {opset} | {layout} | {cache} | {dense} | `{form}` | `{activations}` |\n"
+                "| `{name}` | {what} | {dtype} | {opset} | {layout} | {cache} | {dense} | {heads} | `{form}` | `{activations}` |\n"
             )
         };
-        let head = "| `--for` | | `--dtype` | `--opset` | `--layout` | `--cache` | `--dense-layers` | `--form` | `--activations` |\n\
-             |---|---|---|---|---|---|---|---|---|\n";
+        let head = "| `--for` | | `--dtype` | `--opset` | `--layout` | `--cache` | `--dense-layers` | `--head-layers` | `--form` | `--activations` |\n\
+             |---|---|---|---|---|---|---|---|---|---|\n";
         head.to_owned() + &TARGETS.iter().map(line).collect::<String>()
     }
 
@@ -201,9 +210,8 @@ impl Target {
         if options.quantize.as_ref().is_some_and(|how| how.form == Form::Moh) {
             let what = "quantised layers of the form moh";
             match self {
-                Target::OrtCuda => return Err(self.refuses(what, "LinearNBits has no kernel for GPUs")),
                 Target::Web => return Err(self.refuses(what, "browsers load no library of kernels")),
-                Target::OrtCpu | Target::Tract | Target::Genai => {}
+                Target::OrtCpu | Target::OrtCuda | Target::Tract | Target::Genai => {}
             }
         }
         if options.layout == Layout::Triton && !matches!(self, Target::OrtCpu | Target::OrtCuda) {

@@ -12,6 +12,7 @@ constexpr int kTileQueue = 4;
 constexpr float kInfinity = __builtin_huge_valf();
 constexpr float kLog2E = 1.44269504f;
 constexpr float kLn2 = 0.693147181f;
+constexpr float kSlack = 8; // a weight is at most 2 to this power
 
 template <class T, int head, int warpgroups, int keys, int slots, int query_slots, bool bias> struct Config {
     using Element = T;

@@ -130,24 +130,36 @@ template <class C> struct Consumer {
         bias_at.advance();
     }
 
-    // Converts scores to weights, exp2(scores * factor - maximum), and returns the rescaling factor of earlier
-    // weights. Each row has two independent chains for maximum and sum, to hide latency.
-    template <bool masked> MOH_DEVICE void softmax(float (&scores)[C::kKeys / 2], int first_key, float (&shrink)[2]) {
+    // Converts scores to weights, exp2(scores * factor - maximum), and finds the rescaling factor of earlier weights. The maximum
+    // stays, and nothing has to be rescaled, while it is exceeded by less than kSlack in all rows of the warp: weights are then
+    // larger than 1, which f16 and the sums have room for. Returns whether earlier weights have to be rescaled, the same in
+    // all lanes. Each row has independent chains for maximum and sum, to hide latency.
+    template <bool masked> MOH_DEVICE bool softmax(float (&scores)[C::kKeys / 2], int first_key, float (&shrink)[2]) {
         const float factor = C::kBias ? kLog2E : p.scale_log2;
         if (masked) {
 #pragma unroll
             for (int i = 0; i < C::kKeys / 2; i++)
                 if (i / 4 * 8 + i % 2 >= limit[i / 2 % 2] - first_key - lane % 4 * 2) scores[i] = -kInfinity;
         }
-        float top[4] = {maximum[0], maximum[0], maximum[1], maximum[1]}; // by row and column parity, like scores[i % 4]
+        float top[8]; // by row, like scores[i % 8]
 #pragma unroll
-        for (int i = 0; i < C::kKeys / 2; i++) top[i % 4] = fmaxf(top[i % 4], scores[i]);
-        float offset[2], total[4] = {};
+        for (int i = 0; i < 8; i++) top[i] = fmaxf(maximum[i / 2 % 2], scores[i]);
+#pragma unroll
+        for (int i = 8; i < C::kKeys / 2; i++) top[i % 8] = fmaxf(top[i % 8], scores[i]);
+        float highest[2], offset[2], total[4] = {};
+        bool grows = false;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            float row = fmaxf(top[2 * r], top[2 * r + 1]);
+            float row = fmaxf(fmaxf(top[2 * r], top[2 * r + 1]), fmaxf(top[2 * r + 4], top[2 * r + 5]));
             row = fmaxf(row, __shfl_xor_sync(0xffffffffu, row, 1));
             row = fmaxf(row, __shfl_xor_sync(0xffffffffu, row, 2));
+            grows |= row * factor > fmaf(maximum[r], factor, kSlack);
+            highest[r] = row;
+        }
+        grows = __any_sync(0xffffffffu, grows);
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const float row = grows ? highest[r] : maximum[r];
             // While all keys are masked the maximum is -inf, and -inf - -inf would be NaN.
             offset[r] = row == -kInfinity ? 0.0f : row * factor;
             shrink[r] = exp2_approx(fmaf(maximum[r], factor, -offset[r]));
@@ -160,6 +172,7 @@ template <class C> struct Consumer {
         }
 #pragma unroll
         for (int r = 0; r < 2; r++) sum[r] = fmaf(sum[r], shrink[r], total[2 * r] + total[2 * r + 1]);
+        return grows;
     }
 
     MOH_DEVICE void to_weights(const float (&scores)[C::kKeys / 2], uint32_t (&weights)[C::kKeys / 4]) const {
@@ -189,7 +202,7 @@ template <class C> struct Consumer {
         leave_slot(at, release);
         float shrink[2];
         if constexpr (C::kBias) add_bias(scores);
-        softmax<masked>(scores, first_key, shrink);
+        const bool grows = softmax<masked>(scores, first_key, shrink);
         // The softmax precedes the wait, the conversion follows it: the product is still reading the weights'
         // registers.
         order_after(sum[0] + sum[1]);
@@ -197,8 +210,10 @@ template <class C> struct Consumer {
         keep(output);
         keep(scores);
         leave_slot(at, release);
+        if (grows) {
 #pragma unroll
-        for (int i = 0; i < C::kHead / 2; i++) output[i] *= shrink[i / 2 % 2];
+            for (int i = 0; i < C::kHead / 2; i++) output[i] *= shrink[i / 2 % 2];
+        }
         to_weights(scores, weights);
     }
 

@@ -44,7 +44,7 @@ pub(super) struct ExportArgs {
     #[arg(long, value_enum)]
     part: Option<ExportedPart>,
 
-    /// Where the model is to run: chooses --dtype, --opset, --layout, --dense-layers, and how --quantize writes weights, where they are not given.
+    /// Where the model is to run: chooses --dtype, --opset, --layout, --dense-layers, --head-layers, and how --quantize writes weights, where they are not given.
     #[arg(long = "for", value_enum, value_name = "TARGET")]
     target: Option<Target>,
     /// How a language model's key-value cache grows: `in-place` copies nothing where past and present share memory, as in moh-run
@@ -184,6 +184,7 @@ impl ExportArgs {
             quantize: args.quantize.options(args.target, args.sides.with_library.is_some()),
             passes: passes::Options {
                 dense: if args.passes.dense.style.is_some() { args.passes.dense } else { base.passes.dense },
+                heads: if args.passes.heads.style.is_some() { args.passes.heads } else { base.passes.heads },
                 ..args.passes
             },
             sizes: Sizes::new(sizes),
