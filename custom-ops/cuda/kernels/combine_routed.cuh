@@ -5,6 +5,7 @@
 #pragma once
 
 #include "combine.cuh"
+#include "combine_check.cuh"
 #include "linear.cuh"
 
 namespace {
@@ -44,6 +45,7 @@ template <class T, int layout, int tokens, int stages, bool aligned> struct Rout
         start_next_kernel();
         wait_for_previous_kernel();
         if (p.capacity > 0 && pairs_on(p) <= p.capacity) return; // expert_products_sm90.cu has computed them
+        if (is_done(p)) return;
         const int first = row_block(p) * tokens, count = min(tokens, p.tokens - first);
         unsigned char* memory = shared_memory();
         float* sums = reinterpret_cast<float*>(memory + stages * stage_bytes);

@@ -2,6 +2,7 @@
 // them uses, with the products of product_sm90.cuh. Steps of the inner dimension whose heads all tokens use are copied
 // by TMA. In other steps, blocks that are off are copied as zeros; steps that no token uses are skipped.
 #include "combine.cuh"
+#include "combine_check.cuh"
 #include "product_sm90.cuh"
 
 namespace {
@@ -61,8 +62,6 @@ template <class P> struct Combination {
         const LinearParams& p = params.linear;
         const int inner = p.heads * p.depth, steps = (inner + P::depth - 1) / P::depth;
         const int spans = (p.columns + P::columns - 1) / P::columns;
-        // The consumers access global memory only after they have got a tile from the producers.
-        wait_for_previous_kernel();
         const int64_t tiles = int64_t((p.tokens + params.tile_rows - 1) / params.tile_rows) * spans;
         Heads heads(memory, p);
         for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
@@ -167,6 +166,8 @@ template <class P> struct Combination {
             tma_prefetch(&params.weight_map);
         }
         start_barriers(shared);
+        wait_for_previous_kernel();
+        if (is_done(p)) return;
         run_roles(
             shared, [&](Producer<P>& producer) { produce(producer, params, shared_memory() + sizeof(Shared<P>)); },
             [&](Consumer<P>& consumer, const Message& tile) { consume(consumer, p, tile); });
@@ -175,7 +176,9 @@ template <class P> struct Combination {
 
 } // namespace
 
-// moh_combine_sm90_<type>_<layout>_dense.
+// moh_combine_sm90_<type>_check and moh_combine_sm90_<type>_<layout>_dense.
+MOH_KERNEL(moh_combine_sm90_f16_check, LinearParams, 256, 1) { check_blocks<f16>(p); }
+MOH_KERNEL(moh_combine_sm90_bf16_check, LinearParams, 256, 1) { check_blocks<bf16>(p); }
 #define MOH_COMBINE(type, layout)                                                                                      \
     MOH_KERNEL(moh_combine_sm90_##type##_##layout##_dense, LinearSm90Params, kThreads, 1) {                                    \
         Combination<Product<type, layout, 128, 4>>::run(p);                                                            \

@@ -1,6 +1,7 @@
 // RoutedProjection on Hopper, and the first half of RoutedMLP, in f16 and bf16: as linear.cu, with the products of
 // product_sm90.cuh. Gathered tiles have rows of one head's list. Dense tiles have consecutive tokens, loaded by TMA,
 // and columns of any heads. Between tiles, the producers write the zeros of heads that are off.
+#include "combine_check.cuh"
 #include "linear.cuh"
 #include "product_sm90.cuh"
 #include "zeros.cuh"
@@ -195,6 +196,7 @@ template <class P, bool is_mlp, bool pairs> struct Projection {
                 for (int i = 0; i < tile_columns / 32; i++) heads_on |= (gate[r][i] != 0.0f ? 1u : 0u) << (4 * r + i);
         });
 
+        if (p.checked != nullptr) note_failure(consumer, p, own);
 #pragma unroll
         for (int u = 0; u < 2; u++)
 #pragma unroll
@@ -217,6 +219,16 @@ template <class P, bool is_mlp, bool pairs> struct Projection {
             }
     }
 
+    // Says in `checked` whether a sum of the tile is not finite.
+    static MOH_DEVICE void note_failure(const Consumer<P>& consumer, const LinearParams& p, int own) {
+        bool finite = true;
+#pragma unroll
+        for (int u = 0; u < 2; u++)
+#pragma unroll
+            for (int i = 0; i < P::columns / 2; i++) finite &= u >= own || fabsf(consumer.sums[u][i]) <= 3.4028235e38f;
+        if (__any_sync(0xffffffffu, !finite) && consumer.lane == 0) *p.checked = 1;
+    }
+
     static MOH_DEVICE void run(const LinearSm90Params& params) {
         const LinearParams& p = params.linear;
         if (threadIdx.x == 0) {
@@ -229,7 +241,7 @@ template <class P, bool is_mlp, bool pairs> struct Projection {
         start_barriers(shared);
         wait_for_previous_kernel();
         const bool dense = !is_mlp && is_dense(p);
-        if (p.only == (dense ? 1 : 2)) return;
+        if (p.only == (dense ? 1 : 2) || (p.checked != nullptr && !is_one_product(p))) return;
         run_roles(
             shared, [&](Producer<P>& producer) { produce(producer, params, dense); },
             [&](Consumer<P>& consumer, const Message& tile) { consume(consumer, p, tile, dense); });

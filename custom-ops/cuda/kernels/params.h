@@ -148,6 +148,7 @@ struct LinearParams {
     const int32_t* entries;
     float* partial;         // combine, only = 1: [parts][tokens][columns] partial sums, or null; expert_products_sm90.cu: [capacity][columns]
     int32_t* positions;     // expert_products_sm90.cu: [tokens][heads] row of `partial`; set where a head is on
+    int32_t* checked;       // combine on Hopper: what its check found, combine_check.cuh; or null
     int64_t x_row, weight_row, output_row;
     int64_t x_head, weight_head, output_head, bias_head;
     int32_t tokens, heads;
@@ -163,6 +164,8 @@ struct LinearParams {
     int32_t part_depth;     // combine, only = 1: input elements per part of a head; depth, or a multiple of 64
     int32_t parts;
     int32_t capacity;       // combine, only = 1: up to so many (token, head) pairs are computed by expert_products_sm90.cu; 0: never
+    int32_t checks;         // blocks of the check
+    int32_t least_on;       // so many (token, head) pairs are on at least where a product without gates is the fastest way
 };
 
 // linear_epilogue.cu: operands of T that are null change nothing.

@@ -181,6 +181,7 @@ pub struct LinearParams {
     pub entries: RawPtr,
     pub partial: RawPtr,
     pub positions: RawPtr,
+    pub checked: RawPtr,
     pub x_row: i64,
     pub weight_row: i64,
     pub output_row: i64,
@@ -202,6 +203,8 @@ pub struct LinearParams {
     pub part_depth: i32,
     pub parts: i32,
     pub capacity: i32,
+    pub checks: i32,
+    pub least_on: i32,
 }
 // SAFETY: as above.
 unsafe impl Params for LinearParams {}

@@ -228,6 +228,11 @@ pub(crate) unsafe fn combination(
     let half = product.dtype != DType::F32;
     let hopper = aligned && p.only != 1 && hopper::fits(product, stream);
     let params = LinearParams { routed_cost: if hopper { hopper::ROUTED_COST } else { ROUTED_COST }, ..*p };
+    let params = match hopper && hopper::can_be_one_product(product, stream) {
+        // SAFETY: the caller's contract.
+        true => unsafe { hopper::one_product(product, &params, stream, workspace)? },
+        false => params,
+    };
     let rows = match () {
         () if !aligned || !half => 64,
         () if hopper => {
@@ -350,6 +355,7 @@ impl LinearParams {
         entries: 0,
         partial: 0,
         positions: 0,
+        checked: 0,
         x_row: 0,
         weight_row: 0,
         output_row: 0,
@@ -371,6 +377,8 @@ impl LinearParams {
         part_depth: 0,
         parts: 1,
         capacity: 0,
+        checks: 0,
+        least_on: 0,
     };
 }
 

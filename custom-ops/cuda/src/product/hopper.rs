@@ -6,9 +6,12 @@ use super::{NEVER, PAIRS, Product};
 use crate::kernel::Kernel;
 use crate::modules;
 use crate::params::{LinearParams, LinearSm90Params};
+use crate::plan::int;
 use crate::stream::Stream;
 use crate::tensor_map::Boxed;
+use crate::workspace::Workspace;
 use moh_operators::{DType, Error};
+use std::ffi::CString;
 
 const THREADS: u32 = 384;
 /// Inner elements per step; also the columns of a panel of a layout-1 weight.
@@ -22,8 +25,12 @@ pub(super) const WIDE: usize = 128;
 const CLUSTER: usize = 2;
 /// Tile columns of gathered projections.
 const WIDTHS: [usize; 3] = [WIDE, 72, 64];
-/// Up to this percentage of heads, gathered tiles as wide as dense ones are used, because their copies are smaller.
-const ALMOST_ALL: usize = 95;
+/// Speed of gathered tiles in percent of dense ones of the same width: 54 at 128 columns, 34 at 64, measured on an H200.
+const GATHERED: usize = 55;
+/// Percentage of the heads from which on a combination is one product without gates, where that is possible: gathering rows costs up to
+/// 18 times as much per head that is on (measured on an H200).
+const LEAST_ON: usize = 8;
+const CHECK_THREADS: u32 = 256;
 /// Cost of a product in the routed combination kernel (`mma.sync`), in percent of one here.
 pub(super) const ROUTED_COST: i32 = 200;
 
@@ -51,11 +58,11 @@ fn heads_bytes(p: &LinearParams) -> usize {
     (p.heads as usize).next_multiple_of(32) * HEIGHTS[0] / 8 + p.heads as usize * 4
 }
 
-/// Speed of gathered tiles with `width` columns in percent of dense ones: the percentage of columns that are used,
-/// times the ratio of operations per copied byte.
+/// Speed of gathered tiles with `width` columns in percent of dense ones of [`WIDE`]: [`GATHERED`], times the share of columns that are
+/// used, times the ratio of operations per copied byte.
 fn gathered_rate(width: usize, columns: usize) -> usize {
     let reuse = |width: usize| HEIGHTS[0] * width * 1000 / (HEIGHTS[0] + width);
-    100 * columns / columns.next_multiple_of(width) * reuse(width) / reuse(WIDE)
+    GATHERED * columns / columns.next_multiple_of(width) * reuse(width) / reuse(WIDE)
 }
 
 /// The fastest of these tile heights (highest first): minimises the number of rounds of tiles over all
@@ -121,7 +128,7 @@ pub(super) unsafe fn project(product: &Product, params: &LinearParams, stream: &
         let width = WIDTHS.into_iter().max_by_key(|&width| gathered_rate(width, columns)).unwrap_or(WIDE);
         // A panel of a dense tile must not cross heads.
         let can_be_dense = params.write_zeros != 0 && (!product.per_head || columns.is_multiple_of(DEPTH));
-        let dense_percent = if can_be_dense { gathered_rate(width, columns).min(ALMOST_ALL) as i32 } else { NEVER };
+        let dense_percent = if can_be_dense { gathered_rate(width, columns) as i32 } else { NEVER };
         let params = LinearParams { dense_percent, ..*params };
         let rows = match width {
             WIDE => height_in_clusters(|height| gathered_pairs(gathered_rows, height, &params), stream),
@@ -137,6 +144,52 @@ pub(super) unsafe fn project(product: &Product, params: &LinearParams, stream: &
         launch(width, rows, 1)?;
         launch(WIDE, height_in_clusters(|height| dense_pairs(height, &params), stream), 2)
     }
+}
+
+/// Whether a combination may be one product without gates; assumes [`fits`] and 16-byte alignment.
+pub(super) fn can_be_one_product(product: &Product, stream: &Stream<'_>) -> bool {
+    let p = &product.params;
+    let is_contiguous = p.x_head == i64::from(p.depth) && p.x_row == i64::from(p.heads) * p.x_head;
+    p.only == 0 && p.scale_by_gates == 0 && is_contiguous && fits(&whole(product), stream)
+}
+
+/// The combination as a projection with one head, which every token uses.
+fn whole(product: &Product) -> Product {
+    let p = &product.params;
+    let inner = p.heads * p.depth;
+    let weight_head = i64::from(inner) * i64::from(p.columns);
+    let params = LinearParams { gates: 0, heads: 1, depth: inner, x_head: 0, weight_head, ..*p };
+    Product { params, dtype: product.dtype, per_head: product.per_head }
+}
+
+/// Launches the check of `combine_check.cuh`, and the product. Returns the parameters for the kernels that compute the output where
+/// the product has not.
+///
+/// # Safety
+/// As [`super::combination`] and [`can_be_one_product`].
+pub(super) unsafe fn one_product(
+    product: &Product,
+    params: &LinearParams,
+    stream: &Stream<'_>,
+    workspace: &dyn Workspace,
+) -> Result<LinearParams, Error> {
+    let pairs = params.tokens as usize * params.heads as usize;
+    let blocks = stream.properties().multiprocessors.max(1);
+    let params = LinearParams {
+        checked: workspace.allocate(4 + 8 * blocks as usize)?,
+        checks: int(blocks as usize)?,
+        least_on: int(pairs * LEAST_ON / 100).unwrap_or(i32::MAX),
+        ..*params
+    };
+    let name = CString::new(format!("moh_combine_sm90_{}_check", product.type_name())).unwrap_or_default();
+    let kernel = Kernel { module: modules::COMBINE_SM90, name: &name };
+    let whole = whole(&Product { params, dtype: product.dtype, per_head: product.per_head });
+    // SAFETY: the caller's contract; the numbers of the check are in the workspace.
+    unsafe {
+        stream.launch(kernel, [blocks, 1, 1], CHECK_THREADS, CHECK_THREADS / 32 * 8, &params)?;
+        project(&whole, &whole.params, stream)?;
+    }
+    Ok(params)
 }
 
 /// `width` is a tile's columns of the weight, `used` its columns of the output. Only projections without an activation
@@ -239,10 +292,10 @@ mod tests {
 
     #[test]
     fn narrow_gathered_tiles_have_a_lower_rate() {
-        assert_eq!(gathered_rate(128, 128), 100);
-        assert_eq!(gathered_rate(64, 64), 60);
-        assert_eq!(gathered_rate(72, 72), 65);
-        assert_eq!(gathered_rate(128, 64), 50);
+        assert_eq!(gathered_rate(128, 128), 55);
+        assert_eq!(gathered_rate(64, 64), 33);
+        assert_eq!(gathered_rate(72, 72), 36);
+        assert_eq!(gathered_rate(128, 64), 27);
     }
 
     #[test]

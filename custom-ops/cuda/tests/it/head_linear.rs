@@ -1,8 +1,8 @@
 //! RoutedProjection's and RoutedCombine's CUDA kernels against the f64 reference, on a GPU or on the emulator.
 
 use crate::device::{A100, B200, Device, RTX_30, on_device, rerun_on_other_gpu, seed};
-use moh_conformance::Random;
-use moh_conformance::head_linear::{Case, Gates, PROJECTION, each};
+use moh_conformance::head_linear::{COMBINE, Case, Gates, PROJECTION, each};
+use moh_conformance::{Buffer, Call, Random};
 use moh_operators::DType;
 
 const HALVES: [DType; 2] = [DType::F16, DType::BF16];
@@ -200,6 +200,61 @@ fn pairs_of_tiles() {
                 let case =
                     Case { q_len, heads, block, width: 136, per_head, gates, dtype, bias, seed: 6, ..PROJECTION };
                 check(device, &case);
+            }
+        }
+    });
+}
+
+/// Blocks of heads that are off are zeros, as routed attention leaves them: on Hopper, the combination is one product without gates,
+/// unless few heads are on. A weight that is not finite must not reach tokens that do not use its head.
+#[test]
+fn combinations_of_blocks_that_are_zero() {
+    on_device(|device| {
+        for (i, (q_len, heads, block, width)) in
+            [(33, 2, 64, 136), (70, 4, 72, 40), (300, 3, 128, 264), (520, 5, 8, 384), (65, 40, 16, 24)]
+                .into_iter()
+                .enumerate()
+        {
+            for gates in [Gates::Random(0.6), Gates::Shared(1, 0.3), Gates::Random(0.03), Gates::Off, Gates::On] {
+                for per_head in [false, true] {
+                    let dtype = HALVES[(i + usize::from(per_head)) % 2];
+                    let case = Case {
+                        q_len,
+                        heads,
+                        block,
+                        width,
+                        gates,
+                        dtype,
+                        per_head,
+                        bias: i % 2 == 0,
+                        seed: 7,
+                        ..COMBINE
+                    };
+                    println!("{case:?}");
+                    let (drawn, mut call) = (case.draw_gates(), case.call());
+                    let numbers = |call: &Call, input: usize| -> Vec<f32> {
+                        call.inputs[input].1.values(&"nothing").into_iter().map(|x| x as f32).collect()
+                    };
+                    let mut x = numbers(&call, 0);
+                    for (j, x) in x.iter_mut().enumerate().filter(|(j, _)| drawn[j / block] == 0.0) {
+                        *x = if j % 3 == 0 { -0.0 } else { 0.0 };
+                    }
+                    call.inputs[0].1 = Buffer::new(dtype, &x);
+                    device.check(&call, |_| false);
+                    // One element that is not zero.
+                    if let Some(off) = drawn.iter().rposition(|&gate| gate == 0.0) {
+                        let mut dirty = call.clone();
+                        x[off * block] = 3.0;
+                        dirty.inputs[0].1 = Buffer::new(dtype, &x);
+                        device.check(&dirty, |_| false);
+                    }
+                    let mut weight = numbers(&call, 1);
+                    weight[0] = f32::INFINITY;
+                    call.inputs[1].1 = Buffer::new(dtype, &weight);
+                    let finite = |x: &[f64]| x.iter().map(|x| x.is_finite()).collect::<Vec<_>>();
+                    let (expected, found) = (call.expected(), device.run(&call).unwrap());
+                    assert_eq!(finite(&found), finite(&expected), "{case:?}");
+                }
             }
         }
     });

@@ -40,9 +40,9 @@ fn layouts() -> Vec<Layout> {
         DequantizeParams { weight, output, gates, tokens, heads, head_rows }
         NbitsParams { weight, x, bias, gates, output, tokens, heads, head_width, activation }
         LinearParams {
-            x, weight, bias, gates, output, counts, entries, partial, positions, x_row, weight_row, output_row, x_head, weight_head,
+            x, weight, bias, gates, output, counts, entries, partial, positions, checked, x_row, weight_row, output_row, x_head, weight_head,
             output_head, bias_head, tokens, heads, depth, columns, activation, dense_percent, only, write_zeros, scale_by_gates,
-            routed_cost, column_blocks, part_depth, parts, capacity,
+            routed_cost, column_blocks, part_depth, parts, capacity, checks, least_on,
         }
         LinearEpilogueParams {
             bias, gate, residual, output, rows, columns, rows_per_gate, activation, gate_is_number, residual_is_number,
