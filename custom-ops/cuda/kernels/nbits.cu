@@ -1,5 +1,5 @@
-// RoutedProjection, RoutedCombine, both halves of RoutedMLP and dense layers with quantised weights, for up to 32 tokens in
-// f16 and bf16: limited by the bandwidth of reading the weights, which are converted in registers.
+// RoutedProjection, RoutedCombine, both halves of RoutedMLP and dense layers with quantised weights, and the first two with weights
+// of T, for up to 32 tokens in f16 and bf16: limited by the bandwidth of reading the weights, which are converted in registers.
 //
 // A block has 16 rows of the weight, which are the rows of mma.m16n8k16's A; tokens are the columns of B. Its warps take
 // steps of the inner dimension, and add their sums at the end, in the same order in every run. A lane reads 16 bytes of
@@ -58,9 +58,15 @@ template <class T> struct Pairs<T, 8> {
     }
 };
 
+// Weights of T are pairs already.
+template <class T> struct Pairs<T, 16> {
+    static constexpr int count = 1;
+    MOH_DEVICE void convert(uint32_t word, uint32_t (&pairs)[count]) const { pairs[0] = word; }
+};
+
 // Eight elements of x as pairs, as Pairs has the weights.
 template <int BITS> MOH_DEVICE void order_pairs(const uint4& x, uint32_t (&pairs)[4]) {
-    if (BITS == 8) {
+    if (BITS != 4) {
         pairs[0] = x.x, pairs[1] = x.y, pairs[2] = x.z, pairs[3] = x.w;
         return;
     }
@@ -96,8 +102,8 @@ template <class T, int BITS, int N_TILES, Kind kind> struct Few {
                 words[r] = make_uint4(0, 0, 0, 0);
                 if (k >= w.depth) continue;
                 words[r] = *reinterpret_cast<const uint4*>(w.weight + row * row_bytes(w) + int64_t(k) * BITS / 8);
-                pairs[r][0] = Pairs<T, BITS>(factors_at<T>(w, row, k));
-                if (halves == 2) pairs[r][1] = w.block_log2 > 4 ? pairs[r][0] : Pairs<T, BITS>(factors_at<T>(w, row, k + 16));
+                if constexpr (BITS != 16) pairs[r][0] = Pairs<T, BITS>(factors_at<T>(w, row, k));
+                if constexpr (halves == 2) pairs[r][1] = w.block_log2 > 4 ? pairs[r][0] : Pairs<T, BITS>(factors_at<T>(w, row, k + 16));
             }
         }
     };
@@ -180,23 +186,30 @@ template <class T, int BITS, int N_TILES, Kind kind> struct Few {
         for (int n = 0; n < N_TILES; n++)
 #pragma unroll
             for (int c = 0; c < chunks; c++) x[n][c] = load_x(p, n * 8 + lane / 4, w.matrix, w.k + c * 8);
+        // Words that are converted at a time, to two pairs at least, and their pairs.
+        constexpr int words = BITS == 16 ? 2 : 1, count = Pairs<T, BITS>::count, all = words * count;
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            constexpr int count = Pairs<T, BITS>::count;
-            uint32_t rows[2][count];
+        for (int i = 0; i < 4; i += words) {
+            uint32_t rows[2][all];
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                const uint32_t word = i == 0 ? w.words[r].x : i == 1 ? w.words[r].y : i == 2 ? w.words[r].z : w.words[r].w;
-                w.pairs[r][i * halves / 4].convert(word, rows[r]);
+                const uint32_t word[4] = {w.words[r].x, w.words[r].y, w.words[r].z, w.words[r].w};
+#pragma unroll
+                for (int j = 0; j < words; j++) {
+                    uint32_t pairs[count];
+                    w.pairs[r][i * halves / 4].convert(word[i + j], pairs);
+#pragma unroll
+                    for (int pair = 0; pair < count; pair++) rows[r][j * count + pair] = pairs[pair];
+                }
             }
 #pragma unroll
             for (int n = 0; n < N_TILES; n++) {
                 uint32_t columns[4];
                 order_pairs<BITS>(x[n][i * chunks / 4], columns);
 #pragma unroll
-                for (int pair = 0; pair < count; pair += 2) {
+                for (int pair = 0; pair < all; pair += 2) {
                     const uint32_t a[4] = {rows[0][pair], rows[1][pair], rows[0][pair + 1], rows[1][pair + 1]};
-                    const int at = BITS == 4 ? pair : i % 2 * 2;
+                    const int at = (i * count + pair) % 4;
                     mma_m16n8k16<T>(sums[n], a, columns[at], columns[at + 1]);
                 }
             }
@@ -303,7 +316,13 @@ template <class T, int BITS, int N_TILES, Kind kind> struct Few {
     MOH_NBITS_OF(projection, Kind::Projection, type, bits, tokens)                                                     \
     MOH_NBITS_OF(combine, Kind::Combine, type, bits, tokens)                                                           \
     MOH_NBITS_OF(experts, Kind::Experts, type, bits, tokens)
+#define MOH_NBITS_PLAIN(type, tokens)                                                                                  \
+    MOH_NBITS_OF(projection, Kind::Projection, type, 16, tokens)                                                       \
+    MOH_NBITS_OF(combine, Kind::Combine, type, 16, tokens)
 #define MOH_NBITS_ALL(type)                                                                                            \
+    MOH_NBITS_PLAIN(type, 8)                                                                                           \
+    MOH_NBITS_PLAIN(type, 16)                                                                                          \
+    MOH_NBITS_PLAIN(type, 32)                                                                                          \
     MOH_NBITS(type, 4, 8)                                                                                              \
     MOH_NBITS(type, 4, 16)                                                                                             \
     MOH_NBITS(type, 4, 32)                                                                                             \

@@ -1,4 +1,4 @@
-// Matrices of blocks of 4 or 8 bits: see QuantizedParams. A value is (q - zero point) * scale, rounded to T.
+// Matrices of blocks of 4 or 8 bits, or of T: see QuantizedParams. A value is (q - zero point) * scale, rounded to T.
 #pragma once
 
 #include "device.cuh"
@@ -30,6 +30,7 @@ template <class T> MOH_DEVICE Factors factors_at(const QuantizedParams& p, int64
 
 // One value.
 template <class T> MOH_DEVICE float value_at(const QuantizedParams& p, int64_t row, int k) {
+    if (p.bits == 16) return to_float(reinterpret_cast<const T*>(p.weight)[row * p.depth + k]);
     const Factors f = factors_at<T>(p, row, k);
     const int byte = p.weight[row * row_bytes(p) + int64_t(k) * p.bits / 8];
     const int q = p.bits == 8 ? byte : byte >> (k % 2 * 4) & 15;

@@ -73,14 +73,14 @@ struct CacheUpdateParams {
     int32_t blocks;        // of a (batch, KV head), in the grid
 };
 
-// nbits.cu and dequantize.cu: a matrix of blocks of 4 or 8 bits with a scale each, as MatMulNBits has it.
+// nbits.cu and dequantize.cu: a matrix of blocks of 4 or 8 bits with a scale each, as MatMulNBits has it; in nbits.cu also one of T.
 struct QuantizedParams {
     const uint8_t* weight;      // (matrices * rows, depth / block, block * bits / 8)
     const void* scales;         // T (matrices * rows, depth / block)
     const uint8_t* zero_points; // (matrices * rows, ceil(depth / block * bits / 8)), or null: 8 or 128
     int32_t matrices, rows, depth;
     int32_t block_log2;         // block: 16 to 256
-    int32_t bits;
+    int32_t bits;               // 16: T as it is, without scales
 };
 
 // dequantize.cu

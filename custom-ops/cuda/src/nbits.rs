@@ -170,6 +170,18 @@ impl Few {
         Few { operation, weight, x, gates, bias, output, tokens, heads, head_width, activation: None, dtype }
     }
 
+    /// The product of a linear operator whose weight is a matrix of T; `None` if the kernels do not support it.
+    pub(crate) fn plain(operation: Operation, call: &Linear<'_>) -> Option<Few> {
+        let p = &call.problem;
+        let (heads, width) = (p.num_heads * p.block, p.width);
+        let (rows, depth) = if operation == Operation::Projection { (heads, width) } else { (width, heads) };
+        let format = Format { bits: 16, block: 16 };
+        let weight = Weight { weight: call.weight, scales: 0, zero_points: None, matrices: 1, rows, depth, format };
+        let few = Few::linear(operation, weight, call);
+        let aligned = [call.x, call.weight].iter().all(|tensor| tensor.is_multiple_of(16));
+        (!p.per_head() && aligned && few.fits()).then_some(few)
+    }
+
     /// The columns of the kernel's tile; `None` if there are more tokens.
     fn columns(&self) -> Option<usize> {
         FEW.into_iter().find(|&columns| self.tokens <= columns)

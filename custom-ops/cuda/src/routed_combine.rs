@@ -1,6 +1,7 @@
 //! RoutedCombine on CUDA.
 
 use crate::call::{Call, CudaOperator};
+use crate::nbits::{Few, Operation};
 use crate::params::LinearParams;
 use crate::plan::int;
 use crate::product::{Linear, Product, combination};
@@ -32,6 +33,10 @@ impl CudaOperator for RoutedCombine {
 /// # Safety
 /// As [`CudaOperator::launch`], with these tensors.
 pub(crate) unsafe fn launch(call: &Linear<'_>) -> Result<(), Error> {
+    if let Some(few) = Few::plain(Operation::Combination, call) {
+        // SAFETY: the call's tensors.
+        return unsafe { few.launch(call.stream) };
+    }
     let p = &call.problem;
     let (depth, columns) = (p.block as i64, p.width as i64);
     let inner = depth * p.num_heads as i64;

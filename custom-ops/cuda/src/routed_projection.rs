@@ -1,6 +1,7 @@
 //! RoutedProjection on CUDA.
 
 use crate::call::{Call, CudaOperator};
+use crate::nbits::{Few, Operation};
 use crate::params::LinearParams;
 use crate::plan::int;
 use crate::product::{Linear, Product, projection};
@@ -32,6 +33,10 @@ impl CudaOperator for RoutedProjection {
 /// # Safety
 /// As [`CudaOperator::launch`], with these tensors.
 pub(crate) unsafe fn launch(call: &Linear<'_>) -> Result<(), Error> {
+    if let Some(few) = Few::plain(Operation::Projection, call) {
+        // SAFETY: the call's tensors.
+        return unsafe { few.launch(call.stream) };
+    }
     let p = &call.problem;
     let (depth, columns) = (p.width as i64, p.block as i64);
     int(p.num_heads * p.block)?;
