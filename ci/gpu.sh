@@ -16,7 +16,7 @@
 #   B       8    kernels against dense peers, the rows that matter most
 #   C       7    ncu on one call of each of six kernels
 #   D       9    all rows; tests of CUDA graphs; all tests with a second seed
-#   E       9    whole models in onnxruntime, and decoding with int4 weights and a cache in place
+#   E       9    whole models in onnxruntime, and decoding with int4 weights and a cache in place; tests of the models' sizes
 #   F       9    compute-sanitizer's other tools
 #
 # Each part is a process of its own with its own time limit. DIR gets three files a stage: STAGE.jsonl, written after each row;
@@ -292,8 +292,9 @@ kernels() {
 
 stage_A() {
     begin A 300
-    local attention=(routed_attention:: --skip rerun --skip random_calls) products=(head_linear::widths_of_tiles head_linear::large_tiles)
-    local caches=(cache_update:: routed_cached_attention:: --skip rerun --skip random_calls) quantised=(nbits:: --skip rerun --skip random_calls)
+    local attention=(routed_attention:: --skip rerun --skip random_calls --skip model_sizes) products=(head_linear::widths_of_tiles head_linear::large_tiles)
+    local caches=(cache_update:: routed_cached_attention:: --skip rerun --skip random_calls --skip model_sizes)
+    local quantised=(nbits:: --skip rerun --skip random_calls --skip model_sizes)
     if [ "$dry" = 1 ]; then
         attention=(routed_attention::long_sequences_in_tiles) products=(head_linear::large_tiles)
         caches=(cache_update:: routed_cached_attention::captured) quantised=(nbits::captured nbits::mixtures)
@@ -348,7 +349,7 @@ stage_D() {
     if [ "$dry" = 1 ]; then modules=(top_k_router every_operator) types=(bf16); fi
     tests graphs 60 -- graph:: --skip rerun
     for module in "${modules[@]}"; do
-        tests "seed-2-$module" 90 MOH_SEED=2 -- "$module::" --skip rerun
+        tests "seed-2-$module" 90 MOH_SEED=2 -- "$module::" --skip rerun --skip model_sizes
     done
     for type in "${types[@]}"; do
         for kind in attention-64 attention-128 decode linear cached nbits attention-72 attention-variants; do
@@ -370,6 +371,8 @@ stage_E() {
         part "$model" 200 "$python" ci/gpu/models.py "$home/bin/moh-export" "$home/bin/libmoh_ops.so" "$home/bin" "$home/models" "$rows" \
             "$model" --stage E --name "$model" "${models[@]}"
     done
+    # Their reference takes minutes.
+    if [ "$dry" = 0 ]; then tests sizes 400 -- model_sizes; fi
     finish
 }
 

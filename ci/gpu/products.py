@@ -136,6 +136,8 @@ def build_linear(device, r):
     x = device.normal((1, r.tokens, r.width), r.dtype)
     weight = device.normal((r.width, r.width), r.dtype, r.width**-0.5)
     gates = device.gates(1, r.tokens, r.heads, r.share)
+    if r.operator == "RoutedCombine":
+        leave_zeros(x, gates)
     output = device.poisoned((1, r.tokens, r.width), r.dtype)
     ours = device.launcher(r.operator, dict(num_heads=r.heads, weight_layout=0), [x, weight, gates], output)
     block, combine = r.width // r.heads, r.operator == "RoutedCombine"
@@ -157,6 +159,11 @@ def build_linear(device, r):
 
     moved = sum(device.bytes(tensor) for tensor in (x, weight, gates, output))
     return Case(ours, output, moved, reference, {"matmul": device.matmul(x, weight)}, distance)
+
+
+def leave_zeros(x, gates):
+    """Zeros in the blocks of heads that are off, as routed attention leaves them."""
+    x.reshape(*gates.shape, -1)[gates == 0] = 0
 
 
 def build_quantised(device, r):
@@ -225,6 +232,8 @@ def build_experts(device, r):
     draw = lambda *shape: device.normal(shape, r.dtype, shape[-2] ** -0.5)
     x = device.normal((1, r.tokens, r.number * r.dim if r.operator == "RoutedCombine" else r.width), r.dtype)
     gates = device.gates(1, r.tokens, r.number, r.used / r.number)
+    if r.operator == "RoutedCombine":
+        leave_zeros(x, gates)
     attributes = dict(num_heads=r.number, weight_layout=1)
     if r.operator == "RoutedMLP":
         weights, attributes = [draw(r.number, r.width, r.hidden), draw(r.number, r.hidden, r.width)], dict(num_experts=r.number, activation=3)

@@ -184,12 +184,15 @@ pub fn runtimes() -> Vec<(&'static str, Options)> {
     ways
 }
 
-/// Every way to run a checkpoint: candle, and its exports, routed (also with weights packed once) and portable where that can be, in
-/// every runtime.
+/// Every way to run a checkpoint: candle, and its exports, routed (also with weights packed once, and with dense layers beside
+/// attention) and portable where that can be, in every runtime.
 pub fn ways(folder: &Path, target: &Path, export_options: &Export) -> Vec<(String, Box<dyn Runner>)> {
     let routed = export(folder, &target.join("routed"), export_options);
     let mut portable_options = export_options.clone();
     portable_options.passes.bodies.attention = AttentionStyle::Portable;
+    let mut dense_options = export_options.clone();
+    dense_options.passes.heads.style = Some(moh_export::HeadStyle::Dense);
+    let dense = export(folder, &target.join("dense"), &dense_options);
     // A cache in place is never written as standard operators.
     let in_place = export_options.cache == Some(moh_export::Cache::InPlace);
     let portable = (!in_place).then(|| export(folder, &target.join("portable"), &portable_options));
@@ -203,6 +206,10 @@ pub fn ways(folder: &Path, target: &Path, export_options: &Export) -> Vec<(Strin
     let mut ways: Vec<(String, Box<dyn Runner>)> = vec![("candle".to_owned(), Box::new(Candle::of(&checkpoint)))];
     for (name, options) in runtimes() {
         ways.push((name.to_owned(), Box::new(moh_runtime::Model::load(&routed, &options).unwrap())));
+        ways.push((
+            format!("{name}, dense head layers"),
+            Box::new(moh_runtime::Model::load(&dense, &options).unwrap()),
+        ));
         if name == "onnxruntime + library" {
             let packed = moh_runtime::Options { pack_weights: true, ..options };
             let model = moh_runtime::Model::load(&routed, &packed).unwrap();

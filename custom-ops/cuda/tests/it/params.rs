@@ -68,12 +68,14 @@ fn parameter_structs_have_equal_layouts_in_rust_and_c() {
                 &format!("static_assert(offsetof({name}, {field}) == {offset}, \"{name}::{field} at {offset}\");\n");
         }
     }
+    let kernels = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels");
+    if !std::path::Path::new(kernels).is_dir() {
+        println!("SKIPPED: the program was built elsewhere");
+        return;
+    }
     let file = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("layout.cpp");
     std::fs::write(&file, source).unwrap();
-    let output = Command::new("g++")
-        .args(["-std=c++17", "-fsyntax-only", concat!("-I", env!("CARGO_MANIFEST_DIR"), "/kernels")])
-        .arg(&file)
-        .output();
+    let output = Command::new("g++").args(["-std=c++17", "-fsyntax-only", "-I", kernels]).arg(&file).output();
     let Ok(output) = output else {
         println!("SKIPPED: no g++");
         return;

@@ -6,7 +6,8 @@ use moh_export::passes::{self, NarrowAttention};
 use moh_export::quantize::{Activations, Bits, Form, Quantize};
 use moh_export::target::TARGETS;
 use moh_export::{
-    AttentionType, Chosen, DenseStyle, ElementType, Error, Layout, Options, SideOptions, Sizes, Target, Weights,
+    AttentionType, Chosen, DenseStyle, ElementType, Error, HeadStyle, Layout, Options, SideOptions, Sizes, Target,
+    Weights,
 };
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -70,6 +71,36 @@ fn dense_layers_are_those_of_the_target() {
     let case = Case::new("vit-tiny-b");
     exported(&case, &Options { weights: Weights::Link, ..options(Target::OrtCpu) });
     assert!(read(&case.output()).graph.unwrap().node.iter().all(|node| node.op_type() != "Linear"));
+}
+
+/// On a GPU, only attention skips heads; experts' matrices stay routed. Every runtime computes what candle does.
+#[test]
+fn head_layers_are_those_of_the_target() {
+    let count = |case: &Case, ops: &[&str]| {
+        let nodes = read(&case.output()).graph.unwrap().node;
+        nodes.iter().filter(|node| ops.contains(&node.op_type())).count()
+    };
+    for style in [None, Some(HeadStyle::Routed)] {
+        // A ViT's queries are normalised before attention, in its last stage; MoA's heads have matrices of their own.
+        for (name, others) in [("llama-moh-tiny", 0), ("dit-tiny-75", 0), ("vit-tiny-b", 1), ("moa-enc-tiny", 4)] {
+            let case = Case::new(name);
+            let dtype = Some(ElementType::F32);
+            let mut options = Options { verify: Some(true), dtype, ..Target::OrtCuda.options() };
+            options.passes.heads.style = style.or(options.passes.heads.style);
+            let chosen = exported(&case, &options);
+            let routed = count(&case, &["RoutedProjection", "RoutedCombine"]);
+            let expected = style.is_some() && name != "moa-enc-tiny";
+            assert!(routed >= others && (routed > others) == expected, "{name}: {routed}");
+            let overridden = if style.is_some() { &["--dtype", "--head-layers"][..] } else { &["--dtype"] };
+            assert_eq!(chosen.overridden, overridden, "{name}");
+        }
+    }
+    // They are quantised as other dense layers are.
+    let case = Case::new("llama-moh-tiny");
+    let quantize = Some(Quantize { form: Form::Nbits, ..Quantize::new(Bits::Int4) });
+    exported(&case, &Options { quantize, ..options(Target::OrtCuda) });
+    assert_eq!(count(&case, &["RoutedProjectionNBits", "RoutedCombineNBits", "RoutedCombine"]), 0);
+    assert!(count(&case, &["MatMulNBits"]) > 0);
 }
 
 #[test]
@@ -140,7 +171,6 @@ fn what_a_target_cannot_run_is_refused() {
         ("llama-moh-tiny", narrow(Target::Web), "the target web cannot run attention in bf16: "),
         ("llama-moh-tiny", triton(Target::Tract), "the target tract cannot run a model of a Triton repository: "),
         ("llama-moh-tiny", triton(Target::Genai), "the target genai cannot run a model of a Triton repository: "),
-        ("llama-moh-tiny", moh(Target::OrtCuda), "the target ort-cuda cannot run quantised layers of the form moh: "),
         ("llama-moh-tiny", moh(Target::Web), "the target web cannot run quantised layers of the form moh: "),
         ("llama-moh-tiny", fixed, "the target genai cannot run fixed lengths: "),
         ("llama-moh-tiny", bare, "the target genai cannot run a bare model: "),
