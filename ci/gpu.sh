@@ -42,6 +42,7 @@ python=python3
 only=
 seconds=
 dry=0
+together=0
 failed=()
 
 usage() { sed -n '2,/^set/s/^# \{0,1\}//p' "$0" | sed '$d'; }
@@ -188,8 +189,13 @@ record() {
 # selected PART: whether --only asks for it.
 selected() { [[ $1 == "$only"* ]]; }
 
-# part NAME LIMIT COMMAND...: runs a part in its time, and goes on where it fails. Exit status 77: its tool is missing.
+# part NAME LIMIT COMMAND...: runs a part in its time, and goes on where it fails. Exit status 77: its tool is missing. Parts of a stage
+# that times nothing run at the same time.
 part() {
+    if [ "$together" = 1 ]; then run_part "$@" & else run_part "$@"; fi
+}
+
+run_part() {
     local name=$1 limit=$2 start=$SECONDS code=0 outcome note
     shift 2
     selected "$name" || return 0
@@ -217,14 +223,20 @@ part() {
 }
 
 finish() {
+    wait
+    together=0
     "$python" ci/gpu/report.py "$out" "$stage" || failed+=("$stage")
 }
 
 # test_program FILTER...: the tests of that name; it is a failure if there are none.
 test_program() {
-    local output=$logs/test.out
-    "$home/bin/test-cuda" "$@" --test-threads=1 2>&1 | tee "$output"
-    grep -q 'test result: ok\. [1-9]' "$output" || {
+    local output
+    output=$("$home/bin/test-cuda" "$@" --test-threads=1 2>&1) || {
+        printf '%s\n' "$output"
+        return 1
+    }
+    printf '%s\n' "$output"
+    grep -q 'test result: ok\. [1-9]' <<<"$output" || {
         echo "gpu: no test is named $*"
         return 1
     }
@@ -292,6 +304,7 @@ kernels() {
 
 stage_A() {
     begin A 300
+    if [ "$dry" = 0 ]; then together=1; fi
     local attention=(routed_attention:: --skip rerun --skip random_calls --skip model_sizes) products=(head_linear::widths_of_tiles head_linear::large_tiles)
     local caches=(cache_update:: routed_cached_attention:: --skip rerun --skip random_calls --skip model_sizes)
     local quantised=(nbits:: --skip rerun --skip random_calls --skip model_sizes)
@@ -303,14 +316,14 @@ stage_A() {
     tests router 60 -- top_k_router::
     # Beside what follows, this tells a fault of kernels from one of kernels that start early.
     tests plain-launches 60 MOH_CUDA_DEPENDENT_LAUNCH=0 -- routed_attention::long_sequences_in_tiles head_linear::large_tiles
-    tests attention-80 60 MOH_CUDA_CAPABILITY=80 -- "${attention[@]}"
-    tests attention-hopper 60 -- "${attention[@]}"
+    tests attention-80 120 MOH_CUDA_CAPABILITY=80 -- "${attention[@]}"
+    tests attention-hopper 120 -- "${attention[@]}"
     tests products-widths 60 -- head_linear::widths_of_tiles
     tests products-tiles 60 -- head_linear::large_tiles
-    tests caches 60 -- "${caches[@]}"
-    tests caches-80 60 MOH_CUDA_CAPABILITY=80 -- "${caches[@]}"
-    tests quantised 60 -- "${quantised[@]}"
-    tests attention-4-multiprocessors 60 MOH_CUDA_MULTIPROCESSORS=4 -- "${attention[@]}"
+    tests caches 120 -- "${caches[@]}"
+    tests caches-80 120 MOH_CUDA_CAPABILITY=80 -- "${caches[@]}"
+    tests quantised 120 -- "${quantised[@]}"
+    tests attention-4-multiprocessors 120 MOH_CUDA_MULTIPROCESSORS=4 -- "${attention[@]}"
     tests products-4-multiprocessors 60 MOH_CUDA_MULTIPROCESSORS=4 -- "${products[@]}"
     part memcheck-attention 60 "$root/ci/gpu.sh" --run sanitize memcheck routed_attention::long_sequences_in_tiles
     part memcheck-products 60 "$root/ci/gpu.sh" --run sanitize memcheck head_linear::widths_of_tiles

@@ -1,16 +1,19 @@
-"""Archives that need only Python's standard library with zlib: a bare machine may lack xz and zstd, and Python's lzma.
+"""Archives that need only Python: a bare machine may lack xz and zstd.
 
-usage: archive.py pack FOLDER PREFIX      PREFIX.N.00, PREFIX.N.01, ...: FOLDER's files as .tar.gz in N pieces of 8 MiB
+usage: archive.py pack FOLDER PREFIX      PREFIX.N.00, PREFIX.N.01, ...: FOLDER's files as .tar.xz in N pieces of 8 MiB
        archive.py unpack FOLDER PIECE...  the files of the pieces, which are in order
        archive.py logs FOLDER FILE.tar.gz one archive, written again as a whole
 """
 
 import io
+import lzma
 import os
 import sys
 import tarfile
 
 PIECE = 8 << 20
+# The programs hold the same kernels: so far back.
+FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": 128 << 20}]
 
 
 class Pieces(io.RawIOBase):
@@ -65,21 +68,28 @@ class Joined(io.RawIOBase):
 
 
 def pack(folder, prefix):
-    with Pieces(prefix) as target, io.BufferedWriter(target, 1 << 20) as stream, tarfile.open(fileobj=stream, mode="w|gz") as archive:
+    with (
+        Pieces(prefix) as target,
+        io.BufferedWriter(target, 1 << 20) as stream,
+        lzma.open(stream, "w", filters=FILTERS) as compressed,
+        tarfile.open(fileobj=compressed, mode="w|") as archive,
+    ):
         archive.add(folder, arcname=".")
     for number in range(target.number):
         os.rename(f"{prefix}.{number:02}", f"{prefix}.{target.number}.{number:02}")
 
 
 def unpack(folder, pieces):
-    with io.BufferedReader(Joined(pieces), 1 << 20) as stream, tarfile.open(fileobj=stream, mode="r|gz") as archive:
+    with io.BufferedReader(Joined(pieces), 1 << 20) as stream, lzma.open(stream) as compressed, tarfile.open(fileobj=compressed, mode="r|") as archive:
         archive.extractall(folder, filter="data")
 
 
 def logs(folder, path):
-    with tarfile.open(path + ".new", "w:gz") as archive:
+    # Parts that run at the same time write it, too.
+    new = f"{path}.{os.getpid()}"
+    with tarfile.open(new, "w:gz") as archive:
         archive.add(folder, arcname=os.path.basename(path).removesuffix(".tar.gz"))
-    os.replace(path + ".new", path)
+    os.replace(new, path)
 
 
 if __name__ == "__main__":

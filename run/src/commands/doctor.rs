@@ -218,8 +218,7 @@ fn kernels(report: &mut Report, name: &'static str, options: &Options, folder: &
                     100.0 * most,
                     match left[..] {
                         [] => String::new(),
-                        _ =>
-                            format!("; {} is left to the runtime, which is as fast on this processor", left.join(", ")),
+                        _ => format!("; left to the runtime, which is as fast on this processor: {}", left.join(", ")),
                     }
                 ),
                 _ => format!("wrong: {}", wrong.join(", ")),
