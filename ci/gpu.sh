@@ -15,13 +15,14 @@
 #   A       5    plan, router, attention before and on Hopper, products, caches, quantised weights; again with 4 multiprocessors; memcheck
 #   B       8    kernels against dense peers, the rows that matter most
 #   C       7    ncu on one call of each of six kernels
-#   D       9    all rows; tests of CUDA graphs; all tests with a second seed
-#   E       9    whole models in onnxruntime, and decoding with int4 weights and a cache in place; tests of the models' sizes
+#   D       9    all rows; tests of CUDA graphs; tests with a second seed
+#   E       9    whole models in onnxruntime, and decoding with int4 weights and a cache in place
 #   F       9    compute-sanitizer's other tools
+#   G      10    tests of models' sizes
 #
 # Each part is a process of its own with its own time limit. DIR gets three files a stage: STAGE.jsonl, written after each row;
 # STAGE.md, its tables; STAGE-logs.tar.gz. The exit status is 1 if one of our kernels failed. A part whose tool is missing is left out.
-# The GPU machine needs a driver for CUDA 13 and Python; for stages B to D, PyTorch for CUDA 13 and numpy; for E, onnx as well.
+# The GPU machine needs a driver for CUDA 13 and Python with lzma; for stages B to D, PyTorch for CUDA 13 and numpy; for E, onnx as well.
 # Where there is no GPU it says so and succeeds.
 #
 # MOH_GPU_HOME       pieces, unpacked programs, models   (/tmp/moh-gpu)
@@ -225,18 +226,17 @@ run_part() {
 finish() {
     wait
     together=0
+    # Of parts that ran at the same time, an earlier archive may have come last.
+    "$python" ci/gpu/archive.py logs "$logs" "$out/$stage-logs.tar.gz"
     "$python" ci/gpu/report.py "$out" "$stage" || failed+=("$stage")
 }
 
 # test_program FILTER...: the tests of that name; it is a failure if there are none.
 test_program() {
-    local output
-    output=$("$home/bin/test-cuda" "$@" --test-threads=1 2>&1) || {
-        printf '%s\n' "$output"
-        return 1
-    }
-    printf '%s\n' "$output"
-    grep -q 'test result: ok\. [1-9]' <<<"$output" || {
+    # Each part runs in a process of its own.
+    local output=$home/tests.$$
+    "$home/bin/test-cuda" "$@" --test-threads=1 2>&1 | tee "$output"
+    grep -q 'test result: ok\. [1-9]' "$output" || {
         echo "gpu: no test is named $*"
         return 1
     }
@@ -248,7 +248,7 @@ sanitize() {
         echo "no compute-sanitizer"
         return 77
     }
-    local found=0 tests=("$home/bin/test-cuda" "$2" --skip rerun --test-threads=1)
+    local found=0 tests=("$home/bin/test-cuda" "$2" --skip rerun --skip model_sizes --test-threads=1)
     compute-sanitizer --tool "$1" --error-exitcode 99 "${tests[@]}" || found=$?
     [ "$found" != 0 ] && [ "$found" != 99 ] || return "$found"
     "${tests[@]}" || return 1
@@ -384,8 +384,6 @@ stage_E() {
         part "$model" 200 "$python" ci/gpu/models.py "$home/bin/moh-export" "$home/bin/libmoh_ops.so" "$home/bin" "$home/models" "$rows" \
             "$model" --stage E --name "$model" "${models[@]}"
     done
-    # Their reference takes minutes.
-    if [ "$dry" = 0 ]; then tests sizes 400 -- model_sizes; fi
     finish
 }
 
@@ -396,6 +394,17 @@ stage_F() {
         for module in plan head_linear routed_attention routed_mlp aggregated_attention top_k_router nbits cache_update routed_cached_attention; do
             part "$tool-$module" 90 "$root/ci/gpu.sh" --run sanitize "$tool" "$module::"
         done
+    done
+    finish
+}
+
+stage_G() {
+    local module
+    begin G 600
+    if [ "$dry" = 0 ]; then together=1; fi
+    # Their references take minutes on a CPU.
+    for module in head_linear linear routed_mlp nbits routed_cached_attention; do
+        tests "sizes-$module" 590 -- "$module::model_sizes"
     done
     finish
 }
@@ -496,7 +505,7 @@ main() {
     export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
     for one in "$@"; do
         case $one in
-        A | B | C | D | E | F | faults) "stage_$one" ;;
+        A | B | C | D | E | F | G | faults) "stage_$one" ;;
         *) fail "there is no stage $one: $0 --help" ;;
         esac
     done

@@ -1,4 +1,4 @@
-"""Archives that need only Python: a bare machine may lack xz and zstd.
+"""Archives that need only Python, with lzma for those of programs: a bare machine may lack xz and zstd.
 
 usage: archive.py pack FOLDER PREFIX      PREFIX.N.00, PREFIX.N.01, ...: FOLDER's files as .tar.xz in N pieces of 8 MiB
        archive.py unpack FOLDER PIECE...  the files of the pieces, which are in order
@@ -6,14 +6,11 @@ usage: archive.py pack FOLDER PREFIX      PREFIX.N.00, PREFIX.N.01, ...: FOLDER'
 """
 
 import io
-import lzma
 import os
 import sys
 import tarfile
 
 PIECE = 8 << 20
-# The programs hold the same kernels: so far back.
-FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": 128 << 20}]
 
 
 class Pieces(io.RawIOBase):
@@ -68,10 +65,14 @@ class Joined(io.RawIOBase):
 
 
 def pack(folder, prefix):
+    import lzma
+
+    # The programs hold the same kernels: so far back.
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": 128 << 20}]
     with (
         Pieces(prefix) as target,
         io.BufferedWriter(target, 1 << 20) as stream,
-        lzma.open(stream, "w", filters=FILTERS) as compressed,
+        lzma.open(stream, "w", filters=filters) as compressed,
         tarfile.open(fileobj=compressed, mode="w|") as archive,
     ):
         archive.add(folder, arcname=".")
@@ -80,6 +81,10 @@ def pack(folder, prefix):
 
 
 def unpack(folder, pieces):
+    try:
+        import lzma
+    except ImportError:
+        sys.exit("gpu: this Python has no lzma, which the packed programs need")
     with io.BufferedReader(Joined(pieces), 1 << 20) as stream, lzma.open(stream) as compressed, tarfile.open(fileobj=compressed, mode="r|") as archive:
         archive.extractall(folder, filter="data")
 

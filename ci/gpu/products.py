@@ -9,7 +9,7 @@ from rows import Case, Wrong
 
 @dataclasses.dataclass
 class Linear:
-    """A routed product with one matrix of width x width."""
+    """A routed product with one matrix of width x width. zeros: a combination's x is as routed attention leaves it, otherwise random."""
 
     operator: str
     dtype: str
@@ -17,9 +17,11 @@ class Linear:
     width: int
     heads: int
     share: float
+    zeros: bool = True
 
     def name(self):
-        return f"{self.operator} {self.dtype} {self.tokens} tokens, {self.width} wide, {self.heads} heads r={self.share}"
+        kind = "" if self.zeros else ", random x"
+        return f"{self.operator} {self.dtype} {self.tokens} tokens, {self.width} wide, {self.heads} heads r={self.share}{kind}"
 
     def target(self):
         return None
@@ -101,6 +103,9 @@ def linear(quick):
             for share in [0.75, 1.0, 0.5] if dtype == "f16" else [0.75]:
                 for operator in ["RoutedProjection", "RoutedCombine"]:
                     yield Linear(operator, dtype, tokens, width, heads, share)
+    # Other ways of a combination.
+    for share in [0.75, 0.5, 0.1]:
+        yield Linear("RoutedCombine", "f16", TOKENS, WIDTH, 32, share, zeros=False)
 
 
 def experts(quick):
@@ -136,7 +141,7 @@ def build_linear(device, r):
     x = device.normal((1, r.tokens, r.width), r.dtype)
     weight = device.normal((r.width, r.width), r.dtype, r.width**-0.5)
     gates = device.gates(1, r.tokens, r.heads, r.share)
-    if r.operator == "RoutedCombine":
+    if r.operator == "RoutedCombine" and r.zeros:
         leave_zeros(x, gates)
     output = device.poisoned((1, r.tokens, r.width), r.dtype)
     ours = device.launcher(r.operator, dict(num_heads=r.heads, weight_layout=0), [x, weight, gates], output)
@@ -171,6 +176,8 @@ def build_quantised(device, r):
     x = device.normal((1, r.tokens, r.width), r.dtype)
     weight, scales = quantised_matrix(device, r, r.width)
     gates = device.gates(1, r.tokens, r.heads, r.share)
+    if r.operator == "RoutedCombine":
+        leave_zeros(x, gates)
     output, plain = (device.poisoned((1, r.tokens, r.width), r.dtype) for _ in range(2))
     attributes = dict(num_heads=r.heads, bits=r.bits, block_size=r.block, accuracy_level=0)
     ours = device.launcher(f"{r.operator}NBits", attributes, [x, weight, scales, gates], output)

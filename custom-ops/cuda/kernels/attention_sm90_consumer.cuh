@@ -162,7 +162,8 @@ template <class C> struct Consumer {
             const float row = grows ? highest[r] : maximum[r];
             // While all keys are masked the maximum is -inf, and -inf - -inf would be NaN.
             offset[r] = row == -kInfinity ? 0.0f : row * factor;
-            shrink[r] = exp2_approx(fmaf(maximum[r], factor, -offset[r]));
+            // Exactly 1 while the maximum stays: computed, it would be off by the rounding of `offset`, in every step.
+            shrink[r] = grows ? exp2_approx(fmaf(maximum[r], factor, -offset[r])) : 1.0f;
             maximum[r] = row;
         }
 #pragma unroll

@@ -1,7 +1,7 @@
 // RoutedCombine, and the second half of RoutedMLP: the sum of x_h W_h^T over the heads that are on.
 //
 // Both kernels are launched over the same output tiles. From the tile's gates each decides whether it is the faster
-// one for the tile, and otherwise skips it. Sums are computed in a fixed order, without atomics.
+// one for the tile, and otherwise skips it; on Hopper both may find that one product has computed all (combine_check.cuh). Sums are computed in a fixed order, without atomics.
 //
 // moh_combine_dense multiplies consecutive tokens by all heads that any of them uses; it reads blocks that are off as
 // zeros.
@@ -25,7 +25,7 @@ template <class T> MOH_DEVICE void sum_parts(const LinearParams& p) {
 
 // moh_combine_{dense,routed}_<type>_<layout>_<tokens>; _any if addresses or widths are not multiples of 16 bytes. Up
 // to 32 tokens are limited by reading the weights: the dense kernel reads those of the heads in use once, in narrow
-// tiles with many copies in flight.
+// tiles with many copies in flight; of 16 bits and layout 0, nbits.cu does.
 #define MOH_DENSE(variant, type, layout, rows, columns, stages, aligned)                                               \
     MOH_KERNEL(moh_combine_dense_##type##_##layout##_##variant, LinearParams, rows, 1) {                               \
         Dense<Tile<type, layout, rows, columns, stages>, aligned>::run(p);                                             \
@@ -35,7 +35,6 @@ template <class T> MOH_DEVICE void sum_parts(const LinearParams& p) {
         Routed<type, layout, tokens, stages, aligned>::run(p);                                                         \
     }
 #define MOH_COMBINE(type, layout)                                                                                      \
-    MOH_DENSE(32, type, layout, 32, 32, 8, true)                                                                       \
     MOH_DENSE(64, type, layout, 64, 64, 3, true)                                                                       \
     MOH_ROUTED(64, type, layout, 64, 3, true)                                                                          \
     MOH_DENSE(any, type, layout, 64, 64, 3, false)                                                                     \
@@ -52,6 +51,10 @@ MOH_COMBINE_LARGE(bf16, 0)
 MOH_COMBINE_LARGE(bf16, 1)
 MOH_COMBINE(float, 0)
 MOH_COMBINE(float, 1)
+MOH_DENSE(32, f16, 1, 32, 32, 8, true)
+MOH_DENSE(32, bf16, 1, 32, 32, 8, true)
+MOH_DENSE(32, float, 0, 32, 32, 8, true)
+MOH_DENSE(32, float, 1, 32, 32, 8, true)
 MOH_KERNEL(moh_combine_sum_f16, LinearParams, 256, 4) { sum_parts<f16>(p); }
 MOH_KERNEL(moh_combine_sum_bf16, LinearParams, 256, 4) { sum_parts<bf16>(p); }
 MOH_KERNEL(moh_combine_sum_float, LinearParams, 256, 4) { sum_parts<float>(p); }

@@ -1,4 +1,4 @@
-// The dense kernel of a combination on Hopper, in f16 and bf16: multiplies consecutive tokens by all heads that any of
+// The check of a combination on Hopper (combine_check.cuh), and its dense kernel, in f16 and bf16: multiplies consecutive tokens by all heads that any of
 // them uses, with the products of product_sm90.cuh. Steps of the inner dimension whose heads all tokens use are copied
 // by TMA. In other steps, blocks that are off are copied as zeros; steps that no token uses are skipped.
 #include "combine.cuh"

@@ -1,4 +1,4 @@
-//! Quantised weights: `kernels/nbits.cu` multiplies few tokens with them as they are; for more, `kernels/dequantize.cu` converts
+//! Quantised weights, and for few tokens weights of T: `kernels/nbits.cu` multiplies few tokens with them as they are; for more, `kernels/dequantize.cu` converts
 //! them to T, in the workspace, for the kernels of the operators without quantisation.
 
 use crate::driver::RawPtr;
@@ -29,7 +29,7 @@ const PART_ROWS: usize = 128;
 /// Rows and columns of a tile that is transposed.
 const TILE: usize = 64;
 
-/// A quantised weight in device memory: matrices (rows, depth), one after the other.
+/// A quantised weight in device memory, or one of T: matrices (rows, depth), one after the other.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Weight {
     pub(crate) weight: RawPtr,
@@ -38,6 +38,7 @@ pub(crate) struct Weight {
     pub(crate) matrices: usize,
     pub(crate) rows: usize,
     pub(crate) depth: usize,
+    /// With 16 bits, values are of T, and there are no scales.
     pub(crate) format: Format,
 }
 
@@ -142,7 +143,7 @@ pub(crate) enum Operation {
     Experts,
 }
 
-/// A product of few tokens with a quantised weight.
+/// A product of few tokens with a weight as it is in memory.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Few {
     pub(crate) operation: Operation,

@@ -209,7 +209,8 @@ pub(crate) unsafe fn combination(
     let (tokens, columns) = (p.tokens as usize, p.columns as usize);
     let properties = stream.properties();
     let aligned = product.is_aligned();
-    if aligned && tokens <= FEW && p.scale_by_gates == 0 {
+    // A matrix of 16 bits that `nbits.cu` does not take is none of few tokens' kernels.
+    if aligned && tokens <= FEW && p.scale_by_gates == 0 && (product.per_head || product.dtype == DType::F32) {
         let name = product.name("combine_dense", "32");
         let kernel = Kernel { module: modules::COMBINE, name: &name };
         let column_blocks = columns.div_ceil(Tile::FEW.columns);

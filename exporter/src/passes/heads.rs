@@ -1,8 +1,8 @@
 //! Dense layers in the place of RoutedProjection and RoutedCombine, where these would only leave out what nothing reads: attention does
 //! not read the queries of heads that are off, and its output is 0 there. Attention skips those heads as before.
 //!
-//! On GPUs the dense products are faster: tiles of many tokens and narrow heads have to be gathered by rows, and a product of whole
-//! matrices has next to twice the speed.
+//! For GPUs, whose libraries multiply whole matrices better than our kernels gather rows. Unlike RoutedCombine's, the blocks of heads that
+//! are off meet their weights: 0 times an infinite or NaN weight is NaN.
 
 use super::Pass;
 use crate::error::Error;
@@ -44,8 +44,8 @@ fn write_dense(graph: &mut Graph) {
     let found = replaceable(graph);
     let mut names: BTreeSet<String> = graph.nodes.iter().map(|node| node.name.clone()).collect();
     let mut weights = BTreeSet::new();
-    for node in std::mem::take(&mut graph.nodes) {
-        if found.contains(&node.name) {
+    for (i, node) in std::mem::take(&mut graph.nodes).into_iter().enumerate() {
+        if found.contains(&i) {
             weights.insert(node.inputs[1].clone());
             write(graph, &mut names, node);
         } else {
@@ -56,8 +56,8 @@ fn write_dense(graph: &mut Graph) {
     graph.initializers.retain(|init| !weights.contains(&init.name) || read.contains(&init.name));
 }
 
-/// The names of the nodes that dense layers can replace.
-fn replaceable(graph: &Graph) -> BTreeSet<String> {
+/// Which nodes dense layers can replace.
+fn replaceable(graph: &Graph) -> BTreeSet<usize> {
     let mut readers: BTreeMap<&String, Vec<&Node>> = BTreeMap::new();
     let mut makers: BTreeMap<&String, &Node> = BTreeMap::new();
     for node in &graph.nodes {
@@ -77,8 +77,9 @@ fn replaceable(graph: &Graph) -> BTreeSet<String> {
         RoutedCombine::NAME => makers.get(&node.inputs[0]).is_some_and(|maker| skips(maker, node)),
         _ => false,
     };
-    let nodes = graph.nodes.iter().filter(|node| node.domain == DOMAIN && has_one_matrix(graph, node));
-    nodes.filter(is_replaceable).map(|node| node.name.clone()).collect()
+    let is_routed = |node: &&Node| node.domain == DOMAIN && has_one_matrix(graph, node);
+    let found = graph.nodes.iter().enumerate().filter(|(_, node)| is_routed(node) && is_replaceable(node));
+    found.map(|(i, _)| i).collect()
 }
 
 /// Whether it is attention that skips heads: its first input are the queries.
@@ -130,12 +131,21 @@ fn transposed(graph: &mut Graph, name: &str) -> Option<String> {
     let stored = graph.initializers.iter().find(|init| init.name == name)?;
     let Source::Weight { weight, .. } = &stored.source else { return None };
     let (weight, ty) = (weight.clone(), stored.ty);
-    let name = format!("{name}.T");
-    if !graph.initializers.iter().any(|init| init.name == name) {
-        let dims: Vec<usize> = stored.dims.iter().rev().copied().collect();
-        let source = Source::Weight { weight, transposed: true };
-        graph.initializers.push(Initializer { name: name.clone(), ty, dims, source });
+    let dims: Vec<usize> = stored.dims.iter().rev().copied().collect();
+    let is_same = |init: &Initializer| {
+        let is_transposed =
+            matches!(&init.source, Source::Weight { weight: w, transposed: true } if w.name() == weight.name());
+        is_transposed && init.ty == ty && init.dims == dims
+    };
+    let mut name = format!("{name}.T");
+    while let Some(taken) = graph.initializers.iter().find(|init| init.name == name) {
+        if is_same(taken) {
+            return Some(name);
+        }
+        name += "_1";
     }
+    let source = Source::Weight { weight, transposed: true };
+    graph.initializers.push(Initializer { name: name.clone(), ty, dims, source });
     Some(name)
 }
 
@@ -224,6 +234,22 @@ mod tests {
         let before = graph.nodes.clone();
         DENSE.run(&mut graph).unwrap();
         assert_eq!(graph.nodes, before);
+    }
+
+    /// The same matrix in another type, and the same one.
+    #[test]
+    fn matrices_that_are_there() {
+        for (ty, name) in [(ElementType::F32, "query.T_1"), (ElementType::F16, "query.T")] {
+            let mut graph = graph("gates", &[6, 4]);
+            let Source::Weight { weight, .. } = graph.initializers[0].source.clone() else { panic!("a weight") };
+            let source = Source::Weight { weight, transposed: true };
+            graph.initializers.push(Initializer { name: "query.T".to_owned(), ty, dims: vec![4, 6], source });
+            graph.nodes[0].inputs[1] = "query.T".to_owned();
+            DENSE.run(&mut graph).unwrap();
+            assert_eq!(graph.nodes[1].inputs[1], name);
+            let found = graph.initializers.iter().find(|init| init.name == name).unwrap();
+            assert_eq!(found.ty, ElementType::F16);
+        }
     }
 
     #[test]
