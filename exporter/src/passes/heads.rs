@@ -241,7 +241,7 @@ mod tests {
     fn matrices_that_are_there() {
         for (ty, name) in [(ElementType::F32, "query.T_1"), (ElementType::F16, "query.T")] {
             let mut graph = graph("gates", &[6, 4]);
-            let Source::Weight { weight, .. } = graph.initializers[0].source.clone() else { panic!("a weight") };
+            let weight = Weight::from_f32("query", vec![6, 4], vec![0.5; 24]);
             let source = Source::Weight { weight, transposed: true };
             graph.initializers.push(Initializer { name: "query.T".to_owned(), ty, dims: vec![4, 6], source });
             graph.nodes[0].inputs[1] = "query.T".to_owned();
