@@ -1,6 +1,7 @@
-// RoutedProjection on Hopper, the first half of RoutedMLP, and combinations that are one product, in f16 and bf16: as linear.cu, with the products of
-// product_sm90.cuh. Gathered tiles have rows of one head's list. Dense tiles have consecutive tokens, loaded by TMA,
-// and columns of any heads. Between tiles, the producers write the zeros of heads that are off.
+// RoutedProjection on Hopper, the first half of RoutedMLP, and combinations that are one product, in f16 and bf16: as
+// linear.cu, with the products of product_sm90.cuh. Gathered tiles have rows of one head's list. Dense tiles have
+// consecutive tokens, loaded by TMA, and columns of any heads. Between tiles, the producers write the zeros of heads that
+// are off.
 #include "combine_check.cuh"
 #include "linear.cuh"
 #include "product_sm90.cuh"

@@ -16,7 +16,7 @@ impl CudaOperator for LinearNBits {
     unsafe fn launch(call: &Call<'_, Self>) -> Result<(), Error> {
         let p = &call.problem;
         let Inputs { x, weight, scales, bias, zero_points } = call.inputs;
-        let (rows, depth, format) = (p.out_width, p.width, p.format);
+        let (rows, depth, format) = (p.out_width, p.width, Some(p.format));
         let quantised = Weight { weight, scales, zero_points, matrices: 1, rows, depth, format };
         let few = Few {
             operation: Operation::Projection,

@@ -38,8 +38,8 @@ pub(crate) struct Weight {
     pub(crate) matrices: usize,
     pub(crate) rows: usize,
     pub(crate) depth: usize,
-    /// With 16 bits, values are of T, and there are no scales.
-    pub(crate) format: Format,
+    /// `None` for values of T, which have no scales.
+    pub(crate) format: Option<Format>,
 }
 
 /// The heads that rows of a weight belong to.
@@ -54,6 +54,11 @@ pub(crate) struct Heads {
 }
 
 impl Weight {
+    /// Bits of a value.
+    fn bits(&self) -> usize {
+        self.format.map_or(16, |format| format.bits)
+    }
+
     fn params(&self) -> Result<QuantizedParams, Error> {
         Ok(QuantizedParams {
             weight: self.weight,
@@ -62,8 +67,8 @@ impl Weight {
             matrices: int(self.matrices)?,
             rows: int(self.rows)?,
             depth: int(self.depth)?,
-            block_log2: int(self.format.block.ilog2() as usize)?,
-            bits: int(self.format.bits)?,
+            block_log2: self.format.map_or(Ok(0), |format| int(format.block.ilog2() as usize))?,
+            bits: int(self.bits())?,
         })
     }
 
@@ -71,13 +76,16 @@ impl Weight {
     /// first row of each part.
     pub(crate) fn parts(self, size: usize, bytes: usize) -> impl Iterator<Item = (usize, Weight)> {
         let fit = bytes / (self.depth * size) / PART_ROWS * PART_ROWS;
-        let blocks = self.depth / self.format.block;
+        let (row_scales, row_points) = self.format.map_or((0, 0), |format| {
+            let blocks = self.depth / format.block;
+            (blocks * size, format.zero_point_bytes(blocks))
+        });
         let part = move |first: usize| {
             let at = |tensor: RawPtr, row_bytes: usize| tensor + (first * row_bytes) as u64;
             let part = Weight {
-                weight: at(self.weight, self.depth * self.format.bits / 8),
-                scales: at(self.scales, blocks * size),
-                zero_points: self.zero_points.map(|points| at(points, self.format.zero_point_bytes(blocks))),
+                weight: at(self.weight, self.depth * self.bits() / 8),
+                scales: at(self.scales, row_scales),
+                zero_points: self.zero_points.map(|tensor| at(tensor, row_points)),
                 rows: fit.max(PART_ROWS).min(self.rows - first),
                 ..self
             };
@@ -176,8 +184,8 @@ impl Few {
         let p = &call.problem;
         let (heads, width) = (p.num_heads * p.block, p.width);
         let (rows, depth) = if operation == Operation::Projection { (heads, width) } else { (width, heads) };
-        let format = Format { bits: 16, block: 16 };
-        let weight = Weight { weight: call.weight, scales: 0, zero_points: None, matrices: 1, rows, depth, format };
+        let weight =
+            Weight { weight: call.weight, scales: 0, zero_points: None, matrices: 1, rows, depth, format: None };
         let few = Few::linear(operation, weight, call);
         let aligned = [call.x, call.weight].iter().all(|tensor| tensor.is_multiple_of(16));
         (!p.per_head() && aligned && few.fits()).then_some(few)
@@ -196,7 +204,7 @@ impl Few {
 
     /// Weights that a lane reads at a time: 16 bytes.
     fn lane_depth(&self) -> usize {
-        128 / self.weight.format.bits
+        128 / self.weight.bits()
     }
 
     /// Whether the kernels support this product.
@@ -230,7 +238,7 @@ impl Few {
             Operation::Combination => ("combine", self.weight.rows),
             Operation::Experts => ("experts", self.weight.rows),
         };
-        let name = format!("moh_nbits_{operation}_{}_{}_{columns}", type_name(self.dtype), self.weight.format.bits);
+        let name = format!("moh_nbits_{operation}_{}_{}_{columns}", type_name(self.dtype), self.weight.bits());
         let name = CString::new(name).unwrap_or_default();
         let kernel = Kernel { module: modules::NBITS, name: &name };
         let blocks = outputs.div_ceil(TILE_ROWS / self.activation.map_or(1, Activation::columns));
@@ -246,7 +254,7 @@ mod tests {
 
     #[test]
     fn parts_of_a_weight_follow_one_another() {
-        let format = Format { bits: 4, block: 32 };
+        let format = Some(Format { bits: 4, block: 32 });
         let (weight, scales) = (1 << 20, 1 << 30);
         let whole = Weight { weight, scales, zero_points: Some(7), matrices: 1, rows: 600, depth: 96, format };
         let found: Vec<_> = whole

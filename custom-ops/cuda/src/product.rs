@@ -209,7 +209,7 @@ pub(crate) unsafe fn combination(
     let (tokens, columns) = (p.tokens as usize, p.columns as usize);
     let properties = stream.properties();
     let aligned = product.is_aligned();
-    // A matrix of 16 bits that `nbits.cu` does not take is none of few tokens' kernels.
+    // Of a matrix of 16 bits in layout 0 there is no such kernel: `nbits.cu` takes it, or else those of more tokens do.
     if aligned && tokens <= FEW && p.scale_by_gates == 0 && (product.per_head || product.dtype == DType::F32) {
         let name = product.name("combine_dense", "32");
         let kernel = Kernel { module: modules::COMBINE, name: &name };

@@ -18,7 +18,7 @@ impl CudaOperator for RoutedCombineNBits {
             matrices: 1,
             rows: p.width,
             depth: p.num_heads * p.block,
-            format: call.problem.format,
+            format: Some(call.problem.format),
         };
         let linear = Linear {
             problem: p,

@@ -9,7 +9,7 @@ use moh_operators::{Error, RoutedMlpNBits};
 impl CudaOperator for RoutedMlpNBits {
     unsafe fn launch(call: &Call<'_, Self>) -> Result<(), Error> {
         let (p, inputs) = (call.problem.mlp, &call.inputs);
-        let (matrices, format) = (p.num_experts, call.problem.format);
+        let (matrices, format) = (p.num_experts, Some(call.problem.format));
         let first = Weight {
             weight: inputs.fc1_weight,
             scales: inputs.fc1_scales,

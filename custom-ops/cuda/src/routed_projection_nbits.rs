@@ -18,7 +18,7 @@ impl CudaOperator for RoutedProjectionNBits {
             matrices: 1,
             rows: p.num_heads * p.block,
             depth: p.width,
-            format: call.problem.format,
+            format: Some(call.problem.format),
         };
         let linear = Linear {
             problem: p,
