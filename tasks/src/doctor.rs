@@ -144,6 +144,10 @@ fn run(attributes: &Attributes, inputs: &[Input], options: &Options, folder: &Pa
     let path = folder.join("model.onnx");
     std::fs::write(&path, model(attributes, inputs)).map_err(|source| Error::Write { path: path.clone(), source })?;
     let traced = options.runtime == RuntimeChoice::Ort;
+    if traced && attributes.operator().may_be_left {
+        // onnxruntime complains on the terminal where it refuses a model that it was to profile.
+        Model::load(&path, options)?;
+    }
     let profile = traced.then(|| folder.join("profile"));
     let mut model = Model::load(&path, &Options { profile, ..options.clone() })?;
     let mut values = Vec::with_capacity(inputs.len());
