@@ -1,15 +1,10 @@
 //! What becomes of a dense layer's sums before they are written: an activation function, or a gate and a residual.
 
 use crate::activation::activate;
-use crate::host::Host;
 use crate::isa::{Isa, Job};
 use crate::terms::part;
-use crate::workers::{Shared, share};
 use moh_operators::routed_mlp::Activation;
-use moh_operators::{Element, Error};
-
-/// Elements that a worker takes at a time.
-const ITEM: usize = 64 << 10;
+use moh_operators::Element;
 
 /// Another operand of a sum.
 #[derive(Debug, Clone, Copy)]
@@ -78,31 +73,8 @@ impl<'a, T: Element> Epilogue<'a, T> {
     }
 
     /// Whether sums stay as they are.
-    fn is_nothing(&self) -> bool {
+    pub(crate) fn is_nothing(&self) -> bool {
         self.activation.is_none() && matches!((self.gate, self.residual), (Operand::Nothing, Operand::Nothing))
-    }
-
-    /// Replaces rows of sums.
-    pub(crate) fn apply<I: Isa>(&self, isa: I, output: &mut [T], host: &dyn Host) -> Result<(), Error> {
-        if self.is_nothing() {
-            return Ok(());
-        }
-        let (rows, each) = (output.len() / self.width, (ITEM / self.width).max(1));
-        let output = Shared(output.as_mut_ptr());
-        share(
-            host,
-            rows.div_ceil(each),
-            || Ok(()),
-            |(), item| {
-                for row in item * each..rows.min((item + 1) * each) {
-                    // SAFETY: the output has this row, which belongs to this item.
-                    let sums = unsafe { output.slice(row * self.width, self.width) };
-                    isa.vectorize(Replace { sums, epilogue: self.of_row(row, 0) });
-                }
-                0
-            },
-        )?;
-        Ok(())
     }
 }
 
@@ -171,26 +143,27 @@ impl<T: Element> OfRow<T> {
     }
 }
 
-/// Replaces a row of sums by what becomes of them.
+/// Replaces rows of sums by what becomes of them.
 ///
-/// Contract of the constructor: the epilogue is that of this row, from its first column on.
-struct Replace<'a, T> {
-    sums: &'a mut [T],
-    epilogue: OfRow<T>,
+/// Contract of the constructor: the epilogues are those of the rows, from their first columns on.
+pub(crate) struct Replace<R> {
+    pub(crate) rows: R,
 }
 
-impl<T: Element> Job for Replace<'_, T> {
+impl<'a, T: Element, R: Iterator<Item = (&'a mut [T], OfRow<T>)>> Job for Replace<R> {
     type Output = ();
 
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        for column in (0..self.sums.len()).step_by(I::LANES) {
-            let n = (self.sums.len() - column).min(I::LANES);
-            // SAFETY: the constructor's contract.
-            unsafe {
-                let at = self.sums.as_mut_ptr().add(column);
-                let sums = self.epilogue.apply(isa, isa.widen_part(at, n), column, n);
-                isa.narrow_part(at, sums, n);
+        for (sums, epilogue) in self.rows {
+            for column in (0..sums.len()).step_by(I::LANES) {
+                let n = (sums.len() - column).min(I::LANES);
+                // SAFETY: the constructor's contract.
+                unsafe {
+                    let at = sums.as_mut_ptr().add(column);
+                    let sums = epilogue.apply(isa, isa.widen_part(at, n), column, n);
+                    isa.narrow_part(at, sums, n);
+                }
             }
         }
     }

@@ -60,6 +60,22 @@ pub(crate) struct Row {
     pub(crate) output: *mut f32,
 }
 
+/// What sums are before products are added to them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Start<'a> {
+    /// What they are.
+    Sums,
+    /// They are undefined: the bias of each column, or 0.
+    New(Option<&'a [f32]>),
+}
+
+impl<'a> Start<'a> {
+    /// Of the products of a block of inner indices.
+    pub(crate) fn of_block(k: &Range<usize>, bias: Option<&'a [f32]>) -> Start<'a> {
+        if k.start == 0 { Start::New(bias) } else { Start::Sums }
+    }
+}
+
 /// A subset of the rows, in ascending order, and the range of inner indices to multiply.
 #[derive(Debug, Clone)]
 pub(crate) struct Product<'a> {
@@ -70,13 +86,12 @@ pub(crate) struct Product<'a> {
 /// Packs all panels of `matrix`.
 ///
 /// # Safety
-/// `matrix` has the rows and columns of `panels`; `output` has [`Panels::floats`] floats.
-pub(super) unsafe fn pack_all<I: Isa, T: Element>(isa: I, matrix: &Matrix<T>, panels: &Panels, output: &mut [f32]) {
+/// `matrix` has the rows and columns of `panels`; `output` is valid for writing [`Panels::floats`] floats, all of which are written.
+pub(super) unsafe fn pack_all<I: Isa, T: Element>(isa: I, matrix: &Matrix<T>, panels: &Panels, output: *mut f32) {
     for panel in 0..panels.len() {
         let (n, width) = (panels.columns(&(panel..panel + 1)), panels.width(panel));
-        let output = &mut output[panels.offset(panel, 0)..][..panels.k * width];
-        // SAFETY: the caller's contract.
-        unsafe { matrix.pack(isa, 0..panels.k, n, output.as_mut_ptr(), width) };
+        // SAFETY: the caller's contract: there is room for every panel.
+        unsafe { matrix.pack(isa, 0..panels.k, n, output.add(panels.offset(panel, 0)), width) };
     }
 }
 
@@ -137,11 +152,11 @@ impl<'h> Gemm<'h> {
     }
 
     /// Computes `products`, all in one block of the inner dimension, of the rows with one panel of `weight`. Results
-    /// are added to the rows' outputs from `column` on, or overwrite them if `first`. Returns the number of
+    /// are added to `begin`, in the rows' outputs from `column` on. A bias has the panel's columns, of which none is padding. Returns the number of
     /// multiply-accumulate operations. `next` is the panel and the range of inner indices to prefetch.
     ///
     /// # Safety
-    /// The rows' inputs are valid for reading the products' elements; their outputs for writing (if not `first`, also
+    /// The rows' inputs are valid for reading the products' elements; their outputs for writing (if they have sums, also
     /// for reading) the panel's padded columns from `column` on. They do not overlap. The weight has all elements of
     /// its panels.
     pub(crate) unsafe fn multiply<I: Isa, T: Element>(
@@ -153,7 +168,7 @@ impl<'h> Gemm<'h> {
         panel: usize,
         column: usize,
         next: Option<(usize, Range<usize>)>,
-        first: bool,
+        begin: Start<'_>,
     ) -> u64 {
         let (Some(start), Some(end)) = (products.first().map(|p| p.k.start), products.last().map(|p| p.k.end)) else {
             return 0;
@@ -187,11 +202,14 @@ impl<'h> Gemm<'h> {
         for product in products.iter().filter(|product| product.rows.len() <= limit) {
             if let Source::Matrix(matrix) = source {
                 // SAFETY: the caller's contract.
-                unsafe { self.stream(isa, rows, product, matrix, n.clone(), column, first) };
+                unsafe { self.stream(isa, rows, product, matrix, n.clone(), column, begin) };
                 macs += product.rows.len() * product.k.len() * n.len();
             }
         }
         // A single product reads and writes its sums only once, so it needs no passes.
+        if let Start::New(Some(bias)) = begin {
+            assert_eq!(bias.len(), width, "a bias for every column of the panel");
+        }
         let near = if products.len() > 1 { NEAR } else { usize::MAX };
         let mut done = 0;
         while done < rows.len() {
@@ -201,7 +219,7 @@ impl<'h> Gemm<'h> {
                 let picked = &product.rows[before(done)..before(end)];
                 let (vectors, k) = (width / I::LANES, product.k.clone());
                 let b = b.wrapping_add((k.start - start) * width);
-                ahead = isa.vectorize(Tiles { rows, picked, k, b, vectors, column, first, ahead });
+                ahead = isa.vectorize(Tiles { rows, picked, k, b, vectors, column, begin, ahead });
                 macs += picked.len() * product.k.len() * width;
             }
             done = end;
@@ -221,13 +239,18 @@ impl<'h> Gemm<'h> {
         matrix: &Matrix<T>,
         n: Range<usize>,
         column: usize,
-        first: bool,
+        begin: Start<'_>,
     ) {
         self.lines.clear();
         for &row in product.rows {
             let Row { input, output } = rows[row as usize];
             self.lines.push(Row { input: input.wrapping_add(product.k.start), output });
+            if let Start::New(Some(bias)) = begin {
+                // SAFETY: the row's output is valid for writing these columns.
+                unsafe { output.add(column).copy_from_nonoverlapping(bias.as_ptr(), n.len().min(bias.len())) };
+            }
         }
+        let first = matches!(begin, Start::New(None));
         let (lines, k) = (self.lines.as_slice(), product.k.len());
         let (b, stride, columns) = (matrix.at(product.k.start, &n), matrix.stride(), n.len());
         match matrix {

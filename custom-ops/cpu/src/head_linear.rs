@@ -5,17 +5,19 @@
 
 mod matrix;
 
-use crate::gemm::{self, Gemm, Matrix, Panels, Row, Weight, few};
+use crate::epilogue::Epilogue;
+use crate::gemm::{self, Gemm, Matrix, Panels, Row, Source, Weight, few};
 use crate::host::Host;
 use crate::isa::{Isa, MatrixUnit};
-use crate::kernel::{WeightData, Work};
+use crate::kernel::{CpuOperator, ToPack, WeightData, Work};
 use crate::memory::{Memory, Sections};
 use crate::packed::Packed;
 use crate::selection::Selection;
+use crate::terms::unit_for;
 use crate::workers::{Shared, share, span};
 pub(crate) use matrix::Heads;
 use moh_operators::routed_projection::Problem;
-use moh_operators::{DType, Definition, Element, Error};
+use moh_operators::{DType, Element, Error, Float};
 use std::ops::Range;
 
 /// The tensors of a call. Slice lengths have been validated against `problem`.
@@ -26,6 +28,8 @@ pub(crate) struct Call<'a, I, T> {
     pub(crate) weight: Weight<'a, T>,
     pub(crate) gates: &'a [f32],
     pub(crate) bias: Option<&'a [T]>,
+    /// What becomes of the sums, only for a projection to one head.
+    pub(crate) epilogue: Option<&'a Epilogue<'a, T>>,
     pub(crate) output: Shared<T>,
 }
 
@@ -35,6 +39,8 @@ pub(crate) struct Tensors<'a, T> {
     pub(crate) weight: WeightData<'a, T>,
     pub(crate) gates: &'a [f32],
     pub(crate) bias: Option<&'a [T]>,
+    /// As of [`Call`]; without a matrix unit.
+    pub(crate) epilogue: Option<&'a Epilogue<'a, T>>,
 }
 
 /// Computes the output of `O`.
@@ -51,26 +57,45 @@ pub(crate) fn run<I: Isa, T: Element, O: HeadLinear>(
     {
         return Ok(Work { macs });
     }
-    let Tensors { x, weight, gates, bias } = tensors;
+    let Tensors { x, weight, gates, bias, epilogue } = tensors;
     let weight = weight.panels(O::NAME, "weight", O::panels::<I>(problem), |data| O::matrix(problem, data))?;
     let output = Shared(output.as_mut_ptr());
-    execute::<I, T, O>(Call { isa, problem, x, weight, gates, bias, output }, host)
+    execute::<I, T, O>(Call { isa, problem, x, weight, gates, bias, epilogue, output }, host)
 }
 
-/// Packs the weight of `O` for `problem`.
+/// Packs a weight of `O` for vectors. A matrix unit splits the weight itself: heads that are multiplied together differ from call to call.
+/// 16-bit elements are packed on request only, because that doubles their memory.
 pub(crate) fn pack<I: Isa, T: Element, O: HeadLinear>(
+    isa: I,
+    of: &ToPack<'_, O, T>,
+    problem: impl FnOnce(&[usize]) -> Result<Problem, Error>,
+) -> Result<Option<Packed>, Error> {
+    let is_wanted = of.packing.all || T::FLOAT == Float::F32;
+    match of.input {
+        WEIGHT if is_wanted && unit_for::<T>(of.unit, of.packing.precision).is_none() => {
+            pack_panels::<I, T, O>(isa, &problem(of.shape)?, of.shape, of.weight).map(Some)
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Number of the input that can be packed.
+const WEIGHT: usize = 1;
+
+/// Packs the weight of `O` for vectors. Its length has been checked against its shape, from which `problem` was made.
+pub(crate) fn pack_panels<I: Isa, T: Element, O: HeadLinear>(
     isa: I,
     problem: &Problem,
     shape: &[usize],
     weight: &[T],
-) -> Result<Option<Packed>, Error> {
+) -> Result<Packed, Error> {
     let panels = O::panels::<I>(problem);
-    // SAFETY: the weight's length has been checked against its shape, from which `problem` was made.
-    unsafe { Packed::new(isa, &O::matrix(problem, weight), panels, shape) }.map(Some)
+    // SAFETY: the matrix has the sizes of `problem`, as the panels do.
+    unsafe { Packed::new(isa, &O::matrix(problem, weight), panels, shape) }
 }
 
 /// The parts in which the two operators differ.
-pub(crate) trait HeadLinear: Definition {
+pub(crate) trait HeadLinear: CpuOperator {
     /// What heads are.
     const HEADS: Heads;
 
@@ -94,13 +119,25 @@ pub(crate) struct Item {
     pub(crate) chunk: usize,
     /// The tokens of the chunk.
     pub(crate) tokens: Range<usize>,
+    /// Those of them that belong to the item, counted from the chunk's first.
+    pub(crate) part: Range<usize>,
     pub(crate) panels: Range<usize>,
+}
+
+impl Item {
+    /// The item's tokens among those of the chunk, which ascend.
+    pub(crate) fn part_of<'a>(&self, tokens: &'a [u32]) -> &'a [u32] {
+        let before = |end: usize| tokens.partition_point(|&token| (token as usize) < end);
+        &tokens[before(self.part.start)..before(self.part.end)]
+    }
 }
 
 /// Partition of the output into work items.
 struct Cut {
     /// Tokens per chunk. Independent of the number of workers, because the rounding of results depends on it.
     chunk: usize,
+    /// Tokens of an item. All of a chunk, unless the weight is packed: else each item would pack it.
+    part: usize,
     /// Panels per span.
     span: usize,
 }
@@ -111,6 +148,11 @@ const CHUNK: usize = 384;
 const SPAN: usize = 512;
 /// Maximum columns per span for chunks of few tokens.
 const FEW_SPAN: usize = 4096;
+/// Tokens of an item at least, if a chunk's are divided.
+const LEAST_PART: usize = 32;
+/// What an item takes besides multiplying, in tokens: to read a panel from another cache, and to begin.
+const PANEL: usize = 4;
+const BEGIN: usize = 4;
 
 impl Cut {
     fn new<I, T: Element>(call: &Call<'_, I, T>, workers: usize) -> Cut {
@@ -119,9 +161,27 @@ impl Cut {
         let chunk = p.tokens.div_ceil(chunks).max(1);
         let widest = (0..panels.len()).map(|panel| panels.width(panel)).max().unwrap_or(1);
         let most = if few(chunk) { FEW_SPAN } else { SPAN } / widest;
-        let span = span(panels.len(), 1, most, chunks, workers);
-        Cut { chunk, span }
+        match call.weight.source {
+            Source::Packed(_) if workers > 1 => {
+                let (part, span) = divide(chunk, panels.len(), most.max(1), chunks, workers);
+                Cut { chunk, part, span }
+            }
+            _ => Cut { chunk, part: chunk, span: span(panels.len(), 1, most, chunks, workers) },
+        }
     }
+}
+
+/// Tokens of an item and panels of a span, at most `most`, with which `workers` workers are done first.
+fn divide(chunk: usize, panels: usize, most: usize, chunks: usize, workers: usize) -> (usize, usize) {
+    let parts = (1..=chunk.div_ceil(LEAST_PART)).map(|parts| chunk.div_ceil(parts));
+    let ways = parts.flat_map(|part| (1..=most.min(panels)).map(move |span| (part, span)));
+    // Until the last worker ends. Workers are not equally fast, so the last item may begin late.
+    let time = |&(part, span): &(usize, usize)| {
+        let item = span * (part + PANEL) + BEGIN;
+        let rounds = (chunks * chunk.div_ceil(part) * panels.div_ceil(span)).div_ceil(workers);
+        rounds * item + item / 4
+    };
+    ways.min_by_key(time).unwrap_or((chunk, 1))
 }
 
 /// A worker's memory.
@@ -179,6 +239,7 @@ fn execute<I: Isa, T: Element, O: HeadLinear>(call: Call<'_, I, T>, host: &dyn H
     let selection = Selection::new(call.gates, p.num_heads, cut.chunk)?;
     let spans = (0..panels.len()).step_by(cut.span).map(|start| start..(start + cut.span).min(panels.len()));
     let spans: Vec<Range<usize>> = spans.collect();
+    let parts = cut.chunk.div_ceil(cut.part);
     let pitch = match T::DTYPE == DType::F32 && panels.exact() {
         true => 0,
         false => spans.iter().map(|span| panels.padded(span.start, span.end)).max().unwrap_or(0),
@@ -192,10 +253,14 @@ fn execute<I: Isa, T: Element, O: HeadLinear>(call: Call<'_, I, T>, host: &dyn H
         Ok(Workspace { gemm, sums, pitch, copies, rows: Vec::new(), pairs: Vec::new() })
     };
     let work = |workspace: &mut Workspace<'_, T>, index: usize| {
-        let (chunk, span) = (index / spans.len(), index % spans.len());
+        let (chunk, part, span) = (index / spans.len() / parts, index / spans.len() % parts, index % spans.len());
         let tokens = chunk * cut.chunk..((chunk + 1) * cut.chunk).min(p.tokens);
-        O::item(&call, &selection, Item { chunk, tokens, panels: spans[span].clone() }, workspace)
+        let part = part * cut.part..((part + 1) * cut.part).min(tokens.len());
+        if part.is_empty() {
+            return 0;
+        }
+        O::item(&call, &selection, Item { chunk, tokens, part, panels: spans[span].clone() }, workspace)
     };
-    let items = p.tokens.div_ceil(cut.chunk) * spans.len();
+    let items = p.tokens.div_ceil(cut.chunk) * parts * spans.len();
     Ok(Work { macs: share(host, items, make, work)? })
 }

@@ -3,10 +3,11 @@
 use crate::gemm::{Matrix, Panels, Source, Weight};
 use crate::host::Host;
 use crate::isa::{Isa, MatrixUnit, Target};
-use crate::packed::{Input, Packed};
+use crate::matrix::Parts;
+use crate::packed::{Input, Packed, Packing};
 use crate::settings::Precision;
 use moh_operators::{
-    Attributes, DType, DataMut, Definition, Element, Error, Operator, Reader, Scalar, Tensor, problem_of,
+    Attributes, DType, Data, DataMut, Definition, Element, Error, Operator, Reader, Scalar, Tensor, problem_of,
     shape::check_length,
 };
 
@@ -24,14 +25,39 @@ pub(crate) struct Slices<'a, T> {
     element: std::marker::PhantomData<T>,
 }
 
-/// A weight: the tensor or its packed form.
+/// A weight: the tensor, its packed form, or both.
 #[derive(Clone, Copy)]
 pub(crate) enum WeightData<'a, T> {
     Plain(&'a [T]),
     Packed(&'a Packed),
+    Both(&'a [T], &'a Packed),
 }
 
 impl<'a, T: Element> WeightData<'a, T> {
+    /// The tensor's elements.
+    pub(crate) fn plain(self) -> Option<&'a [T]> {
+        match self {
+            WeightData::Plain(data) | WeightData::Both(data, _) => Some(data),
+            WeightData::Packed(_) => None,
+        }
+    }
+
+    /// The elements, unless panels are to be read in their place.
+    pub(crate) fn without_panels(self) -> Option<&'a [T]> {
+        match self {
+            WeightData::Both(_, packed) if packed.is_panels() => None,
+            _ => self.plain(),
+        }
+    }
+
+    /// A matrix of (inner indices, columns) as blocks in parts `P`, if it is packed so.
+    pub(crate) fn blocks<P: Parts>(self, size: [usize; 2]) -> Option<*const f32> {
+        match self {
+            WeightData::Packed(packed) | WeightData::Both(_, packed) => packed.blocks::<P>(size),
+            WeightData::Plain(_) => None,
+        }
+    }
+
     /// The weight as `panels`; `matrix` is its layout if it is not packed.
     ///
     /// # Errors
@@ -44,8 +70,11 @@ impl<'a, T: Element> WeightData<'a, T> {
         matrix: impl FnOnce(&[T]) -> Matrix<T>,
     ) -> Result<Weight<'a, T>, Error> {
         let source = match self {
-            WeightData::Plain(data) => Source::Matrix(matrix(data)),
             WeightData::Packed(packed) => Source::Packed(packed.panels(operator, input, &panels)?),
+            WeightData::Both(_, packed) if packed.is_panels() => {
+                Source::Packed(packed.panels(operator, input, &panels)?)
+            }
+            WeightData::Plain(data) | WeightData::Both(data, _) => Source::Matrix(matrix(data)),
         };
         Ok(Weight { panels, source })
     }
@@ -65,7 +94,7 @@ impl<'a, T: Element> Slices<'a, T> {
     fn slice<E: Scalar>(&self, input: usize) -> Result<&'a [E], Error> {
         let given = self.get(input)?;
         let data = match given {
-            Input::Tensor(tensor) => E::slice(tensor.data),
+            Input::Tensor(tensor) | Input::Both(tensor, _) => E::slice(tensor.data),
             Input::Packed(_) => None,
             // The kernel does not read it.
             Input::InPlace(..) => Some(&[][..]),
@@ -105,6 +134,7 @@ impl<'a, T: Element> Reader for Slices<'a, T> {
     fn weight(&self, input: usize) -> Result<WeightData<'a, T>, Error> {
         match self.get(input)? {
             Input::Packed(packed) => Ok(WeightData::Packed(packed)),
+            Input::Both(_, packed) => self.slice(input).map(|data| WeightData::Both(data, packed)),
             Input::Tensor(_) | Input::InPlace(..) => self.slice(input).map(WeightData::Plain),
         }
     }
@@ -134,6 +164,17 @@ pub(crate) struct Call<'a, O: CpuOperator, I, T: Element> {
     pub(crate) host: &'a dyn Host,
 }
 
+/// A weight to pack. Its length matches its shape.
+pub(crate) struct ToPack<'a, O: CpuOperator, T> {
+    pub(crate) unit: Option<MatrixUnit>,
+    pub(crate) attributes: &'a O::Attributes,
+    /// Its number among the inputs.
+    pub(crate) input: usize,
+    pub(crate) shape: &'a [usize],
+    pub(crate) weight: &'a [T],
+    pub(crate) packing: Packing,
+}
+
 /// The CPU kernel of an operator: one generic implementation, compiled for every instruction set and element type.
 pub(crate) trait CpuOperator: Definition {
     /// The output's element type.
@@ -147,20 +188,13 @@ pub(crate) trait CpuOperator: Definition {
     /// Computes the output.
     fn run<I: Isa, T: Element>(call: Call<'_, Self, I, T>) -> Result<Work, Error>;
 
-    /// Whether hosts that run bodies should be left to run this one's: their own operators are as fast.
-    fn is_left_to_body(_unit: Option<MatrixUnit>, _precision: Precision) -> bool {
+    /// Whether hosts that run bodies should be left to run this one's: their own operators are as fast. `packs`: whether the host packs weights.
+    fn is_left_to_body<I: Isa>(_unit: Option<MatrixUnit>, _precision: Precision, _packs: bool) -> bool {
         false
     }
 
-    /// Packs a weight whose length matches its shape; `None` for an input that is not packed.
-    fn pack<I: Isa, T: Element>(
-        _isa: I,
-        _unit: Option<MatrixUnit>,
-        _attributes: &Self::Attributes,
-        _input: usize,
-        _shape: &[usize],
-        _weight: &[T],
-    ) -> Result<Option<Packed>, Error> {
+    /// Packs a weight; `None` for an input that is not packed.
+    fn pack<I: Isa, T: Element>(_isa: I, _of: &ToPack<'_, Self, T>) -> Result<Option<Packed>, Error> {
         Ok(None)
     }
 }
@@ -169,7 +203,7 @@ pub(crate) trait CpuOperator: Definition {
 pub(crate) type MakeOutput<'m, 'o> = dyn FnMut(DType, &[usize]) -> Result<DataMut<'o>, Error> + 'm;
 
 type Run = for<'o> fn(&Attributes, &[Option<Input<'_>>], &mut MakeOutput<'_, 'o>, &dyn Host) -> Result<Work, Error>;
-type Pack = fn(&Attributes, usize, Tensor<'_>) -> Result<Option<Packed>, Error>;
+type Pack = fn(&Attributes, usize, Tensor<'_>, Packing) -> Result<Option<Packed>, Error>;
 
 /// An operator's kernel for one instruction set; runs every [`DType`].
 #[derive(Clone, Copy)]
@@ -183,7 +217,7 @@ pub struct Kernel {
     /// Whether automatic selection may pick it.
     pub automatic: fn() -> bool,
     /// Whether a host that runs the operator's body is as fast.
-    pub(crate) left_to_body: fn(Precision) -> bool,
+    pub(crate) left_to_body: fn(Precision, bool) -> bool,
     run: Run,
     pack: Pack,
 }
@@ -202,7 +236,9 @@ impl Kernel {
             // A kernel that does not use the matrix unit would only duplicate the vector instruction set's kernel.
             supported: || G::detect().is_some_and(|(_, unit)| unit.is_none_or(O::uses)),
             automatic: G::is_automatic,
-            left_to_body: |precision| O::is_left_to_body(G::detect().and_then(|(_, unit)| unit), precision),
+            left_to_body: |precision, packs| {
+                O::is_left_to_body::<G::Vectors>(G::detect().and_then(|(_, unit)| unit), precision, packs)
+            },
             run: run::<O, G>,
             pack: pack::<O, G>,
         }
@@ -262,10 +298,16 @@ impl Kernel {
     ///
     /// # Errors
     /// As [`crate::pack`].
-    pub fn pack(&self, attributes: &Attributes, input: usize, weight: Tensor<'_>) -> Result<Option<Packed>, Error> {
+    pub fn pack(
+        &self,
+        attributes: &Attributes,
+        input: usize,
+        weight: Tensor<'_>,
+        packing: Packing,
+    ) -> Result<Option<Packed>, Error> {
         let name = self.operator.inputs.get(input).map_or("input", |operand| operand.name);
         check_length(self.operator.name, name, weight.shape, weight.data.len())?;
-        (self.pack)(attributes, input, weight)
+        (self.pack)(attributes, input, weight, packing)
     }
 }
 
@@ -290,7 +332,10 @@ fn run<'o, O: CpuOperator, G: Target>(
     let (dtype, shape) = O::OPERATOR.validate(attributes, &described)?;
     for (i, (operand, input)) in O::INPUTS.iter().zip(inputs).enumerate() {
         match input {
-            Some(Input::Tensor(tensor)) => check_length(O::NAME, operand.name, tensor.shape, tensor.data.len())?,
+            Some(Input::Both(tensor, packed)) if tensor.shape != packed.shape() || tensor.data.dtype() != packed.dtype() => {
+                return Err(Error::Packed { operator: O::NAME, input: operand.name });
+            }
+            Some(Input::Tensor(tensor) | Input::Both(tensor, _)) => check_length(O::NAME, operand.name, tensor.shape, tensor.data.len())?,
             Some(Input::InPlace(found, _)) if O::IN_PLACE != Some(i) || *found != shape => {
                 let (expected, found) = (format!("the output's, {shape:?}"), format!("{found:?}"));
                 return Err(Error::Shape { operator: O::NAME, input: operand.name, expected, found });
@@ -327,16 +372,26 @@ fn pack<O: CpuOperator, G: Target>(
     attributes: &Attributes,
     input: usize,
     weight: Tensor<'_>,
+    packing: Packing,
 ) -> Result<Option<Packed>, Error> {
-    use moh_operators::Data;
-    let (isa, unit) = detect::<O, G>()?;
-    let attributes = attributes.get::<O>()?;
     match weight.data {
-        Data::F32(data) => O::pack(isa, unit, attributes, input, weight.shape, data),
-        Data::F16(data) => O::pack(isa, unit, attributes, input, weight.shape, data),
-        Data::BF16(data) => O::pack(isa, unit, attributes, input, weight.shape, data),
+        Data::F32(data) => pack_typed::<O, G, f32>(attributes, input, weight.shape, data, packing),
+        Data::F16(data) => pack_typed::<O, G, half::f16>(attributes, input, weight.shape, data, packing),
+        Data::BF16(data) => pack_typed::<O, G, half::bf16>(attributes, input, weight.shape, data, packing),
         Data::U8(_) | Data::I64(_) => Ok(None),
     }
+}
+
+fn pack_typed<O: CpuOperator, G: Target, T: Element>(
+    attributes: &Attributes,
+    input: usize,
+    shape: &[usize],
+    weight: &[T],
+    packing: Packing,
+) -> Result<Option<Packed>, Error> {
+    let (isa, unit) = detect::<O, G>()?;
+    let attributes = attributes.get::<O>()?;
+    O::pack(isa, &ToPack { unit, attributes, input, shape, weight, packing })
 }
 
 fn detect<O: CpuOperator, G: Target>() -> Result<(G::Vectors, Option<MatrixUnit>), Error> {

@@ -28,7 +28,7 @@ mod workers;
 
 pub use host::{Host, Pod, SCRATCH_ALIGN, Scratch, Threads};
 pub use kernel::{Kernel, Work};
-pub use packed::{Input, Packed};
+pub use packed::{Input, Packed, Packing};
 pub use settings::{ISA_VARIABLE, PRECISION_VARIABLE, Precision, checked_precision};
 
 use isa::{Target, WithUnit, each_isa, each_unit};
@@ -113,15 +113,20 @@ pub fn run(
     preferred(attributes.operator())?.run(attributes, inputs, output, host)
 }
 
-/// Packs a weight for [`run`], which takes it as [`Input::Packed`] in the tensor's place; `None` for an input that is
-/// read as it is. For constants only, once: the products then need not pack at every call. The tensor may be dropped.
+/// Packs a weight for [`run`], which takes it as [`Input::Packed`] in the tensor's place, or as [`Input::Both`] if `packing` says so; `None` for
+/// an input that is read as it is. For constants only, once: the products then need not pack at every call.
 ///
 /// `input` is the weight's number in [`Operator::inputs`].
 ///
 /// # Errors
 /// [`Error`] naming the weight where its shape does not fit the attributes; or no memory; or as [`run`], no kernel.
-pub fn pack(attributes: &Attributes, input: usize, weight: Tensor<'_>) -> Result<Option<Packed>, Error> {
-    preferred(attributes.operator())?.pack(attributes, input, weight)
+pub fn pack(
+    attributes: &Attributes,
+    input: usize,
+    weight: Tensor<'_>,
+    packing: Packing,
+) -> Result<Option<Packed>, Error> {
+    preferred(attributes.operator())?.pack(attributes, input, weight, packing)
 }
 
 /// The kernel that [`run`] uses.
@@ -143,10 +148,10 @@ pub fn select(operator: &Operator, isa: Option<&str>) -> Option<&'static Kernel>
     kernels().find(fits)
 }
 
-/// Whether a host that runs the operator's body with products of its own is as fast as the kernel of this processor. Not where
-/// [`ISA_VARIABLE`] names one: who does so wants kernels.
-pub fn is_left_to_body(operator: &'static Operator, precision: Precision) -> bool {
-    settings::forced_isa().is_none() && preferred(operator).is_ok_and(|kernel| (kernel.left_to_body)(precision))
+/// Whether a host that runs the operator's body with products of its own is as fast as the kernel of this processor; `packs` says whether the host
+/// packs constant weights, [`pack`]. Not where [`ISA_VARIABLE`] names one: who does so wants kernels.
+pub fn is_left_to_body(operator: &'static Operator, precision: Precision, packs: bool) -> bool {
+    settings::forced_isa().is_none() && preferred(operator).is_ok_and(|kernel| (kernel.left_to_body)(precision, packs))
 }
 
 /// The instruction sets that this processor has kernels for, best first: values of [`ISA_VARIABLE`].

@@ -7,14 +7,15 @@ mod few;
 use crate::epilogue::Epilogue;
 use crate::head_linear::{self, Tensors};
 use crate::host::{Host, Scratch};
-use crate::isa::{Isa, MatrixUnit};
-use crate::kernel::{self, CpuOperator, WeightData, Work};
+use crate::isa::{Isa, MAX_LANES, MatrixUnit};
+use crate::kernel::{self, CpuOperator, ToPack, WeightData, Work};
+use crate::matrix::with_parts;
 use crate::packed::Packed;
-use crate::settings::{Precision, precision};
-use crate::terms::terms_at;
+use crate::settings::Precision;
+use crate::terms::unit_for;
 use crate::workers::Shared;
 use dense::Dense;
-use moh_operators::linear::{Attributes, Inputs, Problem};
+use moh_operators::linear::{Inputs, Problem};
 use moh_operators::routed_projection::{self, WeightLayout};
 use moh_operators::{Element, Error, Float, Linear, RoutedProjection};
 
@@ -47,14 +48,13 @@ impl<I: Isa, T: Element> Layer<'_, I, T> {
             bias => bias,
         };
         let few = problem.rows <= FEW;
-        let unit = unit.filter(|unit| !few && terms_at(host.precision(), T::FLOAT) <= unit.most_terms());
-        if let (Some(unit), WeightData::Plain(weight)) = (unit, weight) {
+        if let (false, Some(unit)) = (few, unit_for::<T>(unit, host.precision())) {
             let dense = Dense { isa, unit, problem, x, weight, bias, epilogue, output: Shared(output.as_mut_ptr()) };
             if let Some(macs) = dense.run(host)? {
                 return Ok(Work { macs });
             }
         }
-        if let (true, WeightData::Plain(weight)) = (few, weight) {
+        if let (true, Some(weight)) = (few, weight.without_panels()) {
             let after = (bias, &epilogue);
             let macs = few::run(isa, problem, [x, weight], after, Shared(output.as_mut_ptr()), host)?;
             return Ok(Work { macs });
@@ -62,32 +62,38 @@ impl<I: Isa, T: Element> Layer<'_, I, T> {
         let mut gates = Scratch::new::<f32>(host, problem.rows)?;
         let gates = gates.as_mut_slice::<f32>();
         gates.fill(1.0);
-        let tensors = Tensors { x, weight, gates, bias };
-        let work =
-            head_linear::run::<I, T, RoutedProjection>(isa, None, &as_projection(problem), tensors, output, host)?;
-        epilogue.apply(isa, output, host)?;
-        Ok(work)
+        let epilogue = (!epilogue.is_nothing()).then_some(&epilogue);
+        let tensors = Tensors { x, weight, gates, bias, epilogue };
+        head_linear::run::<I, T, RoutedProjection>(isa, None, &as_projection(problem), tensors, output, host)
     }
 }
 
-/// Without a matrix unit the kernel does what hosts do.
-pub(crate) fn is_left_to_body(unit: Option<MatrixUnit>, precision: Precision) -> bool {
-    unit.is_none_or(|unit| unit.most_terms() < terms_at(precision, Float::F32))
+/// Without a matrix unit the kernel does what hosts do, and better only with a weight that is packed once. (Measured with AVX-512; hosts that pack take
+/// 1.0 to 1.25 of the time.)
+pub(crate) fn is_left_to_body<I: Isa>(unit: Option<MatrixUnit>, precision: Precision, packs: bool) -> bool {
+    unit_for::<f32>(unit, precision).is_none() && !(packs && I::LANES == MAX_LANES)
 }
 
-/// Packs the weight. Not for a matrix unit, which splits the weight itself, and leaves few rows and what is not finite to vectors.
-pub(crate) fn pack<I: Isa, T: Element>(
+/// Packs the weight: for a matrix unit in parts, beside the tensor, else for vectors. 16-bit elements are packed on request only, because that
+/// may double their memory.
+pub(crate) fn pack<O: CpuOperator, I: Isa, T: Element>(
     isa: I,
-    unit: Option<MatrixUnit>,
-    input: usize,
-    shape: &[usize],
-    weight: &[T],
+    of: &ToPack<'_, O, T>,
 ) -> Result<Option<Packed>, Error> {
-    if input != WEIGHT || unit.is_some_and(|unit| terms_at(precision(), T::FLOAT) <= unit.most_terms()) {
+    let &ToPack { unit, input, shape, weight, packing, .. } = of;
+    if input != WEIGHT || !packing.all && T::FLOAT != Float::F32 {
         return Ok(None);
     }
-    let problem = Linear::of_weight(shape)?;
-    head_linear::pack::<I, T, RoutedProjection>(isa, &as_projection(&problem), shape, weight)
+    let problem = &Linear::of_weight(shape)?;
+    if unit_for::<T>(unit, packing.precision).is_none() {
+        return head_linear::pack_panels::<I, T, RoutedProjection>(isa, &as_projection(problem), shape, weight).map(Some);
+    }
+    if !packing.beside {
+        return Ok(None);
+    }
+    let (size, matrix) = ([problem.width, problem.out_width], dense::matrix(problem, weight));
+    // SAFETY: the weight's length has been checked against its shape, from which `problem` was made.
+    with_parts!(T, packing.precision, |P| unsafe { Packed::in_parts::<I, T, P>(isa, &matrix, size, shape) })
 }
 
 impl CpuOperator for Linear {
@@ -104,19 +110,12 @@ impl CpuOperator for Linear {
         Layer { isa, unit, problem, x, weight, bias, epilogue }.run(output, host)
     }
 
-    fn is_left_to_body(unit: Option<MatrixUnit>, precision: Precision) -> bool {
-        is_left_to_body(unit, precision)
+    fn is_left_to_body<I: Isa>(unit: Option<MatrixUnit>, precision: Precision, packs: bool) -> bool {
+        is_left_to_body::<I>(unit, precision, packs)
     }
 
-    fn pack<I: Isa, T: Element>(
-        isa: I,
-        unit: Option<MatrixUnit>,
-        _: &Attributes,
-        input: usize,
-        shape: &[usize],
-        weight: &[T],
-    ) -> Result<Option<Packed>, Error> {
-        pack(isa, unit, input, shape, weight)
+    fn pack<I: Isa, T: Element>(isa: I, of: &ToPack<'_, Self, T>) -> Result<Option<Packed>, Error> {
+        pack(isa, of)
     }
 }
 

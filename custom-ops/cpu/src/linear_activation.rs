@@ -2,11 +2,11 @@
 
 use crate::epilogue::Epilogue;
 use crate::isa::{Isa, MatrixUnit};
-use crate::kernel::{self, CpuOperator, Work};
+use crate::kernel::{self, CpuOperator, ToPack, Work};
 use crate::linear::{self, Layer};
 use crate::packed::Packed;
 use crate::settings::Precision;
-use moh_operators::linear_activation::{Attributes, Inputs, Problem};
+use moh_operators::linear_activation::{Inputs, Problem};
 use moh_operators::{Element, Error, LinearActivation};
 
 impl CpuOperator for LinearActivation {
@@ -23,18 +23,11 @@ impl CpuOperator for LinearActivation {
         Layer { isa, unit, problem, x, weight, bias, epilogue }.run(output, host)
     }
 
-    fn is_left_to_body(unit: Option<MatrixUnit>, precision: Precision) -> bool {
-        linear::is_left_to_body(unit, precision)
+    fn is_left_to_body<I: Isa>(unit: Option<MatrixUnit>, precision: Precision, packs: bool) -> bool {
+        linear::is_left_to_body::<I>(unit, precision, packs)
     }
 
-    fn pack<I: Isa, T: Element>(
-        isa: I,
-        unit: Option<MatrixUnit>,
-        _: &Attributes,
-        input: usize,
-        shape: &[usize],
-        weight: &[T],
-    ) -> Result<Option<Packed>, Error> {
-        linear::pack(isa, unit, input, shape, weight)
+    fn pack<I: Isa, T: Element>(isa: I, of: &ToPack<'_, Self, T>) -> Result<Option<Packed>, Error> {
+        linear::pack(isa, of)
     }
 }

@@ -86,6 +86,32 @@ pub(crate) trait Parts: Sized {
     );
 }
 
+/// Evaluates `body` with the type `P` of the parts that numbers of `T` are split into at a precision.
+macro_rules! with_parts {
+    ($T:ty, $precision:expr, |$P:ident| $body:expr) => {{
+        use crate::matrix::{Digits, Terms};
+        match (<$T>::FLOAT, crate::terms::terms_at($precision, <$T>::FLOAT)) {
+            (_, 1) => {
+                type $P = Terms<1>;
+                $body
+            }
+            (moh_operators::Float::F32, 2) => {
+                type $P = Digits<2>;
+                $body
+            }
+            (_, 2) => {
+                type $P = Terms<2>;
+                $body
+            }
+            _ => {
+                type $P = Digits<3>;
+                $body
+            }
+        }
+    }};
+}
+pub(crate) use with_parts;
+
 /// Tiles for all of a block of inner indices.
 pub(crate) struct Tiles {
     /// Of the rows; the second may be the first again.
@@ -210,14 +236,24 @@ pub(crate) enum Left<'a, T> {
     Rows(&'a [*const T]),
 }
 
+/// A weight.
+pub(crate) enum Right<'a, T> {
+    Matrix(&'a Matrix<T>),
+    /// What [`pack_all`] has made of all the inner indices of the product, and of the weight's columns from the first on.
+    Blocks(*const f32),
+}
+
+// SAFETY: blocks are only read, and only while the borrow of what they are in is alive.
+unsafe impl<T: Sync> Sync for Right<'_, T> {}
+
 /// Rows and a part of the weight.
 pub(crate) struct Product<'a, T> {
     pub(crate) left: Left<'a, T>,
     /// At least one.
     pub(crate) rows: usize,
-    pub(crate) weight: &'a Matrix<T>,
+    pub(crate) weight: &'a Right<'a, T>,
     pub(crate) inner: Range<usize>,
-    /// If columns of the weight lie in blocks, of one of them.
+    /// If columns of the weight lie in blocks, of one of them. The first is a multiple of [`WIDTH`] if the weight is packed.
     pub(crate) columns: Range<usize>,
     /// The sums that belong to the rows, if they are not the first ones.
     pub(crate) picked: Option<&'a [u32]>,
@@ -329,6 +365,7 @@ impl<'h, P: Parts> Worker<'h, P> {
         let Product { ref left, rows, weight, ref inner, ref columns, picked, add } = *product;
         let (tiles, blocks) = (rows.div_ceil(TILE), columns.len().div_ceil(WIDTH));
         let (steps, depth) = (inner.len().div_ceil(P::INNER), depth::<P>(inner.len()));
+        let all_blocks = self::blocks::<P>(inner.len());
         let inner_of = |first: usize| {
             (inner.start + first * P::INNER).min(inner.end)..inner.end.min(inner.start + (first + depth) * P::INNER)
         };
@@ -355,20 +392,40 @@ impl<'h, P: Parts> Worker<'h, P> {
                 }
             };
             for block in 0..blocks {
-                // SAFETY: the caller's contract; the memory has room for a block.
-                unsafe { self.pack_columns(isa, weight, inner_now.clone(), columns_of(block)) };
-                let next = match block + 1 < blocks {
-                    true => (inner_now.clone(), columns_of(block + 1)),
-                    false => (inner_of(first + depth), columns_of(0)),
+                let is_last = block + 1 == blocks;
+                let steps_ahead = tiles.div_ceil(2) * steps_now;
+                let (right, mut ahead) = match weight {
+                    Right::Matrix(weight) => {
+                        let columns = columns_of(block);
+                        // SAFETY: the caller's contract; the memory has room for a block.
+                        self.see(unsafe {
+                            pack_block::<I, T, P>(isa, weight, inner_now.clone(), columns, self.dense, self.right)
+                        });
+                        let next = match is_last {
+                            false => (inner_now.clone(), columns_of(block + 1)),
+                            true => (inner_of(first + depth), columns_of(0)),
+                        };
+                        (self.right.cast_const(), ahead(weight, next, steps_ahead))
+                    }
+                    Right::Blocks(start) => {
+                        let at = |block: usize, first: usize| {
+                            let i = (columns.start / WIDTH + block) * all_blocks + first / depth;
+                            start.wrapping_add(i * P::COLUMNS)
+                        };
+                        let next = match is_last {
+                            false => Some(at(block + 1, first)),
+                            true => (first + depth < steps).then(|| at(0, first + depth)),
+                        };
+                        (at(block, first), next.map_or(Lines::NONE, |next| packed_ahead::<P>(next, steps_ahead)))
+                    }
                 };
-                let mut ahead = ahead(weight, next, tiles.div_ceil(2) * steps_now);
                 for i in (0..tiles).step_by(2) {
                     let rows = i * TILE..rows.min((i + 2) * TILE);
                     // SAFETY: there are `tiles` tiles of rows in the block.
                     let tiles = [i, (i + 1).min(tiles - 1)].map(|i| unsafe { start.add(i * P::ROWS) });
                     isa.vectorize(Multiplication {
                         multiplier: &self.multiplier,
-                        tiles: Tiles { rows: tiles, columns: self.right, steps: steps_now, ahead },
+                        tiles: Tiles { rows: tiles, columns: right, steps: steps_now, ahead },
                         on_the_way: self.on_the_way,
                         sums: Sums {
                             start: self.sums(block, if picked.is_some() { 0 } else { rows.start }),
@@ -384,45 +441,81 @@ impl<'h, P: Parts> Worker<'h, P> {
         }
         (tiles * TILE * columns.len() * steps * P::INNER) as u64
     }
+}
 
-    /// Splits a block of the weight.
-    ///
-    /// # Safety
-    /// As of [`Worker::multiply`]; at most DEPTH * INNER inner indices and WIDTH columns.
-    unsafe fn pack_columns<I: Isa, T: Element>(
-        &self,
-        isa: I,
-        weight: &Matrix<T>,
-        inner: Range<usize>,
-        columns: Range<usize>,
-    ) {
-        let (output, count, width) = (self.right, inner.len(), columns.len());
-        let neighbours = T::FLOAT == Float::BF16;
-        self.see(match *weight {
-            Matrix::Columns { stride, .. } => isa.vectorize(PackColumns {
-                input: weight.at(inner.start, &columns),
-                stride,
+/// Splits a block of the weight. Returns whether all numbers were finite that had to be.
+///
+/// # Safety
+/// The weight has these inner indices and columns, at most DEPTH * INNER and WIDTH; `output` is valid for writing [`Parts::COLUMNS`] floats,
+/// `dense` for as many floats as numbers. Vectors have [`crate::isa::MAX_LANES`] lanes.
+unsafe fn pack_block<I: Isa, T: Element, P: Parts>(
+    isa: I,
+    weight: &Matrix<T>,
+    inner: Range<usize>,
+    columns: Range<usize>,
+    dense: *mut f32,
+    output: *mut f32,
+) -> bool {
+    let (count, width) = (inner.len(), columns.len());
+    let neighbours = T::FLOAT == Float::BF16;
+    match *weight {
+        Matrix::Columns { stride, .. } => isa.vectorize(PackColumns {
+            input: weight.at(inner.start, &columns),
+            stride,
+            inner: count,
+            columns: width,
+            neighbours,
+            output,
+            parts: PhantomData::<P>,
+        }),
+        Matrix::Rows { .. } => {
+            // SAFETY: the caller's contract; there is room for DEPTH * INNER rows of WIDTH floats.
+            unsafe { weight.pack(isa, inner, columns, dense, WIDTH) };
+            isa.vectorize(PackColumns {
+                input: dense.cast_const(),
+                stride: WIDTH,
                 inner: count,
                 columns: width,
                 neighbours,
                 output,
                 parts: PhantomData::<P>,
-            }),
-            Matrix::Rows { .. } => {
-                // SAFETY: the caller's contract; there is room for DEPTH * INNER rows of WIDTH floats.
-                unsafe { weight.pack(isa, inner, columns, self.dense, WIDTH) };
-                isa.vectorize(PackColumns {
-                    input: self.dense.cast_const(),
-                    stride: WIDTH,
-                    inner: count,
-                    columns: width,
-                    neighbours,
-                    output,
-                    parts: PhantomData::<P>,
-                })
-            }
-        })
+            })
+        }
     }
+}
+
+/// Floats of all blocks of a matrix of (inner indices, columns); `None` if they overflow the address space.
+pub(crate) fn floats<P: Parts>([inner, columns]: [usize; 2]) -> Option<usize> {
+    columns.div_ceil(WIDTH).checked_mul(blocks::<P>(inner))?.checked_mul(P::COLUMNS)
+}
+
+/// Splits a matrix of (inner indices, columns): for [`WIDTH`] columns after the other, its blocks one after the other. Returns false if it has numbers that are
+/// not finite and have to be.
+///
+/// # Safety
+/// The weight has these inner indices and columns, of one block; `output` is valid for writing [`floats`]. Vectors have
+/// [`crate::isa::MAX_LANES`] lanes.
+pub(crate) unsafe fn pack_all<I: Isa, T: Element, P: Parts>(
+    isa: I,
+    weight: &Matrix<T>,
+    [inner, columns]: [usize; 2],
+    output: *mut f32,
+) -> bool {
+    let (blocks, depth) = (blocks::<P>(inner), depth::<P>(inner) * P::INNER);
+    let mut dense = vec![0.0f32; DEPTH * P::INNER * WIDTH];
+    let mut finite = true;
+    for (i, column) in (0..columns).step_by(WIDTH).enumerate() {
+        let columns = column..columns.min(column + WIDTH);
+        for (block, start) in (0..inner).step_by(depth).enumerate() {
+            let inner = start..inner.min(start + depth);
+            // SAFETY: the caller's contract; there is room for every block.
+            unsafe {
+                let output = output.add((i * blocks + block) * P::COLUMNS);
+                finite &= pack_block::<I, T, P>(isa, weight, inner, columns.clone(), dense.as_mut_ptr(), output);
+            }
+        }
+    }
+    finite
 }
 
 /// The memory of a block of the weight, to be read ahead in `steps` steps.
@@ -440,6 +533,13 @@ fn ahead<T: Element>(weight: &Matrix<T>, (inner, columns): (Range<usize>, Range<
         bytes: len * size_of::<T>(),
         rows: rows.div_ceil(steps),
     }
+}
+
+/// The memory of a packed block, to be read ahead in `steps` steps.
+fn packed_ahead<P: Parts>(start: *const f32, steps: usize) -> Lines {
+    const LINE: usize = 64;
+    let lines = (P::COLUMNS * size_of::<f32>()).div_ceil(LINE);
+    Lines { start: start.cast(), stride: LINE, bytes: LINE, rows: lines.div_ceil(steps) }
 }
 
 #[cfg(test)]

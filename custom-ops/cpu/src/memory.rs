@@ -3,7 +3,9 @@
 use crate::host::{Host, Scratch, Unwritten};
 use crate::isa::MAX_LANES;
 use moh_operators::Error;
+use std::alloc::Layout;
 use std::ops::Range;
+use std::ptr::NonNull;
 
 /// The row stride of matrices with `dim` columns that are accessed in whole vectors.
 pub(crate) fn pitch(dim: usize) -> usize {
@@ -83,5 +85,55 @@ impl Memory<'_> {
         assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {} floats", self.len);
         // SAFETY: inside the allocation, which is initialised; the exclusive borrow of self makes the slice unique.
         unsafe { std::slice::from_raw_parts_mut(self.base.add(range.start), range.len()) }
+    }
+}
+
+/// Memory for what is packed once: floats that are undefined until they are written. In huge pages where the system has them: kernels read
+/// it from one end to the other, and from several places at a time.
+pub(crate) struct Pages {
+    floats: NonNull<f32>,
+    layout: Layout,
+}
+
+// SAFETY: it owns its memory.
+unsafe impl Send for Pages {}
+// SAFETY: shared references only read.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    /// `None` if there is not enough memory for `len` floats.
+    pub(crate) fn new(len: usize) -> Option<Pages> {
+        const LINE: usize = 64;
+        const HUGE: usize = 2 << 20;
+        let bytes = len.max(1).checked_mul(size_of::<f32>())?;
+        let layout = Layout::from_size_align(bytes, if bytes < HUGE { LINE } else { HUGE }).ok()?;
+        // SAFETY: the size is not 0.
+        let floats = NonNull::new(unsafe { std::alloc::alloc(layout) })?.cast::<f32>();
+        #[cfg(target_os = "linux")]
+        if bytes >= HUGE {
+            // A wish: without huge pages it works as well.
+            // SAFETY: the memory is ours, and keeps its contents.
+            unsafe { libc::madvise(floats.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
+        }
+        Some(Pages { floats, layout })
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.layout.size()
+    }
+
+    pub(crate) fn as_ptr(&self) -> *const f32 {
+        self.floats.as_ptr()
+    }
+
+    pub(crate) fn as_mut_ptr(&mut self) -> *mut f32 {
+        self.floats.as_ptr()
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout in `new`, and freed only here.
+        unsafe { std::alloc::dealloc(self.floats.as_ptr().cast(), self.layout) }
     }
 }

@@ -30,7 +30,8 @@ pub(crate) use linear::layer;
 pub use linear::{Linear, linear};
 pub(crate) use row::Row;
 pub use weight::{Level, NBits};
-pub(crate) use worker::{Start, Worker, floats};
+pub(crate) use crate::gemm::Start;
+pub(crate) use worker::{Worker, floats};
 
 /// Maximum rows of activations that are multiplied with the weight as it is read.
 pub(crate) const FEW: usize = 8;

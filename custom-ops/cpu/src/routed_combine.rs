@@ -1,14 +1,12 @@
 //! RoutedCombine on a CPU. Heads are ranges of the inner dimension, and their products are summed.
 
-use crate::gemm::{Matrix, Panels, Product, Store};
+use crate::gemm::{Matrix, Panels, Product, Start, Store};
 use crate::head_linear::{self, Call, HeadLinear, Heads, Item, Tensors, Workspace};
 use crate::isa::{Isa, MatrixUnit};
-use crate::kernel::{self, CpuOperator, Work};
+use crate::kernel::{self, CpuOperator, ToPack, Work};
 use crate::packed::Packed;
 use crate::selection::{Run, Selection};
-use crate::settings::precision;
-use crate::terms::terms_at;
-use moh_operators::routed_combine::{Attributes, Inputs, Problem};
+use moh_operators::routed_combine::{Inputs, Problem};
 use moh_operators::{Element, Error, RoutedCombine};
 use std::ops::Range;
 
@@ -21,25 +19,12 @@ impl CpuOperator for RoutedCombine {
 
     fn run<I: Isa, T: Element>(call: kernel::Call<'_, Self, I, T>) -> Result<Work, Error> {
         let Inputs { x, weight, head_gates: gates, bias } = call.inputs;
-        let tensors = Tensors { x, weight, gates, bias };
+        let tensors = Tensors { x, weight, gates, bias, epilogue: None };
         head_linear::run::<I, T, Self>(call.isa, call.unit, call.problem, tensors, call.output, call.host)
     }
 
-    /// Not for a matrix unit, which splits the weight itself.
-    fn pack<I: Isa, T: Element>(
-        isa: I,
-        unit: Option<MatrixUnit>,
-        attributes: &Attributes,
-        input: usize,
-        shape: &[usize],
-        weight: &[T],
-    ) -> Result<Option<Packed>, Error> {
-        match input {
-            1 if unit.is_none_or(|unit| terms_at(precision(), T::FLOAT) > unit.most_terms()) => {
-                head_linear::pack::<I, T, Self>(isa, &Self::of_weight(attributes, shape)?, shape, weight)
-            }
-            _ => Ok(None),
-        }
+    fn pack<I: Isa, T: Element>(isa: I, of: &ToPack<'_, Self, T>) -> Result<Option<Packed>, Error> {
+        head_linear::pack(isa, of, |shape| Self::of_weight(of.attributes, shape))
     }
 }
 
@@ -73,11 +58,11 @@ impl HeadLinear for RoutedCombine {
         let columns = panels.columns(&item.panels);
         let bias = call.bias.map(|bias| &bias[columns.clone()]);
         let width = panels.padded(item.panels.start, item.panels.end);
-        workspace.begin(0..item.tokens.len(), 0, width, bias.filter(|_| workspace.in_place()));
+        workspace.begin(item.part.clone(), 0, width, bias.filter(|_| workspace.in_place()));
         let mut macs = 0;
         let mut blocks = workspace.gemm.blocks(panels.k).peekable();
         while let Some(k) = blocks.next() {
-            let products = products(p, selection, item.chunk, &k);
+            let products = products(p, selection, &item, &k);
             for panel in item.panels.clone() {
                 let next = match panel + 1 < item.panels.end {
                     true => Some((panel + 1, k.clone())),
@@ -88,7 +73,7 @@ impl HeadLinear for RoutedCombine {
                 // panels; the weight has all elements of its panels.
                 macs += unsafe {
                     let Workspace { gemm, rows, .. } = &mut *workspace;
-                    gemm.multiply(call.isa, rows, &products, &call.weight, panel, column, next, false)
+                    gemm.multiply(call.isa, rows, &products, &call.weight, panel, column, next, Start::Sums)
                 };
             }
         }
@@ -96,7 +81,7 @@ impl HeadLinear for RoutedCombine {
             return macs;
         }
         workspace.pairs.clear();
-        for (row, token) in workspace.rows.iter().zip(item.tokens) {
+        for (row, token) in workspace.rows.iter().zip(item.tokens).take(item.part.end).skip(item.part.start) {
             // SAFETY: the output has `width` columns for every token.
             let output = unsafe { call.output.0.add(token * p.width + columns.start) };
             workspace.pairs.push((row.output.cast_const(), output));
@@ -108,11 +93,11 @@ impl HeadLinear for RoutedCombine {
 }
 
 /// The products for the heads within inner indices `k`.
-fn products<'a>(p: &Problem, selection: &'a Selection, chunk: usize, k: &Range<usize>) -> Vec<Product<'a>> {
+fn products<'a>(p: &Problem, selection: &'a Selection, item: &Item, k: &Range<usize>) -> Vec<Product<'a>> {
     let heads = k.start / p.block..k.end.div_ceil(p.block);
     let product = |Run { heads, tokens }: Run<'a>| Product {
-        rows: tokens,
+        rows: item.part_of(tokens),
         k: (heads.start * p.block).max(k.start)..(heads.end * p.block).min(k.end),
     };
-    selection.runs(chunk, heads).map(product).collect()
+    selection.runs(item.chunk, heads).map(product).collect()
 }

@@ -4,15 +4,15 @@
 //! the experts' hidden columns, then the output columns, for which the experts' results are added in ascending order.
 
 use crate::activation::Activate;
-use crate::gemm::{self, AddScaled, Gemm, Matrix, Panels, Product, Row, Store, Weight, few};
+use crate::gemm::{self, AddScaled, Gemm, Matrix, Panels, Product, Row, Start, Store, Weight, few};
 use crate::host::{Host, Scratch};
-use crate::isa::{Isa, MatrixUnit};
-use crate::kernel::{self, CpuOperator, WeightData, Work};
+use crate::isa::Isa;
+use crate::kernel::{self, CpuOperator, ToPack, WeightData, Work};
 use crate::memory::{Memory, Sections, pitch};
-use crate::packed::Packed;
+use crate::packed::{Packed, Packing};
 use crate::selection::Selection;
 use crate::workers::{Shared, share, span};
-use moh_operators::routed_mlp::{Attributes, Inputs, Problem};
+use moh_operators::routed_mlp::{Inputs, Problem};
 use moh_operators::{Definition, Element, Error, RoutedMlp};
 use std::ops::Range;
 
@@ -41,15 +41,11 @@ impl CpuOperator for RoutedMlp {
         execute(&Call { isa, problem, x, fc1, fc2, gates, bias, output: Shared(output.as_mut_ptr()) }, host)
     }
 
-    fn pack<I: Isa, T: Element>(
-        isa: I,
-        _: Option<MatrixUnit>,
-        attributes: &Attributes,
-        input: usize,
-        shape: &[usize],
-        weight: &[T],
-    ) -> Result<Option<Packed>, Error> {
-        let (FC1 | FC2) = input else { return Ok(None) };
+    /// On request only: experts have few tokens each, with which packing saves little.
+    fn pack<I: Isa, T: Element>(isa: I, of: &ToPack<'_, Self, T>) -> Result<Option<Packed>, Error> {
+        let &ToPack { attributes, input: input @ (FC1 | FC2), shape, weight, packing: Packing { all: true, .. }, .. } = of else {
+            return Ok(None);
+        };
         let problem = &RoutedMlp::of_weight(attributes, input, shape)?;
         // SAFETY: the weight's length has been checked against its shape, from which `problem` was made.
         unsafe { Packed::new(isa, &matrix(problem, input, weight), panels::<I>(problem, input), shape) }.map(Some)
@@ -265,7 +261,7 @@ impl<I: Isa, T: Element> Stage<'_, I, T> {
                 // SAFETY: from each input on, x has `width` elements; a row of sums has room for the padded span of
                 // each half; the weight has all elements of its panels.
                 macs +=
-                    unsafe { gemm.multiply(call.isa, rows, &products, &call.fc1, panel, column, next, k.start == 0) };
+                    unsafe { gemm.multiply(call.isa, rows, &products, &call.fc1, panel, column, next, Start::of_block(&k, None)) };
             }
         }
         let columns = panels.columns(span);
@@ -330,7 +326,7 @@ impl<I: Isa, T: Element> Stage<'_, I, T> {
                     // SAFETY: stage 1 wrote the hidden rows; a row of sums has room for a padded span; the weight has
                     // all elements of its panels.
                     macs += unsafe {
-                        gemm.multiply(call.isa, rows, &products, &call.fc2, panel, column, next, k.start == 0)
+                        gemm.multiply(call.isa, rows, &products, &call.fc2, panel, column, next, Start::of_block(&k, None))
                     };
                 }
             }

@@ -1,14 +1,13 @@
 //! RoutedProjection on a CPU. Heads are blocks of output columns.
 
-use crate::gemm::{Matrix, Panels, Product, Store};
+use crate::epilogue::{Epilogue, Replace};
+use crate::gemm::{Matrix, Panels, Product, Start, Store};
 use crate::head_linear::{self, Call, HeadLinear, Heads, Item, Tensors, Workspace};
 use crate::isa::{Isa, MatrixUnit};
-use crate::kernel::{self, CpuOperator, Work};
+use crate::kernel::{self, CpuOperator, ToPack, Work};
 use crate::packed::Packed;
 use crate::selection::Selection;
-use crate::settings::precision;
-use crate::terms::terms_at;
-use moh_operators::routed_projection::{Attributes, Inputs, Problem};
+use moh_operators::routed_projection::{Inputs, Problem};
 use moh_operators::{Element, Error, RoutedProjection};
 use std::ops::Range;
 
@@ -21,25 +20,12 @@ impl CpuOperator for RoutedProjection {
 
     fn run<I: Isa, T: Element>(call: kernel::Call<'_, Self, I, T>) -> Result<Work, Error> {
         let Inputs { x, weight, head_gates: gates, bias } = call.inputs;
-        let tensors = Tensors { x, weight, gates, bias };
+        let tensors = Tensors { x, weight, gates, bias, epilogue: None };
         head_linear::run::<I, T, Self>(call.isa, call.unit, call.problem, tensors, call.output, call.host)
     }
 
-    /// Not for a matrix unit, which splits the weight itself.
-    fn pack<I: Isa, T: Element>(
-        isa: I,
-        unit: Option<MatrixUnit>,
-        attributes: &Attributes,
-        input: usize,
-        shape: &[usize],
-        weight: &[T],
-    ) -> Result<Option<Packed>, Error> {
-        match input {
-            1 if unit.is_none_or(|unit| terms_at(precision(), T::FLOAT) > unit.most_terms()) => {
-                head_linear::pack::<I, T, Self>(isa, &Self::of_weight(attributes, shape)?, shape, weight)
-            }
-            _ => Ok(None),
-        }
+    fn pack<I: Isa, T: Element>(isa: I, of: &ToPack<'_, Self, T>) -> Result<Option<Packed>, Error> {
+        head_linear::pack(isa, of, |shape| Self::of_weight(of.attributes, shape))
     }
 }
 
@@ -73,20 +59,16 @@ impl HeadLinear for RoutedProjection {
         let used: Vec<(usize, &[u32])> = panels
             .blocks(&item.panels)
             .flat_map(|head| of_item(&item, panels, head).map(move |panel| (panel, head)))
-            .map(|(panel, head)| (panel, selection.tokens(item.chunk, head)))
+            .map(|(panel, head)| (panel, item.part_of(selection.tokens(item.chunk, head))))
             .filter(|(_, tokens)| !tokens.is_empty())
             .collect();
-        let begun = workspace.in_place() && call.bias.is_some();
         for head in panels.blocks(&item.panels) {
-            let of_head = of_item(&item, panels, head);
-            let (columns, tokens) = (panels.columns(&of_head), selection.tokens(item.chunk, head));
-            clear(call, &item, tokens, columns.clone());
-            if begun {
-                let (column, bias) = (panels.padded(item.panels.start, of_head.start), call.bias);
-                let rows = tokens.iter().map(|&token| token as usize);
-                workspace.begin(rows, column, columns.len(), bias.map(|bias| &bias[columns.clone()]));
-            }
+            let columns = panels.columns(&of_item(&item, panels, head));
+            clear(call, &item, item.part_of(selection.tokens(item.chunk, head)), columns);
         }
+        // SAFETY: elements are floats if sums are in place.
+        let floats = |bias: &'_ [T]| unsafe { std::slice::from_raw_parts(bias.as_ptr().cast::<f32>(), bias.len()) };
+        let bias = call.bias.filter(|_| workspace.in_place()).map(floats);
         let mut macs = 0;
         let mut blocks = workspace.gemm.blocks(panels.k).peekable();
         while let Some(k) = blocks.next() {
@@ -97,12 +79,20 @@ impl HeadLinear for RoutedProjection {
                 };
                 let column = panels.padded(item.panels.start, panel);
                 let products = [Product { rows, k: k.clone() }];
+                let bias = bias.map(|bias| &bias[panels.columns(&(panel..panel + 1))]);
+                let begin = Start::of_block(&k, bias);
                 // SAFETY: from each input on, x has `width` elements; a row of sums has room for the span's padded
                 // panels; the weight has all elements of its panels.
                 macs += unsafe {
                     let Workspace { gemm, rows, .. } = &mut *workspace;
-                    gemm.multiply(call.isa, rows, &products, &call.weight, panel, column, next, !begun && k.start == 0)
+                    gemm.multiply(call.isa, rows, &products, &call.weight, panel, column, next, begin)
                 };
+                if let Some(epilogue) = call.epilogue
+                    && k.end == panels.k
+                    && workspace.in_place()
+                {
+                    finish(call, epilogue, &item, rows, panels.columns(&(panel..panel + 1)));
+                }
             }
         }
         if workspace.in_place() {
@@ -111,7 +101,7 @@ impl HeadLinear for RoutedProjection {
         for head in panels.blocks(&item.panels) {
             let of_head = of_item(&item, panels, head);
             let (columns, sums) = (panels.columns(&of_head), panels.padded(item.panels.start, of_head.start));
-            let tokens = selection.tokens(item.chunk, head);
+            let tokens = item.part_of(selection.tokens(item.chunk, head));
             workspace.pairs.clear();
             for &token in tokens {
                 // SAFETY: a row of sums has room for the span's padded panels.
@@ -120,9 +110,29 @@ impl HeadLinear for RoutedProjection {
             }
             let bias = call.bias.map(|bias| bias[columns.clone()].as_ptr());
             call.isa.vectorize(Store { rows: &workspace.pairs, columns: columns.len(), bias });
+            if let Some(epilogue) = call.epilogue {
+                finish(call, epilogue, &item, tokens, columns);
+            }
         }
         macs
     }
+}
+
+/// Replaces the sums of these tokens and columns by what becomes of them.
+fn finish<I: Isa, T: Element>(
+    call: &Call<'_, I, T>,
+    epilogue: &Epilogue<'_, T>,
+    item: &Item,
+    tokens: &[u32],
+    columns: Range<usize>,
+) {
+    let row = |token: u32| item.tokens.start + token as usize;
+    // SAFETY: these columns of this token belong to this item alone.
+    let sums = |token: u32| unsafe {
+        std::slice::from_raw_parts_mut(output(call, item, token, columns.start), columns.len())
+    };
+    let rows = tokens.iter().map(|&token| (sums(token), epilogue.of_row(row(token), columns.start)));
+    call.isa.vectorize(Replace { rows });
 }
 
 /// The panels of a head that are in the item's span.
@@ -140,7 +150,7 @@ fn output<I, T>(call: &Call<'_, I, T>, item: &Item, token: u32, column: usize) -
 /// Writes 0 to `columns` of the item's tokens that are not in `used`.
 fn clear<I, T: Element>(call: &Call<'_, I, T>, item: &Item, used: &[u32], columns: Range<usize>) {
     let mut used = used.iter().copied().peekable();
-    for token in 0..item.tokens.len() as u32 {
+    for token in item.part.start as u32..item.part.end as u32 {
         if used.next_if_eq(&token).is_none() {
             // SAFETY: these columns of this token belong to this item alone.
             let block =

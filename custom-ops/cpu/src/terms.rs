@@ -1,6 +1,6 @@
 //! Numbers as sums of bf16 terms, for matrix units: as many as represent them exactly.
 
-use crate::isa::{Isa, MAX_LANES};
+use crate::isa::{Isa, MAX_LANES, MatrixUnit};
 use crate::settings::Precision;
 use moh_operators::{Element, Float};
 
@@ -23,6 +23,11 @@ pub(crate) const fn terms_at(precision: Precision, dtype: Float) -> usize {
         (Float::F32, Precision::Medium) => 1,
         _ => terms(dtype),
     }
+}
+
+/// The unit, if it multiplies numbers of `T` at this precision faster than vectors do.
+pub(crate) fn unit_for<T: Element>(unit: Option<MatrixUnit>, precision: Precision) -> Option<MatrixUnit> {
+    unit.filter(|unit| terms_at(precision, T::FLOAT) <= unit.most_terms())
 }
 
 /// Splits both into bf16 terms and interleaves them. All terms but the last are rounded towards zero, the last to

@@ -118,6 +118,12 @@ impl Tensor {
         tensor
     }
 
+    /// A tensor in other memory, which is alive as long as the tensor.
+    pub(crate) fn at(dims: &[usize], dtype: DType, data: *mut u8) -> Tensor {
+        let shared = Some(data.expose_provenance());
+        Tensor { info: Info::sized(dtype, dims), buffer: Vec::new(), offset: 0, shared }
+    }
+
     fn filled(info: Info, bytes: usize, offset: usize) -> Tensor {
         // 0xFF bytes are NaN in every type, so elements that are not written are detected.
         Tensor { info, buffer: vec![[0xFF; 64]; (bytes + offset).div_ceil(64)], offset, shared: None }

@@ -7,10 +7,11 @@ use crate::host::SessionHost;
 use crate::infer;
 use crate::objects::{CpuMemory, made};
 use crate::op::NodeKernel;
-use crate::settings::Settings;
+use crate::pages;
+use crate::settings::{PackWeights, Settings};
 use crate::threads::SessionThreads;
 use half::{bf16, f16};
-use moh_cpu::{Packed, Precision};
+use moh_cpu::{Packed, Packing, Precision};
 use moh_operators::{Attributes, DType, Data, DataMut, Error, Operator, Scalar, Tensor};
 use std::borrow::Cow;
 use std::ffi::{CStr, c_void};
@@ -49,7 +50,7 @@ impl NodeKernel for Kernel {
         info: &KernelInfo<'_>,
     ) -> Result<Kernel, Failure> {
         let attributes = read_node(operator, info)?;
-        let packed = if settings.pack_weights { pack_weights(&attributes, info)? } else { Vec::new() };
+        let packed = pack_weights(&attributes, info, settings)?;
         let (memory, threads) = (CpuMemory::new(api)?, SessionThreads::new());
         Ok(Kernel { api, attributes, memory, threads, packed, precision: settings.precision })
     }
@@ -63,13 +64,14 @@ impl NodeKernel for Kernel {
         if let Some(index) = operator.in_place {
             return self.compute_in_place(context, index);
         }
-        let read = |index: usize| match self.packed.get(index).and_then(Option::as_ref) {
-            Some(packed) => Ok(Some(Input::Packed(packed))),
-            None => {
-                // SAFETY: the tensor is an input of this context.
-                let given = |tensor| unsafe { Given::new(operator, index, tensor) };
-                context.input(index)?.map(|tensor| given(tensor).map(Input::Given)).transpose()
-            }
+        let read = |index: usize| {
+            let Some(tensor) = context.input(index)? else { return Ok(None) };
+            // SAFETY: the tensor is an input of this context.
+            let given = unsafe { Given::new(operator, index, tensor)? };
+            Ok(Some(match self.packed.get(index).and_then(Option::as_ref) {
+                Some(packed) => Input::Both(given, packed),
+                None => Input::Given(given),
+            }))
         };
         let inputs: Vec<Option<Input<'_>>> = (0..context.input_count()?).map(read).collect::<Result<_, Failure>>()?;
         let borrowed: Vec<Option<moh_cpu::Input<'_>>> =
@@ -131,14 +133,18 @@ impl Kernel {
 
 /// The addresses of a tensor's elements.
 fn range(data: *mut c_void, dims: &[usize], dtype: DType) -> Range<usize> {
+    data.addr()..data.addr().saturating_add(bytes_of(dtype, dims))
+}
+
+/// What so many elements take.
+fn bytes_of(dtype: DType, dims: &[usize]) -> usize {
     let size = match dtype {
         DType::U8 => 1,
         DType::F16 | DType::BF16 => 2,
         DType::F32 => 4,
         DType::I64 => 8,
     };
-    let bytes = dims.iter().fold(size, |bytes: usize, &dim| bytes.saturating_mul(dim));
-    data.addr()..data.addr().saturating_add(bytes)
+    dims.iter().fold(size, |bytes: usize, &dim| bytes.saturating_mul(dim))
 }
 
 /// The output's elements.
@@ -158,13 +164,33 @@ unsafe fn output_of<'c>(dtype: DType, data: *mut c_void, len: usize) -> Result<D
     }
 }
 
-/// Packs the node's constant inputs, if its kernel supports it.
-fn pack_weights(attributes: &Attributes, info: &KernelInfo<'_>) -> Result<Vec<Option<Packed>>, Failure> {
+/// Packs the node's constant inputs, if its kernel supports it and the session wants it.
+fn pack_weights(
+    attributes: &Attributes,
+    info: &KernelInfo<'_>,
+    settings: Settings,
+) -> Result<Vec<Option<Packed>>, Failure> {
+    let all = match settings.pack_weights {
+        PackWeights::Never => return Ok(Vec::new()),
+        PackWeights::OfFiles => false,
+        PackWeights::Always => true,
+    };
     let pack = |index| {
         let Some(tensor) = info.constant(index)? else { return Ok(None) };
+        let (data, bytes) = (tensor.data.cast_const(), bytes_of(check_input(attributes.operator(), index, &tensor)?, tensor.dims()));
         // SAFETY: the tensor is a constant of the node, which is alive.
+        if !all && !unsafe { pages::in_file(data, bytes) } {
+            return Ok(None);
+        }
+        // SAFETY: as above.
         let input = unsafe { Given::new(attributes.operator(), index, tensor)? };
-        Ok(moh_cpu::pack(attributes, index, input.tensor())?)
+        let packing = Packing { precision: settings.precision, beside: true, all };
+        let packed = moh_cpu::pack(attributes, index, input.tensor(), packing)?;
+        if packed.is_some() {
+            // SAFETY: as above; nobody writes to a constant.
+            unsafe { pages::give_back(data, bytes) };
+        }
+        Ok(packed)
     };
     (0..info.input_count()?).map(pack).collect()
 }
@@ -172,8 +198,8 @@ fn pack_weights(attributes: &Attributes, info: &KernelInfo<'_>) -> Result<Vec<Op
 /// An input of a call.
 enum Input<'c> {
     Given(Given<'c>),
-    /// A constant, packed when the kernel was created.
-    Packed(&'c Packed),
+    /// A constant, which was packed when the kernel was created.
+    Both(Given<'c>, &'c Packed),
     /// The output's own memory.
     InPlace(&'c [usize], DType),
 }
@@ -182,7 +208,7 @@ impl Input<'_> {
     fn borrow(&self) -> moh_cpu::Input<'_> {
         match self {
             Input::Given(given) => given.tensor().into(),
-            Input::Packed(packed) => moh_cpu::Input::Packed(packed),
+            Input::Both(given, packed) => moh_cpu::Input::Both(given.tensor(), packed),
             Input::InPlace(dims, dtype) => moh_cpu::Input::InPlace(dims, *dtype),
         }
     }

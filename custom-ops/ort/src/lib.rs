@@ -26,6 +26,7 @@ mod label;
 mod notice;
 mod objects;
 mod op;
+mod pages;
 mod registry;
 mod settings;
 mod threads;

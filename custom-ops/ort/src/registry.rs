@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::kernel::Kernel;
 use crate::objects::made;
 use crate::op::CustomOp;
-use crate::settings::Settings;
+use crate::settings::{PackWeights, Settings};
 use moh_operators::{DOMAIN, DType, OPERATORS};
 use ort_sys::{OrtApiBase, OrtCustomOpDomain, OrtSessionOptions};
 use std::ffi::CString;
@@ -63,7 +63,8 @@ fn domain(api: Api, base: &OrtApiBase, settings: Settings) -> Result<NonNull<Ort
     unsafe { call!(api, CreateCustomOpDomain(name.as_ptr(), &raw mut raw))? };
     let raw = made(raw, "operator domain")?;
     let cuda = cuda::host(base);
-    let ours = OPERATORS.iter().filter(|operator| !moh_cpu::is_left_to_body(operator, settings.precision));
+    let packs = settings.pack_weights != PackWeights::Never;
+    let ours = OPERATORS.iter().filter(|operator| !moh_cpu::is_left_to_body(operator, settings.precision, packs));
     for (operator, dtype) in ours.flat_map(|operator| DType::ALL.map(|dtype| (*operator, dtype))) {
         let on_cuda = cuda.clone().and_then(|api| cuda::custom_op(api, operator, dtype, settings));
         let on_cpu = CustomOp::new::<Kernel>(api, operator, dtype, settings, on_cuda.as_ref().err().cloned());

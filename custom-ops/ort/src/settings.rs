@@ -2,14 +2,15 @@
 
 use crate::api::{Api, call};
 use crate::failure::Failure;
+use crate::pages;
 use moh_cpu::{PRECISION_VARIABLE, Precision};
 use ort_sys::OrtSessionOptions;
 use std::ffi::{CStr, CString};
 use std::ptr::{self, NonNull};
 
 /// The session's config entry, set before the library is registered, and the environment variable for hosts that can set no
-/// entries: `1` packs constant weights when the session is made, `0` (the default) at every call. The entry comes first. Words that mean
-/// the same are accepted.
+/// entries: `1` packs constant weights when the session is made, `0` at every call. The default is [`PackWeights::OfFiles`]. The entry comes first.
+/// Words that mean the same are accepted.
 const PACK_WEIGHTS: (&CStr, &str) = (c"ai.moh.pack_weights", "MOH_PACK_WEIGHTS");
 
 /// How exactly float32 is multiplied, a name of [`Precision::NAMES`]; likewise.
@@ -19,11 +20,20 @@ const PRECISION: (&CStr, &str) = (c"ai.moh.float32_matmul_precision", PRECISION_
 /// when it makes the session, in words ("Domain already set in registry") that name no library.
 const REGISTERED: &CStr = c"ai.moh.registered";
 
+/// Which constant weights are packed when the session is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PackWeights {
+    Never,
+    /// Of dense layers and projections, where onnxruntime has mapped them from a file: the copy takes the place of what was mapped.
+    OfFiles,
+    /// All that can be.
+    Always,
+}
+
 /// What a session asked for.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Settings {
-    /// Keep a packed copy of constant weights.
-    pub(crate) pack_weights: bool,
+    pub(crate) pack_weights: PackWeights,
     /// How exactly float32 is multiplied.
     pub(crate) precision: Precision,
 }
@@ -37,7 +47,12 @@ impl Settings {
         // SAFETY: as promised.
         let (pack_weights, precision) =
             unsafe { (wanted(api, options, PACK_WEIGHTS)?, wanted(api, options, PRECISION)?) };
-        let pack_weights = pack_weights.map_or(Ok(false), |(place, value)| switch(&place, &value))?;
+        let default = || if pages::can_tell() { PackWeights::OfFiles } else { PackWeights::Never };
+        let pack_weights = match pack_weights {
+            None => default(),
+            Some((place, value)) if switch(&place, &value)? => PackWeights::Always,
+            Some(_) => PackWeights::Never,
+        };
         let precision = precision.map_or(Ok(Precision::default()), |(place, value)| {
             value.parse().map_err(|expected| Failure::Setting(format!("{place}: {expected}")))
         })?;
@@ -45,7 +60,11 @@ impl Settings {
     }
 
     fn text(self) -> CString {
-        let pack_weights = u8::from(self.pack_weights);
+        let pack_weights = match self.pack_weights {
+            PackWeights::Never => "0",
+            PackWeights::OfFiles => "default",
+            PackWeights::Always => "1",
+        };
         let text = format!("pack_weights={pack_weights}, float32_matmul_precision={}", self.precision.name());
         CString::new(text).unwrap_or_default()
     }

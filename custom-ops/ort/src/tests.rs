@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::undocumented_unsafe_blocks)]
 
 mod in_place;
+#[cfg(target_os = "linux")]
+mod packing;
 mod settings;
 
 use crate::api::Api;
@@ -97,7 +99,7 @@ fn every_operator_is_registered_for_every_type() {
         OPERATORS.iter().filter(|operator| table_on(Some(c"CUDAExecutionProvider"), operator, DType::F32).is_some());
     // Some only where the processor has a matrix unit.
     let ours: Vec<_> =
-        OPERATORS.iter().filter(|operator| !moh_cpu::is_left_to_body(operator, Precision::Highest)).collect();
+        OPERATORS.iter().filter(|operator| !moh_cpu::is_left_to_body(operator, Precision::Highest, crate::pages::can_tell())).collect();
     assert!(OPERATORS.iter().all(|operator| operator.may_be_left || ours.contains(&operator)), "{ours:?}");
     assert_eq!(domain.ops.len(), (ours.len() + cuda.count()) * DType::ALL.len());
     for (operator, dtype) in ours.into_iter().flat_map(|operator| DType::ALL.map(|dtype| (operator, dtype))) {
@@ -184,7 +186,7 @@ fn constant_weights_are_packed_on_request() {
         let tensors: Vec<_> =
             tensors.map(|(shape, data)| Some(moh_operators::Tensor { shape, data: Data::F32(data) })).collect();
         // A kernel for a matrix unit packs nothing.
-        let packs = moh_cpu::pack(&attributes, 1, tensors[1].unwrap()).unwrap().is_some();
+        let packs = moh_cpu::pack(&attributes, 1, tensors[1].unwrap(), moh_cpu::Packing::default()).unwrap().is_some();
         (RoutedProjection::OPERATOR.reference(&attributes, &tensors).unwrap(), packs)
     };
     for (entry, packs) in [(None, false), (Some("0"), false), (Some("1"), true)] {

@@ -2,7 +2,7 @@
 
 use crate::bytes::{self, Bytes};
 use crate::facts;
-use moh_cpu::{Input, Packed};
+use moh_cpu::{Input, Packed, Packing};
 use moh_operators::{Attributes, DType, Data, Tensor as Borrowed};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -114,7 +114,7 @@ impl Constant {
         let packed = match made.get(&key) {
             Some(packed) => packed.clone(),
             None => {
-                let Some(packed) = moh_cpu::pack(attributes, input, self.plain()?)? else { return Ok(()) };
+                let Some(packed) = moh_cpu::pack(attributes, input, self.plain()?, Packing::default())? else { return Ok(()) };
                 made.entry(key).or_insert(Arc::new(packed)).clone()
             }
         };

@@ -1,6 +1,6 @@
 //! Register-blocked product.
 
-use super::Row;
+use super::{Row, Start};
 use crate::isa::{Isa, Job};
 use std::ops::Range;
 
@@ -14,10 +14,10 @@ pub(crate) const fn vectors<I: Isa>() -> usize {
 }
 
 /// Products of the rows `picked`, over inner indices `k`, with a packed panel of `vectors` vectors per row. Results
-/// are added to the outputs from `column` on, or overwrite them if `first`.
+/// are added to `begin`, in the outputs from `column` on.
 ///
 /// Contract of the constructor: the rows' inputs are valid for reading the elements `k`, the panel for reading `k.len()` rows,
-/// the outputs for reading and writing `vectors` vectors from `column` on.
+/// the outputs for reading and writing `vectors` vectors from `column` on; a bias has as many.
 pub(crate) struct Tiles<'a> {
     pub(crate) rows: &'a [Row],
     pub(crate) picked: &'a [u32],
@@ -25,7 +25,7 @@ pub(crate) struct Tiles<'a> {
     pub(crate) b: *const f32,
     pub(crate) vectors: usize,
     pub(crate) column: usize,
-    pub(crate) first: bool,
+    pub(crate) begin: Start<'a>,
     /// Memory to prefetch during the product. `run` returns what is left of it.
     pub(crate) ahead: Ahead,
 }
@@ -143,7 +143,11 @@ impl Tiles<'_> {
             for g in 0..G {
                 for v in 0..V {
                     let output = rows[g].output.add(self.column + v * I::LANES);
-                    let sum = if self.first { acc[g][v] } else { isa.add(isa.load(output), acc[g][v]) };
+                    let sum = match self.begin {
+                        Start::Sums => isa.add(isa.load(output), acc[g][v]),
+                        Start::New(None) => acc[g][v],
+                        Start::New(Some(bias)) => isa.add(isa.load(bias.as_ptr().add(v * I::LANES)), acc[g][v]),
+                    };
                     isa.store(output, sum);
                 }
             }

@@ -3,17 +3,15 @@
 
 use super::{HeadLinear, Tensors};
 use crate::epilogue::OfRow;
-use crate::gemm::Matrix;
 use crate::host::Host;
 use crate::isa::unit::TILE;
 use crate::isa::{Isa, MatrixUnit};
-use crate::kernel::WeightData;
-use crate::matrix::{self, Digits, Left, Parts, Product, ROWS, Terms, WIDTH, Worker};
+use crate::matrix::{self, Left, Parts, Product, ROWS, Right, WIDTH, Worker, with_parts};
 use crate::selection::{Run, Selection};
-use crate::terms::terms_at;
+use crate::terms::unit_for;
 use crate::workers::{Shared, share};
 use moh_operators::routed_projection::Problem;
-use moh_operators::{Element, Error, Float};
+use moh_operators::{Element, Error};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -36,9 +34,9 @@ pub(crate) fn run<I: Isa, T: Element, O: HeadLinear>(
     output: Shared<T>,
     host: &dyn Host,
 ) -> Result<Option<u64>, Error> {
-    let WeightData::Plain(weight) = tensors.weight else { return Ok(None) };
-    let terms = terms_at(host.precision(), T::FLOAT);
-    if terms > unit.most_terms() || problem.tokens < TOKENS || problem.width == 0 || problem.block == 0 {
+    let Some(weight) = tensors.weight.plain() else { return Ok(None) };
+    let Some(unit) = unit_for::<T>(Some(unit), host.precision()) else { return Ok(None) };
+    if problem.tokens < TOKENS || problem.width == 0 || problem.block == 0 {
         return Ok(None);
     }
     let chunk = problem.tokens.div_ceil(problem.tokens.div_ceil(ROWS));
@@ -58,14 +56,10 @@ pub(crate) fn run<I: Isa, T: Element, O: HeadLinear>(
         }
         _ => (chunk, selection),
     };
-    let matrix = &O::matrix(problem, weight);
+    let matrix = O::matrix(problem, weight);
+    let matrix = &Right::Matrix(&matrix);
     let call = Call { isa, unit, problem, tensors, matrix, selection, chunk, output, finite: AtomicBool::new(true) };
-    let macs = match (T::FLOAT, terms) {
-        (_, 1) => call.share::<Terms<1>, O>(host),
-        (Float::F32, 2) => call.share::<Digits<2>, O>(host),
-        (_, 2) => call.share::<Terms<2>, O>(host),
-        _ => call.share::<Digits<3>, O>(host),
-    }?;
+    let macs = with_parts!(T, host.precision(), |P| call.share::<P, O>(host))?;
     Ok(call.finite.into_inner().then_some(macs))
 }
 
@@ -75,7 +69,7 @@ pub(crate) struct Call<'a, I, T> {
     unit: MatrixUnit,
     problem: &'a Problem,
     tensors: &'a Tensors<'a, T>,
-    matrix: &'a Matrix<T>,
+    matrix: &'a Right<'a, T>,
     selection: &'a Selection,
     /// Tokens per chunk. RoutedCombine's are independent of the number of workers, because the rounding of its results depends on them.
     chunk: usize,

@@ -5,11 +5,11 @@ use crate::gemm::Matrix;
 use crate::host::{Host, Unwritten};
 use crate::isa::unit::TILE;
 use crate::isa::{Isa, MatrixUnit};
-use crate::matrix::{self, Digits, Left, PackRows, Parts, Product, ROWS, Terms, WIDTH, Worker};
-use crate::terms::terms_at;
+use crate::kernel::WeightData;
+use crate::matrix::{self, Left, PackRows, Parts, Product, ROWS, Right, WIDTH, Worker, with_parts};
 use crate::workers::{Shared, share};
 use moh_operators::linear::Problem;
-use moh_operators::{Element, Error, Float};
+use moh_operators::{Element, Error};
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,15 +28,15 @@ pub(super) struct Dense<'a, I, T> {
     pub(super) unit: MatrixUnit,
     pub(super) problem: &'a Problem,
     pub(super) x: &'a [T],
-    pub(super) weight: &'a [T],
+    pub(super) weight: WeightData<'a, T>,
     pub(super) bias: Option<&'a [T]>,
     pub(super) epilogue: Epilogue<'a, T>,
     pub(super) output: Shared<T>,
 }
 
 impl<I: Isa, T: Element> Dense<'_, I, T> {
-    /// Computes the output. Returns the number of multiply-accumulate operations; `None` if an element is not finite, and may
-    /// have to be by the definition: an infinity is no sum of several terms.
+    /// Computes the output. Returns the number of multiply-accumulate operations; `None` if the weight is packed otherwise, or if an element is
+    /// not finite, and may have to be by the definition: an infinity is no sum of several terms.
     pub(super) fn run(&self, host: &dyn Host) -> Result<Option<u64>, Error> {
         let rows = self.problem.rows;
         let most = (LEFT * host.parallelism().div_ceil(WORKERS) / self.problem.width).max(ROWS);
@@ -44,12 +44,7 @@ impl<I: Isa, T: Element> Dense<'_, I, T> {
         let mut macs = 0;
         for start in (0..rows).step_by(chunk) {
             let rows = start..(start + chunk).min(rows);
-            let done = match (T::FLOAT, terms_at(host.precision(), T::FLOAT)) {
-                (_, 1) => self.chunk::<Terms<1>>(rows, host),
-                (Float::F32, 2) => self.chunk::<Digits<2>>(rows, host),
-                (_, 2) => self.chunk::<Terms<2>>(rows, host),
-                _ => self.chunk::<Digits<3>>(rows, host),
-            }?;
+            let done = with_parts!(T, host.precision(), |P| self.chunk::<P>(rows, host))?;
             let Some(done) = done else { return Ok(None) };
             macs += done;
         }
@@ -58,6 +53,15 @@ impl<I: Isa, T: Element> Dense<'_, I, T> {
 
     fn chunk<P: Parts>(&self, rows: Range<usize>, host: &dyn Host) -> Result<Option<u64>, Error> {
         let (width, columns) = (self.problem.width, self.problem.out_width);
+        let matrix;
+        let weight = match (self.weight.blocks::<P>([width, columns]), self.weight.plain()) {
+            (Some(blocks), _) => &Right::Blocks(blocks),
+            (None, Some(weight)) => {
+                matrix = self::matrix(self.problem, weight);
+                &Right::Matrix(&matrix)
+            }
+            (None, None) => return Ok(None),
+        };
         let tiles = rows.len().div_ceil(TILE);
         let left =
             Unwritten::new::<f32>(host, tiles.saturating_mul(P::ROWS).saturating_mul(matrix::blocks::<P>(width)))?;
@@ -87,7 +91,6 @@ impl<I: Isa, T: Element> Dense<'_, I, T> {
         let groups = tiles.div_ceil(group);
         let span = matrix::span(columns, group * TILE, groups, host.parallelism(), FIXED);
         let spans = columns.div_ceil(span);
-        let weight = &Matrix::Columns { data: self.weight.as_ptr(), stride: columns, block: columns, block_stride: 0 };
         let make = || Worker::<P>::new(self.unit, [group * TILE, 0], span, host);
         let macs = share(host, groups * spans, make, |worker, item| {
             let (first, start) = (item / spans * group, item % spans * span);
@@ -118,4 +121,10 @@ impl<I: Isa, T: Element> Dense<'_, I, T> {
         })?;
         Ok(finite.into_inner().then_some(macs))
     }
+}
+
+/// The weight as a matrix.
+pub(super) fn matrix<T: Element>(problem: &Problem, weight: &[T]) -> Matrix<T> {
+    let columns = problem.out_width;
+    Matrix::Columns { data: weight.as_ptr(), stride: columns, block: columns, block_stride: 0 }
 }

@@ -1,21 +1,11 @@
 //! A worker's products.
 
 use super::activations::{Activations, Used};
-use super::{Level, NBits, Row, panel, stream};
+use super::{Level, NBits, Row, Start, panel, stream};
 use crate::host::Host;
 use crate::memory::Uncleared;
 use moh_operators::{DType, Element, Error};
 use std::ops::Range;
-
-/// What sums are before products are added to them.
-#[derive(Clone, Copy)]
-pub(crate) enum Start<'a> {
-    /// What they are.
-    #[cfg_attr(not(test), allow(dead_code))]
-    Sums,
-    /// They are undefined: the bias of each column, or 0.
-    New(Option<&'a [f32]>),
-}
 
 /// A worker's working memory.
 pub(crate) struct Worker<'h> {

@@ -21,7 +21,9 @@ fn kernels_equal_the_reference_on_the_operators_examples() {
 #[test]
 fn only_operators_that_say_so_are_left_to_their_bodies() {
     for operator in moh_operators::OPERATORS {
-        let left = Precision::NAMES.map(|(_, precision)| moh_cpu::is_left_to_body(operator, precision));
+        let left = Precision::NAMES.map(|(_, precision)| moh_cpu::is_left_to_body(operator, precision, false));
+        let left_if_packed = Precision::NAMES.map(|(_, precision)| moh_cpu::is_left_to_body(operator, precision, true));
+        assert!(std::iter::zip(left, left_if_packed).all(|(left, if_packed)| left || !if_packed), "{}", operator.name);
         assert!(operator.may_be_left || !left.contains(&true), "{}: {left:?}", operator.name);
     }
 }

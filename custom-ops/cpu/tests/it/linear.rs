@@ -3,7 +3,7 @@
 use crate::support::{self, Accounts, kernels_of};
 use moh_conformance::linear::{Case, Then};
 use moh_conformance::{Buffer, Call};
-use moh_cpu::{Input, Threads};
+use moh_cpu::{Input, Packing, Threads};
 use moh_operators::{DType, Data, Definition, Error, Linear, Tensor};
 use proptest::prelude::*;
 use std::sync::atomic::Ordering;
@@ -171,5 +171,5 @@ fn weights_packed_for_vectors() {
     let found: Vec<f64> = output.iter().map(|&x| x.into()).collect();
     call.compare(&format!("{vectors:?}"), &found, &expected, |_| false);
     let wrong = Tensor { shape: &[40, 24], data: Data::I64(&[]) };
-    assert!(vectors.pack(&call.attributes, 1, wrong).is_err());
+    assert!(vectors.pack(&call.attributes, 1, wrong, Packing::default()).is_err());
 }

@@ -3,7 +3,7 @@
 use crate::support::{kernels_of, pack};
 use moh_conformance::Buffer;
 use moh_conformance::head_linear::{COMBINE, Case, Gates, PROJECTION};
-use moh_cpu::{Input, Kernel, Packed, Threads};
+use moh_cpu::{Input, Kernel, Packed, Packing, Threads};
 use moh_operators::{DType, Error};
 
 /// Index of the weight among the inputs.
@@ -68,7 +68,7 @@ fn weight_of_wrong_length_is_not_packed() {
         for wrong in [0, elements - 1, elements + 1] {
             call.inputs[WEIGHT].1 = Buffer::new(DType::F32, &vec![0.5; wrong]);
             for kernel in kernels_of(case.operator) {
-                match kernel.pack(&call.attributes, WEIGHT, call.tensors()[WEIGHT].unwrap()) {
+                match kernel.pack(&call.attributes, WEIGHT, call.tensors()[WEIGHT].unwrap(), Packing::default()) {
                     Err(Error::Length { tensor: "weight", found, .. }) => assert_eq!(found, wrong, "{kernel:?}"),
                     other => panic!("{kernel:?}: {other:?}"),
                 }

@@ -1,7 +1,7 @@
 //! Runs conformance calls on CPU kernels, with a host that counts allocations.
 
 use moh_conformance::{Buffer, Call};
-use moh_cpu::{Host, Input, Kernel, Packed, Precision, Threads, Work};
+use moh_cpu::{Host, Input, Kernel, Packed, Packing, Precision, Threads, Work};
 use moh_operators::{Error, Operator};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -29,13 +29,21 @@ fn run_on(
     Ok((output.values(kernel), work))
 }
 
-/// Packs all inputs that `kernel` packs.
+/// Packs all inputs that `kernel` packs for a host that drops the tensors.
 pub(crate) fn pack(call: &Call, kernel: &Kernel) -> Vec<Option<Packed>> {
-    let tensors = call.tensors().into_iter().enumerate();
-    tensors.map(|(i, tensor)| kernel.pack(&call.attributes, i, tensor?).unwrap()).collect()
+    pack_for(call, kernel, Packing::default())
 }
 
-/// Runs every kernel that this processor supports with these numbers of threads, on plain and on packed inputs. Panics
+/// Packs all inputs that `kernel` packs.
+pub(crate) fn pack_for(call: &Call, kernel: &Kernel, packing: Packing) -> Vec<Option<Packed>> {
+    let tensors = call.tensors().into_iter().enumerate();
+    tensors.map(|(i, tensor)| kernel.pack(&call.attributes, i, tensor?, packing).unwrap()).collect()
+}
+
+/// For a host that keeps the tensors.
+pub(crate) const BESIDE: Packing = Packing { precision: Precision::Highest, beside: true, all: true };
+
+/// Runs every kernel that this processor supports with these numbers of threads, on plain and on packed inputs, in place of and beside the plain ones. Panics
 /// if a result differs from the reference, or from the result with another number of threads. `exact` selects the
 /// elements that must be equal. Returns the work on plain inputs.
 pub(crate) fn check(call: &Call, threads: &[usize], exact: impl Fn(usize) -> bool) -> Vec<Work> {
@@ -53,11 +61,14 @@ pub(crate) fn check_as<'c>(
     let mut works = Vec::new();
     for kernel in kernels_of(call.operator()) {
         let judge = judge(kernel);
-        let packed = pack(call, kernel);
+        let (packed, beside) = (pack(call, kernel), pack_for(call, kernel, BESIDE));
         let tensors = || call.tensors().into_iter().map(|tensor| tensor.map(Input::from));
         let mut ways = vec![("", tensors().collect::<Vec<_>>())];
         if packed.iter().any(Option::is_some) {
             ways.push((", packed", tensors().zip(&packed).map(in_place).collect()));
+        }
+        if beside.iter().any(Option::is_some) {
+            ways.push((", packed beside", with_packed(call, &beside)));
         }
         for (way, inputs) in &ways {
             let mut first: Option<(Vec<f64>, Work)> = None;
@@ -82,6 +93,15 @@ pub(crate) fn check_as<'c>(
 /// The packed weight, if any, in place of the tensor.
 fn in_place<'a>((tensor, packed): (Option<Input<'a>>, &'a Option<Packed>)) -> Option<Input<'a>> {
     packed.as_ref().map(Input::Packed).or(tensor)
+}
+
+/// The inputs with what was packed of them.
+fn with_packed<'a>(call: &'a Call, packed: &'a [Option<Packed>]) -> Vec<Option<Input<'a>>> {
+    let both = |(tensor, packed): (Option<_>, &'a Option<Packed>)| match (tensor, packed) {
+        (Some(tensor), Some(packed)) => Some(Input::Both(tensor, packed)),
+        (tensor, _) => tensor.map(Input::from),
+    };
+    call.tensors().into_iter().zip(packed).map(both).collect()
 }
 
 /// Threads with a precision of their own.
@@ -119,9 +139,13 @@ pub(crate) fn check_precisions(mut call: Call) {
         for (precision, least, most) in
             [(Precision::Highest, 0.0, 1e-6), (Precision::High, 1e-5, 1e-4), (Precision::Medium, 5e-4, 5e-3)]
         {
-            let run = |threads| run(&call, kernel, expected.len(), &AtPrecision(Threads::new(threads), precision));
+            let host = |threads| AtPrecision(Threads::new(threads), precision);
+            let run = |threads| run(&call, kernel, expected.len(), &host(threads));
             let found = run(1).unwrap().0;
             assert!(found == run(3).unwrap().0, "{kernel:?}: threads change the result at {}", precision.name());
+            let packed = pack_for(&call, kernel, Packing { precision, ..BESIDE });
+            let packed = run_on(&call, &with_packed(&call, &packed), kernel, expected.len(), &host(2)).unwrap().0;
+            assert!(found == packed, "{kernel:?}: packing changes the result at {}", precision.name());
             let error = rms(&found.iter().zip(&expected).map(|(x, y)| x - y).collect::<Vec<_>>()) / rms(&expected);
             if *exact.get_or_insert(found.clone()) == found {
                 assert!(error < 1e-6, "{kernel:?} at {}: {error}", precision.name());
@@ -148,6 +172,10 @@ pub(crate) fn check_precisions(mut call: Call) {
                     let host = AtPrecision(Threads::new(2), precision);
                     let found = run(&call, kernel, expected.len(), &host).unwrap().0;
                     assert_eq!(classes(&found), classes(&expected), "{kernel:?} at {}, {poison}", precision.name());
+                    let packed = pack_for(&call, kernel, Packing { precision, ..BESIDE });
+                    let found = run_on(&call, &with_packed(&call, &packed), kernel, expected.len(), &host).unwrap().0;
+                    let name = format!("{kernel:?}, packed, at {}, {poison}", precision.name());
+                    assert_eq!(classes(&found), classes(&expected), "{name}");
                 }
             }
             call.inputs[input].1.numbers_mut()[0] = before;

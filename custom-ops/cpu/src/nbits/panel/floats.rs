@@ -6,7 +6,7 @@ use crate::isa::{Isa, MAX_LANES};
 use crate::memory::{Sections, Uncleared};
 use crate::nbits::activations::Segment;
 use crate::nbits::isa::{ByteDot, DotJob, FLOAT_SUBTRACTED};
-use crate::nbits::{Activations, NBits, Row};
+use crate::nbits::{Activations, NBits, Row, Start};
 use moh_operators::{Element, Error};
 use std::ops::Range;
 
@@ -91,7 +91,7 @@ impl<T: Element> DotJob for Floats<'_, T> {
                         let b = panel.cast_const().add((k.start - blocks.start * format.block) * width);
                         macs += picked.len() * k.len() * width;
                         let ahead = Ahead::default();
-                        let tiles = Tiles { rows: &rows, picked, k, b, vectors, column: 0, first: false, ahead };
+                        let tiles = Tiles { rows: &rows, picked, k, b, vectors, column: 0, begin: Start::Sums, ahead };
                         crate::isa::Job::run(tiles, isa);
                     }
                     for (row, sums) in copied.iter().zip(&rows) {
