@@ -349,6 +349,20 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
         }
     }
 
+    /// What [`Isa::pair`] has interleaved.
+    #[inline(always)]
+    fn unpair(self, x: Self::V) -> [Self::V; 2] {
+        let mut lanes = [0.0f32; MAX_LANES];
+        // SAFETY: the arrays hold MAX_LANES floats.
+        unsafe {
+            self.store(lanes.as_mut_ptr(), x);
+            [16, 0].map(|up| {
+                let halves = lanes.map(|pair| f32::from_bits(pair.to_bits() << up & 0xffff_0000));
+                self.load(halves.as_ptr())
+            })
+        }
+    }
+
     /// The difference between `x` and its rounding to bf16 towards zero: exact if `x` is finite, else NaN.
     #[inline(always)]
     fn rest(self, x: Self::V) -> Self::V {
@@ -397,6 +411,23 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
         }
         // SAFETY: the arrays hold MAX_LANES floats.
         bits.map(|bits| unsafe { self.load(bits.as_ptr().cast()) })
+    }
+
+    /// The integers whose digits [`Isa::digits`] has found, those of vector `BYTE`, which floats hold.
+    #[inline(always)]
+    fn of_digits<const BYTE: usize>(self, digits: [Self::V; 3]) -> Self::V {
+        let mut numbers = [0i32; MAX_LANES];
+        for digit in digits {
+            let mut lanes = [0.0f32; MAX_LANES];
+            // SAFETY: the array holds MAX_LANES floats.
+            unsafe { self.store(lanes.as_mut_ptr(), digit) }
+            for (number, lane) in numbers.iter_mut().zip(lanes) {
+                *number = 256 * *number + i32::from(lane.to_bits().to_le_bytes()[BYTE].cast_signed());
+            }
+        }
+        let floats = numbers.map(|number| number as f32);
+        // SAFETY: the array holds MAX_LANES floats.
+        unsafe { self.load(floats.as_ptr()) }
     }
 
     /// The integers of 32 bits that the lanes hold.

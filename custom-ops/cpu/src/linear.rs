@@ -54,8 +54,22 @@ impl<I: Isa, T: Element> Layer<'_, I, T> {
                 return Ok(Work { macs });
             }
         }
+        let after = (bias, &epilogue);
+        if few && T::FLOAT == Float::F32 && I::LANES == MAX_LANES {
+            let size = [problem.width, problem.out_width];
+            let macs = with_parts!(T, host.precision(), |P| match weight.blocks::<P>(size) {
+                // SAFETY: the blocks are those of the weight.
+                Some(blocks) => unsafe {
+                    let blocks = Shared(blocks.cast_mut());
+                    few::run_blocks::<I, T, P>(isa, problem, (x, blocks), after, Shared(output.as_mut_ptr()), host)
+                },
+                None => Ok(None),
+            })?;
+            if let Some(macs) = macs {
+                return Ok(Work { macs });
+            }
+        }
         if let (true, Some(weight)) = (few, weight.without_panels()) {
-            let after = (bias, &epilogue);
             let macs = few::run(isa, problem, [x, weight], after, Shared(output.as_mut_ptr()), host)?;
             return Ok(Work { macs });
         }

@@ -178,6 +178,15 @@ impl Isa for Avx512 {
     }
 
     #[inline(always)]
+    fn unpair(self, x: __m512) -> [__m512; 2] {
+        simd!({
+            let mask = _mm512_set1_epi32(0xffff_0000_u32 as i32);
+            let x = _mm512_castps_si512(x);
+            [_mm512_slli_epi32::<16>(x), _mm512_and_si512(x, mask)].map(|x| _mm512_castsi512_ps(x))
+        })
+    }
+
+    #[inline(always)]
     fn rest(self, x: __m512) -> __m512 {
         simd!({
             let mask = _mm512_set1_epi32(0xffff_0000_u32 as i32);
@@ -211,6 +220,25 @@ impl Isa for Avx512 {
             let first = _mm512_mask_mov_epi16(ab, ODD_WORDS, _mm512_slli_epi32::<16>(cd));
             let second = _mm512_mask_mov_epi16(inner(a, b), ODD_WORDS, _mm512_slli_epi32::<16>(inner(c, d)));
             [third, second, first].map(|x| _mm512_castsi512_ps(x))
+        })
+    }
+
+    #[inline(always)]
+    fn of_digits<const BYTE: usize>(self, digits: [__m512; 3]) -> __m512 {
+        simd!({
+            // A digit with its sign in all higher bits.
+            let digit = |x| {
+                let x = _mm512_castps_si512(x);
+                match BYTE {
+                    0 => _mm512_srai_epi32::<24>(_mm512_slli_epi32::<24>(x)),
+                    1 => _mm512_srai_epi32::<24>(_mm512_slli_epi32::<16>(x)),
+                    2 => _mm512_srai_epi32::<24>(_mm512_slli_epi32::<8>(x)),
+                    _ => _mm512_srai_epi32::<24>(x),
+                }
+            };
+            let [first, second, third] = digits.map(digit);
+            let upper = _mm512_add_epi32(_mm512_slli_epi32::<8>(first), second);
+            _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<8>(upper), third))
         })
     }
 

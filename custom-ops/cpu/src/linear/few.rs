@@ -1,15 +1,21 @@
-//! A dense product of few rows: the weight is read where it lies, once for all rows, in the order of memory.
+//! A dense product of few rows: the weight is read where it lies, once for all rows, in the order of memory; or the blocks of it that were packed for a
+//! matrix unit, whose numbers have fewer bits than float32 with the lower precisions, and fewer bytes with each.
 
 use crate::epilogue::Epilogue;
-use crate::host::{Host, Unwritten};
-use crate::isa::{Isa, Job};
+use crate::host::{Host, Scratch, Unwritten};
+use crate::isa::unit::TILE;
+use crate::isa::{Isa, Job, MAX_LANES};
+use crate::matrix::{self, Parts, WIDTH};
 use crate::workers::{Shared, share};
 use moh_operators::linear::Problem;
 use moh_operators::{Element, Error};
+use std::marker::PhantomData;
 use std::ops::Range;
 
 /// Rows at most. (On a Zen 4, five to eight rows took 0.64 to 0.79 of the time of two passes of four.)
 pub(super) const ROWS: usize = 8;
+/// Vectors of columns of a block.
+const HALVES: usize = WIDTH / MAX_LANES;
 /// Inner indices at a time: as many rows of the weight are read side by side. (A LLaMA's step took 6 to 8 % less time than with 4, 3 to 6 % less
 /// than with 16. With prefetches of the next ones it took 7 to 12 % more.)
 const INNER: usize = 8;
@@ -31,7 +37,7 @@ pub(super) fn run<I: Isa, T: Element>(
     if rows == 0 {
         return Ok(0);
     }
-    let span = out_width.div_ceil(host.parallelism().max(1)).next_multiple_of(LEAST_COLUMNS).min(MOST_COLUMNS);
+    let span = span(out_width, host);
     let make = || Unwritten::new::<f32>(host, ROWS * span);
     share(host, out_width.div_ceil(span), make, |sums, item| {
         let columns = item * span..out_width.min((item + 1) * span);
@@ -39,6 +45,53 @@ pub(super) fn run<I: Isa, T: Element>(
         isa.vectorize(Few { part: &part, sums: sums.as_mut_ptr(), output });
         (rows * width * columns.len()) as u64
     })
+}
+
+/// Largest number of a row that is multiplied with a packed weight: the weight's whole numbers may be 2^24 times as large as the weight.
+const LARGEST: f32 = 1e30;
+
+/// As [`run`], of float32, with the weight in blocks of parts `P`. Vectors have [`MAX_LANES`] lanes. Returns `None` if an element of x is not finite, or so
+/// large that sums would not be.
+///
+/// # Safety
+/// The blocks are those of the weight.
+pub(super) unsafe fn run_blocks<I: Isa, T: Element, P: Parts>(
+    isa: I,
+    problem: &Problem,
+    (x, blocks): (&[T], Shared<f32>),
+    (bias, epilogue): (Option<&[T]>, &Epilogue<'_, T>),
+    output: Shared<T>,
+    host: &dyn Host,
+) -> Result<Option<u64>, Error> {
+    let &Problem { rows, width, out_width, .. } = problem;
+    if rows == 0 {
+        return Ok(Some(0));
+    }
+    // With zeros for the inner indices that fill the last tile.
+    let pitch = width.next_multiple_of(P::INNER);
+    let mut floats = Scratch::new::<f32>(host, rows * pitch)?;
+    let floats = floats.as_mut_slice::<f32>();
+    for (row, floats) in x.chunks_exact(width).zip(floats.chunks_exact_mut(pitch)) {
+        floats.iter_mut().zip(row).for_each(|(float, x)| *float = x.to_f32());
+    }
+    if !floats.iter().all(|x| x.abs() <= LARGEST) {
+        return Ok(None);
+    }
+    let span = span(out_width, host);
+    let make = || Unwritten::new::<f32>(host, ROWS * span);
+    let macs = share(host, out_width.div_ceil(span), make, |sums, item| {
+        let columns = item * span..out_width.min((item + 1) * span);
+        let part = Part { x, weight: &[], bias, epilogue, width, out_width, rows, columns: columns.clone() };
+        let few = Few { part: &part, sums: sums.as_mut_ptr(), output };
+        isa.vectorize(FewOfBlocks { few, x: &*floats, pitch, blocks: { blocks }.0, parts: PhantomData::<P> });
+        (rows * width * columns.len()) as u64
+    })?;
+    Ok(Some(macs))
+}
+
+/// Columns of a work item.
+fn span(out_width: usize, host: &dyn Host) -> usize {
+    out_width.div_ceil(host.parallelism().max(1)).next_multiple_of(LEAST_COLUMNS).min(MOST_COLUMNS)
 }
 
 /// Some rows and columns of a product.
@@ -144,6 +197,78 @@ impl<T: Element> Few<'_, T> {
                     let sum = epilogue.apply(isa, sum, column, lanes);
                     let output = self.output.0.add(row * p.out_width + p.columns.start + column);
                     isa.narrow_part(output, sum, lanes);
+                }
+            }
+        }
+    }
+}
+
+/// Computes a part of a product with a weight in blocks.
+///
+/// Contract of the constructor: as of [`Few`], but that `x` are the rows, `pitch` floats apart, and that the weight is in `blocks`.
+struct FewOfBlocks<'a, T, P> {
+    few: Few<'a, T>,
+    x: &'a [f32],
+    pitch: usize,
+    blocks: *const f32,
+    parts: PhantomData<P>,
+}
+
+impl<T: Element, P: Parts> Job for FewOfBlocks<'_, T, P> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        match self.few.part.rows {
+            1 => self.multiply::<I, 1>(isa),
+            2 => self.multiply::<I, 2>(isa),
+            3 | 4 => self.multiply::<I, 4>(isa),
+            _ => self.multiply::<I, ROWS>(isa),
+        }
+        self.few.store(isa);
+    }
+}
+
+impl<T: Element, P: Parts> FewOfBlocks<'_, T, P> {
+    /// As [`Few::multiply`].
+    #[inline(always)]
+    fn multiply<I: Isa, const N: usize>(&self, isa: I) {
+        let Part { width, rows, ref columns, .. } = *self.few.part;
+        let (steps, depth, blocks) = (width.div_ceil(P::INNER), matrix::depth::<P>(width), matrix::blocks::<P>(width));
+        let pitch = columns.len().next_multiple_of(MAX_LANES);
+        let x: [&[f32]; N] = std::array::from_fn(|i| &self.x[i.min(rows - 1) * self.pitch..][..self.pitch]);
+        for column in (0..columns.len()).step_by(WIDTH) {
+            let first = (columns.start + column) / WIDTH * blocks;
+            let mut sums = [[isa.splat(0.0); HALVES]; N];
+            for block in 0..blocks {
+                let steps = block * depth..steps.min((block + 1) * depth);
+                // SAFETY: the constructor's contract: the weight has these blocks, steps and columns, or zeros in their place.
+                unsafe {
+                    let start = self.blocks.add((first + block) * P::COLUMNS);
+                    let mut added = [[isa.splat(0.0); HALVES]; N];
+                    for (step, word) in steps.clone().flat_map(|step| (0..TILE).map(move |word| (step, word))) {
+                        for half in 0..HALVES {
+                            let numbers = P::numbers(isa, start, step - steps.start, word, half * MAX_LANES);
+                            for (i, number) in numbers.into_iter().take(P::INNER / TILE).enumerate() {
+                                let inner = step * P::INNER + word + i * TILE;
+                                for (added, x) in added.iter_mut().zip(&x) {
+                                    added[half] = isa.fma(number, isa.splat(*x.get_unchecked(inner)), added[half]);
+                                }
+                            }
+                        }
+                    }
+                    for half in 0..HALVES {
+                        let unit = P::unit(isa, start, half * MAX_LANES);
+                        for (sums, added) in sums.iter_mut().zip(&added) {
+                            sums[half] = isa.fma(added[half], unit, sums[half]);
+                        }
+                    }
+                }
+            }
+            for (row, sums) in sums.iter().enumerate() {
+                for (half, sum) in sums.iter().enumerate().filter(|(half, _)| column + half * MAX_LANES < pitch) {
+                    // SAFETY: there are sums for whole vectors of columns.
+                    unsafe { isa.store(self.few.sums.add(row * pitch + column + half * MAX_LANES), *sum) }
                 }
             }
         }

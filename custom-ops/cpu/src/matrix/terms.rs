@@ -1,7 +1,7 @@
 //! Numbers as sums of bf16 terms.
 
 use super::store::AddRows;
-use super::{DEPTH, PackColumns, PackRows, Parts, STEP, STRIDE, Sums, TILE_FLOATS, Tiles, WIDTH};
+use super::{DEPTH, MOST, PackColumns, PackRows, Parts, STEP, STRIDE, Sums, TILE_FLOATS, Tiles, WIDTH};
 use crate::isa::unit::{TILE, TILE_BYTES, TileProduct};
 use crate::isa::{Isa, Job, MAX_LANES, Multiplier};
 use crate::terms::{load, part, split, terms};
@@ -80,6 +80,24 @@ impl<const N: usize> Parts for Terms<N> {
             }
         }
         isa.sum(zero) == 0.0
+    }
+
+    #[inline(always)]
+    unsafe fn numbers<I: Isa>(isa: I, block: *const f32, step: usize, word: usize, column: usize) -> [I::V; MOST] {
+        let mut numbers = [isa.splat(0.0); MOST];
+        for term in 0..N {
+            // SAFETY: the caller's contract.
+            let pairs = unsafe { isa.load(block.add(((term * DEPTH + step) * TILE + word) * WIDTH + column)) };
+            for (number, half) in numbers.iter_mut().zip(isa.unpair(pairs)) {
+                *number = isa.add(*number, half);
+            }
+        }
+        numbers
+    }
+
+    #[inline(always)]
+    unsafe fn unit<I: Isa>(isa: I, _: *const f32, _: usize) -> I::V {
+        isa.splat(1.0)
     }
 
     #[inline(always)]

@@ -5,13 +5,15 @@
 use super::emulator::emulate;
 use crate::isa::Isa;
 use crate::isa::avx512::Avx512;
-use crate::{Input, Kernel, Threads, Work};
+use crate::{Host, Input, Kernel, Packed, Packing, Precision, Threads, Work};
 use moh_conformance::head_linear::{self, COMBINE, PROJECTION};
+use moh_conformance::linear::{self, Then};
 use moh_conformance::nbits::{self, MlpCase, Quantisation};
 use moh_conformance::routed_attention::{Case, Gates, Mask};
 use moh_conformance::routed_mlp;
 use moh_conformance::{Buffer, Call, examples};
-use moh_operators::{DType, Definition, OPERATORS, RoutedAttention, tolerance};
+use moh_operators::{DType, Definition, Linear, OPERATORS, RoutedAttention, tolerance};
+use std::ptr::NonNull;
 
 fn output(call: &Call, kernel: &Kernel, len: usize) -> (Vec<f64>, Work) {
     let inputs: Vec<_> = call.tensors().into_iter().map(|tensor| tensor.map(Input::from)).collect();
@@ -45,6 +47,77 @@ fn operators_equal_the_reference_on_their_examples() {
             let (found, _) = output(&call, kernel, expected.len());
             call.compare(&format!("{kernel:?}"), &found, &expected, |i| expected[i] == 0.0);
         }
+    }
+}
+
+/// Dense layers whose weight was packed: few rows, many, and inner indices and columns that fill tiles and do not. Many rows are multiplied as without
+/// packing; of few, the weight's numbers are rounded as the precision says.
+#[test]
+fn dense_layers_with_packed_weights() {
+    let _emulated = emulate();
+    let Some(kernel) = crate::select(Linear::OPERATOR, Some("amx")) else { return };
+    for (rows, width, out_width) in [(1, 64, 32), (3, 300, 70), (8, 129, 45), (5, 513, 301), (9, 300, 70), (70, 129, 96)] {
+        let then = if rows == 8 { Then::Gate } else { Then::Nothing };
+        let call = linear::Case { rows, width, out_width, bias: rows != 9, then, dtype: DType::F32, seed: 3 }.call();
+        let (expected, tensors) = (call.expected(), call.tensors());
+        for (name, precision) in Precision::NAMES {
+            let packing = Packing { precision, beside: true, all: false };
+            let packed = kernel.pack(&call.attributes, 1, tensors[1].unwrap(), packing).unwrap().unwrap();
+            let of_inputs = |packed: Option<&Packed>, poison: Option<f32>| {
+                let mut call = call.clone();
+                poison.into_iter().for_each(|poison| call.inputs[0].1.numbers_mut()[0] = poison);
+                let mut inputs: Vec<_> = call.tensors().into_iter().map(|tensor| tensor.map(Input::from)).collect();
+                if let Some(packed) = packed {
+                    inputs[1] = Some(Input::Both(call.tensors()[1].unwrap(), packed));
+                }
+                let mut output = Buffer::unwritten(call.output_dtype(), expected.len());
+                let host = AtPrecision(Threads::new(2), precision);
+                kernel.run(&call.attributes, &inputs, output.data_mut(), &host).unwrap();
+                output.values(&kernel)
+            };
+            let (plain, found) = (of_inputs(None, None), of_inputs(Some(&packed), None));
+            let largest = expected.iter().fold(0.0f64, |largest, x| largest.max(x.abs()));
+            let error = |found: &[f64]| {
+                found.iter().zip(&expected).map(|(x, y)| (x - y).abs()).fold(0.0, f64::max) / largest
+            };
+            let (least, most) = match precision {
+                Precision::Highest => (0.0, 2e-6),
+                Precision::High => (1e-7, 2e-4),
+                Precision::Medium => (1e-5, 1e-2),
+            };
+            assert!((least..most).contains(&error(&found)), "{rows} rows at {name}: {}", error(&found));
+            if rows > 8 {
+                assert!(plain == found, "{rows} rows at {name}");
+            }
+            for poison in [f32::NEG_INFINITY, f32::NAN, 3.0e38] {
+                let classes = |found: Vec<f64>| found.into_iter().map(|x| (x as f32).is_finite()).collect::<Vec<_>>();
+                let [plain, found] = [None, Some(&packed)].map(|packed| classes(of_inputs(packed, Some(poison))));
+                assert_eq!(plain, found, "{rows} rows at {name}, {poison}");
+            }
+        }
+    }
+}
+
+/// Threads at a precision.
+struct AtPrecision(Threads, Precision);
+
+// SAFETY: memory comes from `Threads`.
+unsafe impl Host for AtPrecision {
+    fn parallelism(&self) -> usize {
+        self.0.parallelism()
+    }
+    fn parallel_for(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+        self.0.parallel_for(tasks, task);
+    }
+    fn precision(&self) -> Precision {
+        self.1
+    }
+    fn allocate(&self, bytes: usize) -> Option<NonNull<u8>> {
+        self.0.allocate(bytes)
+    }
+    unsafe fn release(&self, ptr: NonNull<u8>, bytes: usize) {
+        // SAFETY: the caller's contract.
+        unsafe { self.0.release(ptr, bytes) }
     }
 }
 
