@@ -136,7 +136,11 @@ fn every_runtime_follows_the_reference() {
                 }
                 let (found, ran) = run(&path, &options, &call).unwrap_or_else(|error| panic!("{what}: {error}"));
                 let ours = style == AttentionStyle::Routed
-                    && !moh_cpu::is_left_to_body(call.operator(), moh_cpu::Precision::Highest, cfg!(target_os = "linux"));
+                    && !moh_cpu::is_left_to_body(
+                        call.operator(),
+                        moh_cpu::Precision::Highest,
+                        cfg!(target_os = "linux"),
+                    );
                 assert_eq!(ran, options.profile.map(|_| ours), "{what}: our kernel ran");
                 table.add(way, &format!("{name} {style:?}"), error(&what, &found, &expected), allowed);
             }

@@ -3,8 +3,8 @@
 use crate::activation::activate;
 use crate::isa::{Isa, Job};
 use crate::terms::part;
-use moh_operators::routed_mlp::Activation;
 use moh_operators::Element;
+use moh_operators::routed_mlp::Activation;
 
 /// Another operand of a sum.
 #[derive(Debug, Clone, Copy)]

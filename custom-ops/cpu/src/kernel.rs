@@ -332,10 +332,14 @@ fn run<'o, O: CpuOperator, G: Target>(
     let (dtype, shape) = O::OPERATOR.validate(attributes, &described)?;
     for (i, (operand, input)) in O::INPUTS.iter().zip(inputs).enumerate() {
         match input {
-            Some(Input::Both(tensor, packed)) if tensor.shape != packed.shape() || tensor.data.dtype() != packed.dtype() => {
+            Some(Input::Both(tensor, packed))
+                if tensor.shape != packed.shape() || tensor.data.dtype() != packed.dtype() =>
+            {
                 return Err(Error::Packed { operator: O::NAME, input: operand.name });
             }
-            Some(Input::Tensor(tensor) | Input::Both(tensor, _)) => check_length(O::NAME, operand.name, tensor.shape, tensor.data.len())?,
+            Some(Input::Tensor(tensor) | Input::Both(tensor, _)) => {
+                check_length(O::NAME, operand.name, tensor.shape, tensor.data.len())?
+            }
             Some(Input::InPlace(found, _)) if O::IN_PLACE != Some(i) || *found != shape => {
                 let (expected, found) = (format!("the output's, {shape:?}"), format!("{found:?}"));
                 return Err(Error::Shape { operator: O::NAME, input: operand.name, expected, found });

@@ -90,17 +90,15 @@ pub(crate) fn is_left_to_body<I: Isa>(unit: Option<MatrixUnit>, precision: Preci
 
 /// Packs the weight: for a matrix unit in parts, beside the tensor, else for vectors. 16-bit elements are packed on request only, because that
 /// may double their memory.
-pub(crate) fn pack<O: CpuOperator, I: Isa, T: Element>(
-    isa: I,
-    of: &ToPack<'_, O, T>,
-) -> Result<Option<Packed>, Error> {
+pub(crate) fn pack<O: CpuOperator, I: Isa, T: Element>(isa: I, of: &ToPack<'_, O, T>) -> Result<Option<Packed>, Error> {
     let &ToPack { unit, input, shape, weight, packing, .. } = of;
     if input != WEIGHT || !packing.all && T::FLOAT != Float::F32 {
         return Ok(None);
     }
     let problem = &Linear::of_weight(shape)?;
     if unit_for::<T>(unit, packing.precision).is_none() {
-        return head_linear::pack_panels::<I, T, RoutedProjection>(isa, &as_projection(problem), shape, weight).map(Some);
+        return head_linear::pack_panels::<I, T, RoutedProjection>(isa, &as_projection(problem), shape, weight)
+            .map(Some);
     }
     if !packing.beside {
         return Ok(None);

@@ -24,13 +24,13 @@ mod tests;
 mod weight;
 mod worker;
 
+pub(crate) use crate::gemm::Start;
 pub(crate) use activations::{Activations, Parts};
 pub(crate) use isa::Engine;
 pub(crate) use linear::layer;
 pub use linear::{Linear, linear};
 pub(crate) use row::Row;
 pub use weight::{Level, NBits};
-pub(crate) use crate::gemm::Start;
 pub(crate) use worker::{Worker, floats};
 
 /// Maximum rows of activations that are multiplied with the weight as it is read.

@@ -43,7 +43,10 @@ impl CpuOperator for RoutedMlp {
 
     /// On request only: experts have few tokens each, with which packing saves little.
     fn pack<I: Isa, T: Element>(isa: I, of: &ToPack<'_, Self, T>) -> Result<Option<Packed>, Error> {
-        let &ToPack { attributes, input: input @ (FC1 | FC2), shape, weight, packing: Packing { all: true, .. }, .. } = of else {
+        let &ToPack {
+            attributes, input: input @ (FC1 | FC2), shape, weight, packing: Packing { all: true, .. }, ..
+        } = of
+        else {
             return Ok(None);
         };
         let problem = &RoutedMlp::of_weight(attributes, input, shape)?;
@@ -260,8 +263,9 @@ impl<I: Isa, T: Element> Stage<'_, I, T> {
                 };
                 // SAFETY: from each input on, x has `width` elements; a row of sums has room for the padded span of
                 // each half; the weight has all elements of its panels.
-                macs +=
-                    unsafe { gemm.multiply(call.isa, rows, &products, &call.fc1, panel, column, next, Start::of_block(&k, None)) };
+                macs += unsafe {
+                    gemm.multiply(call.isa, rows, &products, &call.fc1, panel, column, next, Start::of_block(&k, None))
+                };
             }
         }
         let columns = panels.columns(span);
@@ -326,7 +330,16 @@ impl<I: Isa, T: Element> Stage<'_, I, T> {
                     // SAFETY: stage 1 wrote the hidden rows; a row of sums has room for a padded span; the weight has
                     // all elements of its panels.
                     macs += unsafe {
-                        gemm.multiply(call.isa, rows, &products, &call.fc2, panel, column, next, Start::of_block(&k, None))
+                        gemm.multiply(
+                            call.isa,
+                            rows,
+                            &products,
+                            &call.fc2,
+                            panel,
+                            column,
+                            next,
+                            Start::of_block(&k, None),
+                        )
                     };
                 }
             }

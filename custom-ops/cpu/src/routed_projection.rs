@@ -128,9 +128,8 @@ fn finish<I: Isa, T: Element>(
 ) {
     let row = |token: u32| item.tokens.start + token as usize;
     // SAFETY: these columns of this token belong to this item alone.
-    let sums = |token: u32| unsafe {
-        std::slice::from_raw_parts_mut(output(call, item, token, columns.start), columns.len())
-    };
+    let sums =
+        |token: u32| unsafe { std::slice::from_raw_parts_mut(output(call, item, token, columns.start), columns.len()) };
     let rows = tokens.iter().map(|&token| (sums(token), epilogue.of_row(row(token), columns.start)));
     call.isa.vectorize(Replace { rows });
 }

@@ -177,7 +177,8 @@ fn pack_weights(
     };
     let pack = |index| {
         let Some(tensor) = info.constant(index)? else { return Ok(None) };
-        let (data, bytes) = (tensor.data.cast_const(), bytes_of(check_input(attributes.operator(), index, &tensor)?, tensor.dims()));
+        let (data, bytes) =
+            (tensor.data.cast_const(), bytes_of(check_input(attributes.operator(), index, &tensor)?, tensor.dims()));
         // SAFETY: the tensor is a constant of the node, which is alive.
         if !all && !unsafe { pages::in_file(data, bytes) } {
             return Ok(None);

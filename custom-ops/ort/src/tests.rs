@@ -98,8 +98,10 @@ fn every_operator_is_registered_for_every_type() {
     let cuda =
         OPERATORS.iter().filter(|operator| table_on(Some(c"CUDAExecutionProvider"), operator, DType::F32).is_some());
     // Some only where the processor has a matrix unit.
-    let ours: Vec<_> =
-        OPERATORS.iter().filter(|operator| !moh_cpu::is_left_to_body(operator, Precision::Highest, crate::pages::can_tell())).collect();
+    let ours: Vec<_> = OPERATORS
+        .iter()
+        .filter(|operator| !moh_cpu::is_left_to_body(operator, Precision::Highest, crate::pages::can_tell()))
+        .collect();
     assert!(OPERATORS.iter().all(|operator| operator.may_be_left || ours.contains(&operator)), "{ours:?}");
     assert_eq!(domain.ops.len(), (ours.len() + cuda.count()) * DType::ALL.len());
     for (operator, dtype) in ours.into_iter().flat_map(|operator| DType::ALL.map(|dtype| (operator, dtype))) {

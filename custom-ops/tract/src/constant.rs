@@ -114,7 +114,9 @@ impl Constant {
         let packed = match made.get(&key) {
             Some(packed) => packed.clone(),
             None => {
-                let Some(packed) = moh_cpu::pack(attributes, input, self.plain()?, Packing::default())? else { return Ok(()) };
+                let Some(packed) = moh_cpu::pack(attributes, input, self.plain()?, Packing::default())? else {
+                    return Ok(());
+                };
                 made.entry(key).or_insert(Arc::new(packed)).clone()
             }
         };

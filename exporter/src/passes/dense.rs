@@ -26,7 +26,7 @@ const NARROW: usize = 32;
 /// The pass.
 #[derive(Debug, Clone, Copy, Default, clap::Args)]
 pub struct DenseLayers {
-    /// How dense layers in floating point are written: moh is faster in onnxruntime with libmoh_ops on processors with AMX [default:
+    /// How dense layers in floating point are written: moh is faster in onnxruntime with libmoh_ops on processors with AVX-512 or AMX [default:
     /// onnx, or as --for says].
     #[arg(long = "dense-layers", value_enum, value_name = "STYLE")]
     pub style: Option<DenseStyle>,

@@ -16,7 +16,8 @@ pub(crate) struct RuntimeArgs {
     /// Do not load the ai.moh kernels: onnxruntime runs the function bodies in the model, which compute every head.
     #[arg(long, conflicts_with = "ops_library")]
     no_custom_ops: bool,
-    /// Pack the weights of ai.moh operators once, at load: faster, but onnxruntime keeps these weights twice.
+    /// Pack all weights of ai.moh operators once, at load, also those that are not packed by default because that takes more memory: experts', 16-bit
+    /// ones, and what onnxruntime has not mapped from a file.
     #[arg(long, conflicts_with = "no_custom_ops")]
     pack_weights: bool,
     #[command(flatten)]

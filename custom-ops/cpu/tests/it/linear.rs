@@ -48,6 +48,10 @@ fn what_becomes_of_the_sums() {
             check(Case { rows, width: 43, out_width: 301, bias, then, ..CASE }, &[1, 3]);
         }
         check(Case { rows: 70, width: 64, out_width: 301, then, dtype: DType::BF16, ..CASE }, &[1, 2]);
+        // Several blocks of inner indices, with sums in the output and beside it.
+        for out_width in [48, 45] {
+            check(Case { rows: 70, width: 1100, out_width, then, ..CASE }, &[1, 2]);
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use crate::support::{kernels_of, pack};
 use moh_conformance::Buffer;
 use moh_conformance::head_linear::{COMBINE, Case, Gates, PROJECTION};
 use moh_cpu::{Input, Kernel, Packed, Packing, Threads};
-use moh_operators::{DType, Error};
+use moh_operators::{DType, DataMut, Error};
 
 /// Index of the weight among the inputs.
 const WEIGHT: usize = 1;
@@ -56,6 +56,27 @@ fn weight_packed_for_another_problem_is_refused() {
                     found => panic!("{kernel:?}: packed for {of:?}, used for {other:?}: {found:?}"),
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn weight_beside_the_packed_form_of_another_is_refused() {
+    let all = |case: Case| Case { q_len: 20, gates: Gates::On, ..case };
+    let of = all(Case { heads: 3, block: 16, width: 16, ..PROJECTION });
+    for kernel in packing(&of) {
+        let call = of.call();
+        let run = |packed: &Packed| {
+            let mut inputs: Vec<_> = call.tensors().into_iter().map(|tensor| tensor.map(Input::from)).collect();
+            inputs[WEIGHT] = Some(Input::Both(call.tensors()[WEIGHT].unwrap(), packed));
+            let mut output = vec![f32::NAN; of.tokens() * 48];
+            kernel.run(&call.attributes, &inputs, DataMut::F32(&mut output), &Threads::new(1))
+        };
+        run(&packed(&of, kernel)).unwrap();
+        for other in [all(Case { heads: 2, block: 8, width: 48, ..PROJECTION }), Case { dtype: DType::F16, ..of }] {
+            let Some(packed) = pack(&other.call(), kernel).remove(WEIGHT) else { continue };
+            let Err(error) = run(&packed) else { panic!("{kernel:?}, {other:?}") };
+            assert!(matches!(error, Error::Packed { input: "weight", .. }), "{kernel:?}: {error}");
         }
     }
 }

@@ -56,7 +56,9 @@ fn operators_equal_the_reference_on_their_examples() {
 fn dense_layers_with_packed_weights() {
     let _emulated = emulate();
     let Some(kernel) = crate::select(Linear::OPERATOR, Some("amx")) else { return };
-    for (rows, width, out_width) in [(1, 64, 32), (3, 300, 70), (8, 129, 45), (5, 513, 301), (9, 300, 70), (70, 129, 96)] {
+    for (rows, width, out_width) in
+        [(1, 64, 32), (3, 300, 70), (8, 129, 45), (5, 513, 301), (9, 300, 70), (70, 129, 96)]
+    {
         let then = if rows == 8 { Then::Gate } else { Then::Nothing };
         let call = linear::Case { rows, width, out_width, bias: rows != 9, then, dtype: DType::F32, seed: 3 }.call();
         let (expected, tensors) = (call.expected(), call.tensors());
@@ -77,9 +79,8 @@ fn dense_layers_with_packed_weights() {
             };
             let (plain, found) = (of_inputs(None, None), of_inputs(Some(&packed), None));
             let largest = expected.iter().fold(0.0f64, |largest, x| largest.max(x.abs()));
-            let error = |found: &[f64]| {
-                found.iter().zip(&expected).map(|(x, y)| (x - y).abs()).fold(0.0, f64::max) / largest
-            };
+            let error =
+                |found: &[f64]| found.iter().zip(&expected).map(|(x, y)| (x - y).abs()).fold(0.0, f64::max) / largest;
             let (least, most) = match precision {
                 Precision::Highest => (0.0, 2e-6),
                 Precision::High => (1e-7, 2e-4),
