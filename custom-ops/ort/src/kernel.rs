@@ -186,7 +186,11 @@ fn pack_weights(
         // SAFETY: as above.
         let input = unsafe { Given::new(attributes.operator(), index, tensor)? };
         let packing = Packing { precision: settings.precision, beside: true, all };
-        let packed = moh_cpu::pack(attributes, index, input.tensor(), packing)?;
+        let packed = match moh_cpu::pack(attributes, index, input.tensor(), packing) {
+            // Nobody asked for it.
+            Err(Error::OutOfMemory { .. }) if !all => None,
+            packed => packed?,
+        };
         if packed.is_some() {
             // SAFETY: as above; nobody writes to a constant.
             unsafe { pages::give_back(data, bytes) };

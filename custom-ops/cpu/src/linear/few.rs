@@ -223,6 +223,7 @@ impl<T: Element, P: Parts> Job for FewOfBlocks<'_, T, P> {
             1 => self.multiply::<I, 1>(isa),
             2 => self.multiply::<I, 2>(isa),
             3 | 4 => self.multiply::<I, 4>(isa),
+            5 | 6 => self.multiply::<I, 6>(isa),
             _ => self.multiply::<I, ROWS>(isa),
         }
         self.few.store(isa);
