@@ -176,6 +176,9 @@ impl<'h> Gemm<'h> {
         let Weight { panels, source } = weight;
         let width = panels.width(panel);
         let n = panels.columns(&(panel..panel + 1));
+        if let Start::New(Some(bias)) = begin {
+            assert_eq!(bias.len(), width, "a bias for every column of the panel");
+        }
         let mut ahead = Ahead::default();
         let (b, limit) = match source {
             Source::Packed(data) => {
@@ -207,9 +210,6 @@ impl<'h> Gemm<'h> {
             }
         }
         // A single product reads and writes its sums only once, so it needs no passes.
-        if let Start::New(Some(bias)) = begin {
-            assert_eq!(bias.len(), width, "a bias for every column of the panel");
-        }
         let near = if products.len() > 1 { NEAR } else { usize::MAX };
         let mut done = 0;
         while done < rows.len() {
@@ -246,8 +246,8 @@ impl<'h> Gemm<'h> {
             let Row { input, output } = rows[row as usize];
             self.lines.push(Row { input: input.wrapping_add(product.k.start), output });
             if let Start::New(Some(bias)) = begin {
-                // SAFETY: the row's output is valid for writing these columns.
-                unsafe { output.add(column).copy_from_nonoverlapping(bias.as_ptr(), n.len().min(bias.len())) };
+                // SAFETY: the row's output is valid for writing the panel's columns, as many as the bias has.
+                unsafe { output.add(column).copy_from_nonoverlapping(bias.as_ptr(), bias.len()) };
             }
         }
         let first = matches!(begin, Start::New(None));
