@@ -19,12 +19,12 @@ mod tiles;
 use crate::host::{Host, Scratch};
 use crate::isa::{Isa, MatrixUnit};
 use crate::kernel::{self, CpuOperator, Work};
-use crate::terms::terms;
+use crate::terms::{terms_at, unit_for};
 pub(crate) use call::Span;
 use call::{Call, Head, Output};
 use matrix::MatrixMemory;
 use moh_operators::routed_attention::{Inputs, Problem};
-use moh_operators::{Element, Error, RoutedAttention};
+use moh_operators::{Element, Error, Float, RoutedAttention};
 use plan::{Item, Plan, Selection, share};
 use row_step::ROWS;
 use rows::RowMemory;
@@ -89,10 +89,11 @@ fn execute<I: Isa, T: Element>(
 ) -> Result<Work, Error> {
     let p = call.problem;
     let selection = Selection::new(p, call.gates)?;
-    let worth_splitting = || terms(T::FLOAT) == 1 || selection.mean_rows() >= matrix::ROWS_TO_SPLIT_KEYS_FOR;
-    let possible = |unit: &MatrixUnit| terms(T::FLOAT) <= unit.most_terms() && (p.scale * LOG2_E).is_finite();
-    let unit = unit.filter(|unit| possible(unit) && worth_splitting());
-    let tiling = if unit.is_some() { matrix::tiling(p, T::FLOAT) } else { Tiling::new::<I>(p) };
+    let terms = terms_at(host.precision(), T::FLOAT);
+    let worth_splitting = T::FLOAT == Float::BF16 || selection.mean_rows() >= matrix::ROWS_TO_SPLIT_KEYS_FOR;
+    let unit = unit_for::<T>(unit, host.precision()).filter(|_| worth_splitting && (p.scale * LOG2_E).is_finite());
+    let unit = unit.map(|unit| (unit, terms));
+    let tiling = if unit.is_some() { matrix::tiling(p, terms) } else { Tiling::new::<I>(p) };
     let workers = host.parallelism().max(1);
     let length = |head: usize| call.length(call.head(head).batch);
     let plan = Plan::new(&selection, length, tiling.width, tiling.chunk, workers);
@@ -133,8 +134,8 @@ fn execute<I: Isa, T: Element>(
 struct Worker<'a, I, T> {
     call: &'a Call<'a, I, T>,
     host: &'a dyn Host,
-    /// Used by tiles.
-    unit: Option<MatrixUnit>,
+    /// Used by tiles, with the number of bf16 terms that a number has.
+    unit: Option<(MatrixUnit, usize)>,
     selection: &'a Selection,
     tiling: Tiling,
     partial: &'a Partial,
@@ -170,8 +171,7 @@ impl<I: Isa, T: Element> Worker<'_, I, T> {
             Item::Tiles { .. } => {
                 let spare = make(&mut memory.rows, || RowMemory::new(p, self.host))?;
                 if let Some(unit) = self.unit {
-                    let matrix =
-                        make(&mut memory.matrix, || MatrixMemory::new(p, T::FLOAT, self.tiling.chunk, self.host))?;
+                    let matrix = make(&mut memory.matrix, || MatrixMemory::new(p, unit.1, self.tiling.chunk, self.host))?;
                     return Ok(matrix::attend(unit, self.call, self.head(item), self.rows(item), matrix, spare));
                 }
                 let tiles = make(&mut memory.tiles, || TileMemory::new(p, self.tiling, self.host))?;

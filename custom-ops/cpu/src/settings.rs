@@ -18,8 +18,9 @@ pub(crate) fn forced_isa() -> Option<&'static str> {
 /// Environment variable with the [`Precision`] of hosts that set none.
 pub const PRECISION_VARIABLE: &str = "MOH_FLOAT32_MATMUL_PRECISION";
 
-/// How exactly matrix units multiply float32 in dense layers and projections (Linear, LinearActivation, RoutedProjection, RoutedCombine). Names and meanings are those of
-/// PyTorch's `torch.set_float32_matmul_precision`. Sums are always float32, and so are products by vectors.
+/// How exactly matrix units multiply float32 in dense layers, projections and attention (Linear, LinearActivation, RoutedProjection, RoutedCombine,
+/// RoutedAttention, RoutedCachedAttention). Names and meanings are those of PyTorch's `torch.set_float32_matmul_precision`; attention has bfloat16 terms in
+/// the place of digits, three, two or one. Sums are always float32, and so are products by vectors.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Precision {
     /// With the error of float32: fixed point with the 24 bits of float32, three digits a number, six products of bytes.

@@ -44,15 +44,35 @@ pub(crate) fn split<I: Isa, const TERMS: usize>(isa: I, mut a: I::V, mut b: I::V
     terms
 }
 
-/// The first [`PAIRS`] of `n` elements, padded with 0. With one term, neighbouring elements form pairs; with several,
-/// an element of the first half and one of the second.
+/// The terms of two vectors of numbers of `T`, interleaved: split, or rounded if one term is less than they have. NaN stays NaN.
+#[inline(always)]
+pub(crate) fn terms_of<I: Isa, T: Element, const TERMS: usize>(isa: I, a: I::V, b: I::V) -> [I::V; TERMS] {
+    match (TERMS, T::FLOAT) {
+        (1, Float::BF16) => [isa.halves(a, b); TERMS],
+        (1, _) => [isa.halves(rounded(isa, a), rounded(isa, b)); TERMS],
+        _ => split(isa, a, b),
+    }
+}
+
+/// Rounded to the 8 bits of bf16. A number of 2^112 or more becomes NaN: the product below overflows.
+#[inline(always)]
+fn rounded<I: Isa>(isa: I, x: I::V) -> I::V {
+    // In the large product's place there is no room for the 16 low bits (Veltkamp, Dekker 1971).
+    let large = isa.mul(x, isa.splat(65_537.0));
+    isa.sub(large, isa.sub(large, x))
+}
+
+/// The first [`PAIRS`] of `n` elements, padded with 0. Neighbouring bfloat16 form pairs; of numbers that are rounded or split, one of the
+/// first half and one of the second.
 #[inline(always)]
 pub(crate) unsafe fn load<I: Isa, T: Element, const TERMS: usize>(isa: I, input: *const T, n: usize) -> [I::V; TERMS] {
-    // SAFETY: the caller's contract: `n` elements, of 16 bits if there is one term.
+    // SAFETY: the caller's contract: `n` elements, of f32 or bfloat16 if there is one term.
     unsafe {
-        if TERMS > 1 {
+        if TERMS > 1 || T::FLOAT == Float::F32 {
             let second = n.saturating_sub(MAX_LANES).min(MAX_LANES);
-            return split(isa, part(isa, input, n.min(MAX_LANES)), part(isa, input.wrapping_add(MAX_LANES), second));
+            let [first, second] =
+                [part(isa, input, n.min(MAX_LANES)), part(isa, input.wrapping_add(MAX_LANES), second)];
+            return terms_of::<I, T, TERMS>(isa, first, second);
         }
         if n >= PAIRS {
             return [isa.load(input.cast()); TERMS];

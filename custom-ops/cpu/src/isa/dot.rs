@@ -54,7 +54,7 @@ const ROWS: usize = 8;
 #[target_feature(enable = "avx512f,avx512bf16")]
 unsafe fn rows(p: &TileProduct, i: usize, row: usize, is_first: bool) {
     let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
-    // SAFETY: the caller's contract; every step has TILE pairs.
+    // SAFETY: the caller's contract; every step has TILE pairs, or fewer.
     unsafe {
         let c = p.c[i].byte_add(row * p.c_stride);
         if p.add {
@@ -68,7 +68,8 @@ unsafe fn rows(p: &TileProduct, i: usize, row: usize, is_first: bool) {
                 p.ahead.fetch(step);
             }
             let b = p.b.byte_add(step * p.b_step);
-            for pair in 0..TILE {
+            let pairs = if step + 1 == p.steps { p.last } else { TILE };
+            for pair in 0..pairs {
                 let b = b.byte_add(pair * p.b_stride);
                 let b = [load(b), load(b.add(TILE))];
                 let a = a.byte_add(step * TILE_BYTES).add(pair);

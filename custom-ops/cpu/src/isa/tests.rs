@@ -379,6 +379,7 @@ fn tile_products<U: super::Unit>() {
             terms,
             term_strides: [STEPS * TILE_BYTES, STEPS * TILE * stride],
             steps: STEPS,
+            last: TILE,
             c: [first, first.wrapping_add(TILE * WIDTH)],
             c_stride: stride,
             add,

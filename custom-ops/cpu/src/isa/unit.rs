@@ -28,6 +28,8 @@ pub(crate) struct TileProduct {
     pub(crate) term_strides: [usize; 2],
     /// Number of blocks of 32 inner indices.
     pub(crate) steps: usize,
+    /// Pairs that are not 0 in the last block, at least: they come first, and the unit may leave the others out.
+    pub(crate) last: usize,
     /// 16 rows of 32 columns for each matrix of `a`.
     pub(crate) c: [*mut f32; 2],
     pub(crate) c_stride: usize,

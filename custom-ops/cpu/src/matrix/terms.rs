@@ -117,6 +117,7 @@ impl<const N: usize> Parts for Terms<N> {
             terms: N,
             term_strides: [DEPTH * TILE_BYTES, DEPTH * STEP],
             steps: tiles.steps,
+            last: TILE,
             // The second is not written if there is one tile.
             c: [first, first.wrapping_add(TILE * WIDTH)],
             c_stride: STRIDE,

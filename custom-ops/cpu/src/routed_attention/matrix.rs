@@ -15,15 +15,14 @@ use crate::isa::Isa;
 use crate::isa::unit::{Lines, TILE, TileProduct};
 use crate::isa::{MatrixUnit, Multiplier};
 use crate::memory::{Memory, Sections};
-use crate::terms::terms;
 use moh_operators::Error;
 use moh_operators::routed_attention::Problem;
 use moh_operators::{Element, Float};
 use std::f32::consts::LOG2_E;
 
-/// Minimum query rows per KV head for using several bf16 terms: with fewer rows, splitting keys and values costs more
+/// Minimum query rows per KV head for splitting or rounding keys and values to bf16 terms: with fewer rows that costs more
 /// than the products save. (Measured time in f32 relative to f32 vectors, with 512 and 2048 keys: 0.95 to 1.8 with 32
-/// rows, 0.78 to 1.08 with 64, 0.65 to 0.92 with 128.)
+/// rows, 0.78 to 1.08 with 64, 0.65 to 0.92 with 128; rounded, as many keys as rows, on AVX512-BF16: 0.90 to 1.10 with 24 to 48.)
 pub(super) const ROWS_TO_SPLIT_KEYS_FOR: usize = 64;
 /// Row stride of transposed matrices, in bytes.
 const STRIDE: usize = WIDTH * size_of::<f32>();
@@ -31,11 +30,11 @@ const STRIDE: usize = WIDTH * size_of::<f32>();
 const STEP: usize = TILE * STRIDE;
 
 /// Tile sizes that fit the caches.
-pub(super) fn tiling(p: &Problem, dtype: Float) -> Tiling {
+pub(super) fn tiling(p: &Problem, terms: usize) -> Tiling {
     /// Floats of queries and outputs per worker: they fit the L2 cache.
     const CHUNK_FLOATS: usize = 192 << 10;
     const MIN_TILES: usize = 2;
-    let tiles = (CHUNK_FLOATS / (terms(dtype) * pairs(p.head_dim) + rows(p.value_dim)) / WIDTH).max(MIN_TILES);
+    let tiles = (CHUNK_FLOATS / (terms * pairs(p.head_dim) + rows(p.value_dim)) / WIDTH).max(MIN_TILES);
     Tiling { width: WIDTH, keys: KEYS, chunk: tiles * WIDTH }
 }
 
@@ -73,8 +72,7 @@ pub(super) struct MatrixMemory<'h> {
 }
 
 impl<'h> MatrixMemory<'h> {
-    pub(super) fn new(p: &Problem, dtype: Float, chunk: usize, host: &'h dyn Host) -> Result<MatrixMemory<'h>, Error> {
-        let terms = terms(dtype);
+    pub(super) fn new(p: &Problem, terms: usize, chunk: usize, host: &'h dyn Host) -> Result<MatrixMemory<'h>, Error> {
         let chunk = chunk.next_multiple_of(WIDTH);
         let mut sections = Sections::default();
         Ok(MatrixMemory {
@@ -94,16 +92,16 @@ impl<'h> MatrixMemory<'h> {
     }
 }
 
-/// As [`super::tiles::attend`].
+/// As [`super::tiles::attend`], with numbers of as many bf16 terms.
 pub(super) fn attend<I: Isa, T: Element>(
-    unit: MatrixUnit,
+    (unit, terms): (MatrixUnit, usize),
     call: &Call<'_, I, T>,
     head: Head,
     rows: &[u32],
     memory: &mut MatrixMemory<'_>,
     spare: &mut RowMemory<'_>,
 ) -> u64 {
-    match terms(T::FLOAT) {
+    match terms {
         1 => attend_terms::<I, T, 1>(unit, call, head, rows, memory, spare),
         2 => attend_terms::<I, T, 2>(unit, call, head, rows, memory, spare),
         _ => attend_terms::<I, T, 3>(unit, call, head, rows, memory, spare),
@@ -128,8 +126,8 @@ fn attend_terms<I: Isa, T: Element, const TERMS: usize>(
     }
     let finite = chunk.store_outputs();
     drop(chunk);
-    // With several bf16 terms an infinity yields NaN, even if the exact result does not.
-    if (p.is_causal || TERMS > 1) && !finite {
+    // With several bf16 terms an infinity yields NaN, even if the exact result does not; rounding can yield an infinity.
+    if (p.is_causal || T::FLOAT != Float::BF16) && !finite {
         macs += repair(call, head, rows, spare);
     }
     macs
@@ -228,7 +226,7 @@ impl<I: Isa, T: Element, const TERMS: usize> Chunk<'_, '_, I, T, TERMS> {
                 output: (start > 0).then_some(self.at(self.memory.outputs + i * WIDTH * out_rows)),
                 rows: out_rows,
             });
-            self.values(i, steps, start > 0);
+            self.values(i, keys, start > 0);
             macs += steps * WIDTH * WIDTH * (p.head_dim + p.value_dim);
         }
         macs as u64
@@ -236,7 +234,10 @@ impl<I: Isa, T: Element, const TERMS: usize> Chunk<'_, '_, I, T, TERMS> {
 
     /// Scores of tile `i` with `32 * steps` keys.
     fn scores(&self, i: usize, steps: usize) {
-        let pairs = pairs(self.call.problem.head_dim);
+        let dim = self.call.problem.head_dim;
+        let pairs = pairs(dim);
+        // However numbers are paired, no more pairs than numbers are not 0.
+        let last = (dim + 2 * TILE - 2 * pairs).min(TILE);
         let b = self.at(self.memory.queries + i * TERMS * WIDTH * pairs);
         for step in 0..steps {
             let key = |half: usize| self.at(self.memory.keys + (2 * step + half) * TILE * pairs).cast_const();
@@ -249,6 +250,7 @@ impl<I: Isa, T: Element, const TERMS: usize> Chunk<'_, '_, I, T, TERMS> {
                 terms: TERMS,
                 term_strides: [KEYS * pairs, pairs * WIDTH].map(|floats| floats * size_of::<f32>()),
                 steps: pairs / TILE,
+                last,
                 c: [score(0), score(1)],
                 c_stride: STRIDE,
                 add: false,
@@ -259,8 +261,10 @@ impl<I: Isa, T: Element, const TERMS: usize> Chunk<'_, '_, I, T, TERMS> {
         }
     }
 
-    /// Adds the weighted values of `32 * steps` keys to the outputs of tile `i`.
-    fn values(&self, i: usize, steps: usize, add: bool) {
+    /// Adds the weighted values of `keys` keys to the outputs of tile `i`.
+    fn values(&self, i: usize, keys: usize, add: bool) {
+        let steps = keys.div_ceil(WIDTH);
+        let last = (keys + WIDTH - steps * WIDTH).div_ceil(2);
         let rows = rows(self.call.problem.value_dim);
         let outputs = self.memory.outputs + i * WIDTH * rows;
         for row in (0..rows).step_by(2 * TILE) {
@@ -274,6 +278,7 @@ impl<I: Isa, T: Element, const TERMS: usize> Chunk<'_, '_, I, T, TERMS> {
                 terms: TERMS,
                 term_strides: [rows * KEYS / 2, KEYS / 2 * WIDTH].map(|floats| floats * size_of::<f32>()),
                 steps,
+                last,
                 c: [self.at(outputs + row * WIDTH), self.at(outputs + second * WIDTH)],
                 c_stride: STRIDE,
                 add,

@@ -3,7 +3,7 @@
 
 use crate::isa::unit::TILE;
 use crate::isa::{Isa, Job, MAX_LANES};
-use crate::terms::{PAIRS, load, part, split};
+use crate::terms::{PAIRS, load, part, terms_of};
 use moh_operators::Element;
 
 /// Query rows per tile.
@@ -115,7 +115,7 @@ impl<T: Element, const TERMS: usize> Job for PackValues<T, TERMS> {
                 let mut blocks = [[isa.splat(0.0); MAX_LANES]; TERMS];
                 for i in 0..MAX_LANES {
                     let (even, odd) = (self.part(isa, start + 2 * i, d, n), self.part(isa, start + 2 * i + 1, d, n));
-                    let terms: [_; TERMS] = split(isa, even, odd);
+                    let terms = terms_of::<I, T, TERMS>(isa, even, odd);
                     for term in 0..TERMS {
                         blocks[term][i] = terms[term];
                     }

@@ -93,8 +93,8 @@ pub(super) fn attend<I: Isa, T: Element>(
     macs
 }
 
-/// Recomputes rows that are NaN, using only their visible keys: in a tile, masked keys get weight 0, but the product of
-/// 0 with NaN or infinity is NaN.
+/// Recomputes rows that are not finite, with f32 vectors and only their visible keys: in a tile, masked keys get weight 0, but the
+/// product of 0 with NaN or infinity is NaN, and numbers rounded to bf16 may be infinite.
 pub(super) fn repair<I: Isa, T: Element>(
     call: &Call<'_, I, T>,
     head: Head,
@@ -106,7 +106,7 @@ pub(super) fn repair<I: Isa, T: Element>(
         let output = call.output(head, row);
         // SAFETY: the row's output was written just now, and belongs to this item.
         let output = unsafe { std::slice::from_raw_parts(output, call.problem.value_dim) };
-        if output.iter().any(|x| x.to_f32().is_nan()) {
+        if output.iter().any(|x| !x.to_f32().is_finite()) {
             macs += memory.attend(call, head, &[row], 0..call.length(head.batch));
             memory.store(call, head, &[row]);
         }

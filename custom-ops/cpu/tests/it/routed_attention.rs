@@ -239,6 +239,16 @@ fn nan_in_a_selected_head_propagates() {
     }
 }
 
+/// Values are what may be as large as a float32 is; scores of such keys overflow. Heads whose width fills tiles and does not.
+#[test]
+fn errors_are_those_of_the_precision() {
+    for (head_dim, value_dim, is_causal) in [(64, 64, false), (72, 40, true), (17, 128, false)] {
+        let bias = (value_dim == 40).then_some(([true, true, false, true], Mask::Finite));
+        let case = Case { q_len: 130, kv_len: 150, group_size: 2, head_dim, value_dim, is_causal, bias, ..Case::default() };
+        support::check_precisions(Case { gates: Gates::Random(0.7), ..case }.draw().call(), &[2]);
+    }
+}
+
 #[test]
 fn macs_match_the_gates() {
     // A register tile covers up to 16 rows, and up to 8 keys if the rows' masks differ; a matrix unit's covers 32 of

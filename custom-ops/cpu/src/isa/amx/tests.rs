@@ -122,6 +122,37 @@ unsafe impl Host for AtPrecision {
     }
 }
 
+/// float32 in three terms, two, and rounded: the error is the precision's, and a number that cannot be rounded is not.
+#[test]
+fn attention_has_the_errors_of_the_precision() {
+    let _emulated = emulate();
+    let Some(kernel) = crate::select(RoutedAttention::OPERATOR, Some("amx")) else { return };
+    for (head_dim, value_dim, is_causal) in [(64, 64, false), (72, 40, true)] {
+        let sizes = Case { q_len: 100, kv_len: 130, head_dim, value_dim, is_causal, ..Case::default() };
+        let mut call = Case { gates: Gates::Random(0.8), seed: 5, ..sizes }.draw().call();
+        let of = |call: &Call, precision| {
+            let inputs: Vec<_> = call.tensors().into_iter().map(|tensor| tensor.map(Input::from)).collect();
+            let mut output = Buffer::unwritten(call.output_dtype(), call.expected().len());
+            let host = AtPrecision(Threads::new(2), precision);
+            kernel.run(&call.attributes, &inputs, output.data_mut(), &host).unwrap();
+            output.values(&kernel)
+        };
+        let expected = call.expected();
+        let rms = |numbers: &[f64]| (numbers.iter().map(|x| x * x).sum::<f64>() / numbers.len() as f64).sqrt();
+        for (precision, least, most) in
+            [(Precision::Highest, 0.0, 1e-6), (Precision::High, 2e-6, 1e-4), (Precision::Medium, 5e-4, 5e-3)]
+        {
+            let differences: Vec<_> = of(&call, precision).iter().zip(&expected).map(|(x, y)| x - y).collect();
+            let error = rms(&differences) / rms(&expected);
+            assert!((least..most).contains(&error), "width {head_dim} at {}: {error}", precision.name());
+        }
+        call.inputs[2].1.numbers_mut()[0] = 3.4e38;
+        for (name, precision) in Precision::NAMES {
+            assert!(of(&call, precision).iter().all(|x| x.is_finite()), "width {head_dim} at {name}");
+        }
+    }
+}
+
 /// Rows and widths that fill tiles and do not, terms of every type, and enough rows for three of them.
 #[test]
 fn attention_equals_the_reference() {

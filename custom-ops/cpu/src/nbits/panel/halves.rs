@@ -380,6 +380,7 @@ impl<T: Element> Part<'_, '_, T> {
                     terms: 1,
                     term_strides: [0, 0],
                     steps,
+                    last: TILE,
                     c: [sums, sums.wrapping_add(TILE * COLUMNS)],
                     c_stride: COLUMNS * size_of::<f32>(),
                     add: kept && panel.blocks.start > 0,
