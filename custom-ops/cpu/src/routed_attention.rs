@@ -171,7 +171,8 @@ impl<I: Isa, T: Element> Worker<'_, I, T> {
             Item::Tiles { .. } => {
                 let spare = make(&mut memory.rows, || RowMemory::new(p, self.host))?;
                 if let Some(unit) = self.unit {
-                    let matrix = make(&mut memory.matrix, || MatrixMemory::new(p, unit.1, self.tiling.chunk, self.host))?;
+                    let matrix =
+                        make(&mut memory.matrix, || MatrixMemory::new(p, unit.1, self.tiling.chunk, self.host))?;
                     return Ok(matrix::attend(unit, self.call, self.head(item), self.rows(item), matrix, spare));
                 }
                 let tiles = make(&mut memory.tiles, || TileMemory::new(p, self.tiling, self.host))?;

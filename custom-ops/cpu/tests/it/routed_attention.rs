@@ -244,7 +244,8 @@ fn nan_in_a_selected_head_propagates() {
 fn errors_are_those_of_the_precision() {
     for (head_dim, value_dim, is_causal) in [(64, 64, false), (72, 40, true), (17, 128, false)] {
         let bias = (value_dim == 40).then_some(([true, true, false, true], Mask::Finite));
-        let case = Case { q_len: 130, kv_len: 150, group_size: 2, head_dim, value_dim, is_causal, bias, ..Case::default() };
+        let case =
+            Case { q_len: 130, kv_len: 150, group_size: 2, head_dim, value_dim, is_causal, bias, ..Case::default() };
         support::check_precisions(Case { gates: Gates::Random(0.7), ..case }.draw().call(), &[2]);
     }
 }
