@@ -71,7 +71,7 @@ fn gated<I: Isa>(isa: I, x: I::V, u: I::V) -> I::V {
     let [positive, negative] = parts(isa, u);
     let decay = isa.exp2(isa.mul(isa.add(positive, negative), isa.splat(-LOG2_E)));
     let [positive, negative] = parts(isa, x);
-    isa.div(isa.sub(positive, isa.mul(negative, decay)), isa.add(isa.splat(1.0), decay))
+    isa.quotient(isa.sub(positive, isa.mul(negative, decay)), isa.add(isa.splat(1.0), decay))
 }
 
 /// 0.5 x (1 + tanh(u)) = x / (1 + e^-2u), with u = sqrt(2/pi) (x + 0.044715 x^3).

@@ -28,6 +28,7 @@ impl<'a, T: Element> Operand<'a, T> {
     }
 
     /// From `column` on, for a row of `width` sums.
+    #[inline(always)]
     fn of_row(self, width: usize, row: usize, column: usize) -> RowOperand<T> {
         match self {
             Operand::Nothing => RowOperand::Nothing,
@@ -64,6 +65,7 @@ impl<'a, T: Element> Epilogue<'a, T> {
     }
 
     /// What becomes of the sums of a row from `column` on.
+    #[inline(always)]
     pub(crate) fn of_row(&self, row: usize, column: usize) -> OfRow<T> {
         OfRow {
             activation: self.activation,
@@ -122,6 +124,12 @@ impl<T: Element> OfRow<T> {
     /// They stay as they are.
     pub(crate) const NOTHING: OfRow<T> =
         OfRow { activation: None, gate: RowOperand::Nothing, residual: RowOperand::Nothing };
+
+    /// Whether sums stay as they are.
+    #[inline(always)]
+    pub(crate) fn is_nothing(&self) -> bool {
+        self.activation.is_none() && matches!((self.gate, self.residual), (RowOperand::Nothing, RowOperand::Nothing))
+    }
 
     /// What becomes of `n` sums from `column` on.
     ///

@@ -261,6 +261,11 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     fn mul(self, a: Self::V, b: Self::V) -> Self::V;
     /// `a / b`
     fn div(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a / b` for `b` from 1 to 2, or a NaN; off by two units in the last place at most.
+    #[inline(always)]
+    fn quotient(self, a: Self::V, b: Self::V) -> Self::V {
+        self.div(a, b)
+    }
     /// `a * b + c`
     fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// The larger of both; `b` if `a` is NaN.

@@ -27,7 +27,7 @@ pub(crate) const WIDTH: usize = 2 * TILE;
 /// Tiles along the inner dimension of a block of the weight, at most: with three parts it takes half of a first-level cache. (Measured with
 /// 256 rows and three terms, nanoseconds a tile product: 8.3, 7.5, 7.4, 8.9, 8.2, 7.8 for 2, 3, 4, 6, 8, 12; 6.2 without reading and
 /// writing sums. With digits, and a weight from memory: 14.7, 14.4, 15.0 for 3, 4, 6.)
-const DEPTH: usize = 4;
+const TILES: usize = 12;
 /// Rows that a worker multiplies at a time: their terms are read again for every block of columns.
 pub(crate) const ROWS: usize = 512;
 /// Floats of a tile.
@@ -62,6 +62,8 @@ pub(crate) trait Parts: Sized {
     const COUNT: usize;
     /// Inner indices of a tile.
     const INNER: usize;
+    /// Tiles along the inner dimension of a block of the weight, at most.
+    const DEPTH: usize = TILES / Self::COUNT;
     /// Floats of a tile of rows in one block of inner indices.
     const ROWS: usize;
     /// Floats of a block of the weight.
@@ -155,7 +157,7 @@ pub(crate) struct Sums<'a> {
 /// Tiles along the inner dimension of blocks of `inner` inner indices: blocks are of equal depth.
 pub(crate) fn depth<P: Parts>(inner: usize) -> usize {
     let steps = inner.div_ceil(P::INNER);
-    steps.div_ceil(steps.div_ceil(DEPTH).max(1)).max(1)
+    steps.div_ceil(steps.div_ceil(P::DEPTH).max(1)).max(1)
 }
 
 /// Blocks that `inner` inner indices are cut into.
@@ -186,7 +188,7 @@ impl<T: Element, F: Fn(usize) -> *const T, P: Parts> Job for PackRows<T, F, P> {
     }
 }
 
-/// Splits up to [`WIDTH`] columns of a weight into [`Parts::COLUMNS`] floats: rows of [`WIDTH`] columns, of (parts, [`DEPTH`], [`TILE`]). What is
+/// Splits up to [`WIDTH`] columns of a weight into [`Parts::COLUMNS`] floats: rows of [`WIDTH`] columns, of (parts, [`Parts::DEPTH`], [`TILE`]). What is
 /// left of the last step and of the columns is 0. Returns what [`PackRows`] does.
 ///
 /// Contract of the constructor: as of [`PackRows`]; `input` is valid for reading `inner` rows of `columns` elements, `stride` apart.
@@ -223,22 +225,49 @@ impl<T: Element, P: Parts> Job for PackColumns<T, P> {
     }
 }
 
-/// As [`Parts::multiply`].
-struct Multiplication<'a, T, P> {
+/// Multiplies all tiles of rows with a block of the weight.
+///
+/// Contract of the constructor: that of [`Parts::multiply`] for every two tiles, of which the last may be one; tiles of rows are [`Parts::ROWS`]
+/// floats apart, and their sums, if none are picked, [`TILE`] rows.
+struct Block<'a, T, P> {
     multiplier: &'a Multiplier,
-    tiles: Tiles,
+    /// The first tile of rows.
+    tiles: *const f32,
+    rows: usize,
+    /// Tiles of the weight, and tiles along the inner dimension.
+    columns: *const f32,
+    steps: usize,
+    ahead: Lines,
     on_the_way: *mut f32,
-    sums: Sums<'a>,
+    sums: *mut f32,
+    picked: Option<&'a [u32]>,
+    add: bool,
     of: PhantomData<(T, P)>,
 }
 
-impl<T: Element, P: Parts> Job for Multiplication<'_, T, P> {
+impl<T: Element, P: Parts> Job for Block<'_, T, P> {
     type Output = ();
 
+    // All tiles in one job: to pass one by memory costs time, for its parts are written in smaller pieces than they are read in.
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        // SAFETY: the constructor's contract, which is the method's.
-        unsafe { P::multiply::<I, T>(isa, self.multiplier, &self.tiles, self.on_the_way, &self.sums) }
+        let tiles = self.rows.div_ceil(TILE);
+        let mut ahead = self.ahead;
+        for i in (0..tiles).step_by(2) {
+            let rows = i * TILE..self.rows.min((i + 2) * TILE);
+            let [first, second] = [i, (i + 1).min(tiles - 1)].map(|i| self.tiles.wrapping_add(i * P::ROWS));
+            let tiles = Tiles { rows: [first, second], columns: self.columns, steps: self.steps, ahead };
+            let start = if self.picked.is_some() { 0 } else { rows.start };
+            let sums = Sums {
+                start: self.sums.wrapping_add(start * WIDTH),
+                rows: rows.len(),
+                picked: self.picked.map(|picked| &picked[rows]),
+                add: self.add,
+            };
+            // SAFETY: the constructor's contract.
+            unsafe { P::multiply::<I, T>(isa, self.multiplier, &tiles, self.on_the_way, &sums) }
+            ahead.start = ahead.start.wrapping_add(self.steps * ahead.rows * ahead.stride);
+        }
     }
 }
 
@@ -309,7 +338,7 @@ impl<'h, P: Parts> Worker<'h, P> {
         let (rows, columns) = (rows.next_multiple_of(2 * TILE), columns.next_multiple_of(WIDTH));
         let left = split.div_ceil(TILE).saturating_mul(P::ROWS);
         let sums = rows.saturating_mul(columns);
-        let lens = [P::COLUMNS, DEPTH * P::INNER * WIDTH, P::SUMS, sums, left];
+        let lens = [P::COLUMNS, P::DEPTH * P::INNER * WIDTH, P::SUMS, sums, left];
         let floats = Unwritten::new::<f32>(host, lens.into_iter().fold(0, usize::saturating_add))?;
         let mut next = floats.as_mut_ptr::<f32>();
         let [right, dense, on_the_way, sums, left] = lens.map(|len| {
@@ -408,7 +437,7 @@ impl<'h, P: Parts> Worker<'h, P> {
             for block in 0..blocks {
                 let is_last = block + 1 == blocks;
                 let steps_ahead = tiles.div_ceil(2) * steps_now;
-                let (right, mut ahead) = match weight {
+                let (right, ahead) = match weight {
                     Right::Matrix(weight) => {
                         let columns = columns_of(block);
                         // SAFETY: the caller's contract; the memory has room for a block.
@@ -433,24 +462,19 @@ impl<'h, P: Parts> Worker<'h, P> {
                         (at(block, first), next.map_or(Lines::NONE, |next| packed_ahead::<P>(next, steps_ahead)))
                     }
                 };
-                for i in (0..tiles).step_by(2) {
-                    let rows = i * TILE..rows.min((i + 2) * TILE);
-                    // SAFETY: there are `tiles` tiles of rows in the block.
-                    let tiles = [i, (i + 1).min(tiles - 1)].map(|i| unsafe { start.add(i * P::ROWS) });
-                    isa.vectorize(Multiplication {
-                        multiplier: &self.multiplier,
-                        tiles: Tiles { rows: tiles, columns: right, steps: steps_now, ahead },
-                        on_the_way: self.on_the_way,
-                        sums: Sums {
-                            start: self.sums(block, if picked.is_some() { 0 } else { rows.start }),
-                            rows: rows.len(),
-                            picked: picked.map(|picked| &picked[rows]),
-                            add: picked.is_some() || add || first > 0,
-                        },
-                        of: PhantomData::<(T, P)>,
-                    });
-                    ahead.start = ahead.start.wrapping_add(steps_now * ahead.rows * ahead.stride);
-                }
+                isa.vectorize(Block {
+                    multiplier: &self.multiplier,
+                    tiles: start,
+                    rows,
+                    columns: right,
+                    steps: steps_now,
+                    ahead,
+                    on_the_way: self.on_the_way,
+                    sums: self.sums(block, 0),
+                    picked,
+                    add: picked.is_some() || add || first > 0,
+                    of: PhantomData::<(T, P)>,
+                });
             }
         }
         (tiles * TILE * columns.len() * steps * P::INNER) as u64
@@ -516,7 +540,7 @@ pub(crate) unsafe fn pack_all<I: Isa, T: Element, P: Parts>(
     output: *mut f32,
 ) -> bool {
     let (blocks, depth) = (blocks::<P>(inner), depth::<P>(inner) * P::INNER);
-    let mut dense = vec![0.0f32; DEPTH * P::INNER * WIDTH];
+    let mut dense = vec![0.0f32; P::DEPTH * P::INNER * WIDTH];
     let mut finite = true;
     for (i, column) in (0..columns).step_by(WIDTH).enumerate() {
         let columns = column..columns.min(column + WIDTH);

@@ -3,7 +3,7 @@
 //! what is left out of a sum and what rounding to fixed point changes is less than float32 multiply-adds lose, unless one number of a block is
 //! larger than the others by orders of magnitude and meets one that is as much smaller.
 
-use super::{DEPTH, MOST, PackColumns, PackRows, Parts, STEP, STRIDE, Sums, TILE_FLOATS, Tiles, WIDTH};
+use super::{MOST, PackColumns, PackRows, Parts, STEP, STRIDE, Sums, TILE_FLOATS, Tiles, WIDTH};
 use crate::isa::unit::{DigitProduct, TILE, TILE_BYTES};
 use crate::isa::{Isa, LARGEST_OF_DIGITS, MAX_LANES, Multiplier};
 use crate::terms::part;
@@ -40,9 +40,9 @@ impl<const N: usize> Parts for Digits<N> {
     const COUNT: usize = N;
     const INNER: usize = QUARTERS * TILE;
     /// Tiles, and the rows' scales.
-    const ROWS: usize = Self::COUNT * DEPTH * TILE_FLOATS + TILE;
+    const ROWS: usize = Self::COUNT * Self::DEPTH * TILE_FLOATS + TILE;
     /// Tiles, and the columns' scales.
-    const COLUMNS: usize = Self::COUNT * DEPTH * TILE * WIDTH + WIDTH;
+    const COLUMNS: usize = Self::COUNT * Self::DEPTH * TILE * WIDTH + WIDTH;
     const SUMS: usize = N * 2 * TILE * WIDTH;
 
     #[inline(always)]
@@ -71,13 +71,13 @@ impl<const N: usize> Parts for Digits<N> {
                 for step in 0..steps {
                     let quarters = std::array::from_fn(|i| x(step * Self::INNER + i * MAX_LANES));
                     for (digit, vector) in isa.digits(quarters, scale).into_iter().skip(Self::NONE).enumerate() {
-                        let place = (digit * DEPTH + step) * TILE_FLOATS + row * TILE;
+                        let place = (digit * Self::DEPTH + step) * TILE_FLOATS + row * TILE;
                         // SAFETY: a tile has this row.
                         unsafe { isa.store(output.add(place), vector) }
                     }
                 }
                 // SAFETY: there is room for the rows' scales.
-                unsafe { output.add(Self::COUNT * DEPTH * TILE_FLOATS + row).write(first(isa, of_first_place)) }
+                unsafe { output.add(Self::COUNT * Self::DEPTH * TILE_FLOATS + row).write(first(isa, of_first_place)) }
             }
         }
         isa.sum(zero) == 0.0
@@ -101,13 +101,13 @@ impl<const N: usize> Parts for Digits<N> {
                     let inner = step * Self::INNER + word;
                     let quarters = std::array::from_fn(|i| columns.at(isa, inner + i * TILE, column));
                     for (digit, vector) in isa.digits(quarters, scale).into_iter().skip(Self::NONE).enumerate() {
-                        let place = ((digit * DEPTH + step) * TILE + word) * WIDTH + column;
+                        let place = ((digit * Self::DEPTH + step) * TILE + word) * WIDTH + column;
                         // SAFETY: the constructor's contract.
                         unsafe { isa.store(columns.output.add(place), vector) }
                     }
                 }
             }
-            let place = Self::COUNT * DEPTH * TILE * WIDTH + column;
+            let place = Self::COUNT * Self::DEPTH * TILE * WIDTH + column;
             // SAFETY: there is room for the columns' scales.
             unsafe { isa.store(columns.output.add(place), of_first_place) }
         }
@@ -119,7 +119,7 @@ impl<const N: usize> Parts for Digits<N> {
         let mut digits = [isa.splat(0.0); 3];
         for (digit, vector) in digits.iter_mut().skip(Self::NONE).enumerate() {
             // SAFETY: the caller's contract.
-            *vector = unsafe { isa.load(block.add(((digit * DEPTH + step) * TILE + word) * WIDTH + column)) };
+            *vector = unsafe { isa.load(block.add(((digit * Self::DEPTH + step) * TILE + word) * WIDTH + column)) };
         }
         [isa.of_digits::<0>(digits), isa.of_digits::<1>(digits), isa.of_digits::<2>(digits), isa.of_digits::<3>(digits)]
     }
@@ -127,7 +127,7 @@ impl<const N: usize> Parts for Digits<N> {
     #[inline(always)]
     unsafe fn unit<I: Isa>(isa: I, block: *const f32, column: usize) -> I::V {
         // SAFETY: the caller's contract; units of the first place follow the tiles.
-        let of_first_place = unsafe { isa.load(block.add(Self::COUNT * DEPTH * TILE * WIDTH + column)) };
+        let of_first_place = unsafe { isa.load(block.add(Self::COUNT * Self::DEPTH * TILE * WIDTH + column)) };
         isa.mul(of_first_place, isa.splat(1.0 / Self::FIRST_PLACE))
     }
 
@@ -144,7 +144,7 @@ impl<const N: usize> Parts for Digits<N> {
             b: tiles.columns,
             b_stride: STRIDE,
             b_step: STEP,
-            digit_strides: [DEPTH * TILE_BYTES, DEPTH * STEP],
+            digit_strides: [Self::DEPTH * TILE_BYTES, Self::DEPTH * STEP],
             digits: N,
             steps: tiles.steps,
             c: on_the_way.cast(),
@@ -156,10 +156,10 @@ impl<const N: usize> Parts for Digits<N> {
                 true => multiplier.multiply_digits::<true>(&product),
                 false => multiplier.multiply_digits::<false>(&product),
             }
-            let of_columns = tiles.columns.add(Self::COUNT * DEPTH * TILE * WIDTH);
+            let of_columns = tiles.columns.add(Self::COUNT * Self::DEPTH * TILE * WIDTH);
             let of_columns = [isa.load(of_columns), isa.load(of_columns.add(TILE))];
             for row in 0..sums.rows {
-                let of_row = tiles.rows[row / TILE].add(Self::COUNT * DEPTH * TILE_FLOATS + row % TILE).read();
+                let of_row = tiles.rows[row / TILE].add(Self::COUNT * Self::DEPTH * TILE_FLOATS + row % TILE).read();
                 let to = sums.start.add(sums.picked.map_or(row, |picked| picked[row] as usize) * WIDTH);
                 for (i, of_column) in of_columns.into_iter().enumerate() {
                     let place = |place: usize| {

@@ -2,14 +2,15 @@
 
 use super::WIDTH;
 use crate::epilogue::OfRow;
-use crate::isa::{Isa, Job};
+use crate::isa::{Isa, Job, MAX_LANES};
 use crate::terms::part;
 use moh_operators::Element;
 
-/// Writes what becomes of rows of sums, plus the bias, to an output. Returns false if such a sum is not finite.
+/// Writes what becomes of rows of sums, plus the bias, to an output. Returns false if such a sum is not finite. Rows are written from end to end:
+/// to write the columns of a block when they are complete takes longer, for stores wait for the memory's lines one after the other.
 ///
-/// Contract of the constructor: the sums are valid for reading `rows` rows of [`WIDTH`] floats for every block of columns, blocks
-/// `block` floats apart; the bias and what `epilogue(row)` has for reading and `output(row)` for writing `columns` elements.
+/// Contract of the constructor: vectors have [`MAX_LANES`] lanes; the sums are valid for reading `rows` rows of [`WIDTH`] floats for every block
+/// of columns, blocks `block` floats apart; the bias and what `epilogue(row)` has for reading and `output(row)` for writing `columns` elements.
 pub(super) struct StoreRows<T, E, F> {
     pub(super) sums: *const f32,
     pub(super) block: usize,
@@ -25,28 +26,65 @@ impl<T: Element, E: Fn(usize) -> OfRow<T>, F: Fn(usize) -> *mut T> Job for Store
 
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) -> bool {
-        let mut zero = isa.splat(0.0);
+        // Of every other vector, so that they need not wait for each other.
+        let mut zero = [isa.splat(0.0); 2];
+        let full = self.columns.is_multiple_of(WIDTH);
         for row in 0..self.rows {
             let (epilogue, output) = ((self.epilogue)(row), (self.output)(row));
-            for column in (0..self.columns).step_by(I::LANES) {
-                let n = (self.columns - column).min(I::LANES);
-                // SAFETY: the constructor's contract; column + n <= columns.
+            // SAFETY: the constructor's contract.
+            unsafe {
+                match (full, epilogue.is_nothing()) {
+                    (true, true) => self.row::<I, true, true>(isa, row, &epilogue, output, &mut zero),
+                    (true, false) => self.row::<I, true, false>(isa, row, &epilogue, output, &mut zero),
+                    (false, _) => self.row::<I, false, false>(isa, row, &epilogue, output, &mut zero),
+                }
+            }
+        }
+        isa.sum(isa.add(zero[0], zero[1])) == 0.0
+    }
+}
+
+impl<T: Element, E, F> StoreRows<T, E, F> {
+    /// A row. `FULL`: columns fill all blocks; `NOTHING`: sums stay as they are. Both are for loops without branches.
+    ///
+    /// # Safety
+    /// The constructor's contract; there is such a row, and `output` has its columns.
+    #[inline(always)]
+    unsafe fn row<I: Isa, const FULL: bool, const NOTHING: bool>(
+        &self,
+        isa: I,
+        row: usize,
+        epilogue: &OfRow<T>,
+        output: *mut T,
+        zero: &mut [I::V; 2],
+    ) {
+        let mut sums = self.sums.wrapping_add(row * WIDTH);
+        for start in (0..self.columns).step_by(WIDTH) {
+            for (i, zero) in zero.iter_mut().enumerate() {
+                let column = start + i * MAX_LANES;
+                let n = if FULL { MAX_LANES } else { self.columns.saturating_sub(column).min(MAX_LANES) };
+                if n == 0 {
+                    break;
+                }
+                // SAFETY: the caller's contract; column + n <= columns.
                 unsafe {
-                    let mut sum = isa.load(self.sums.add(column / WIDTH * self.block + row * WIDTH + column % WIDTH));
+                    let mut sum = isa.load(sums.add(i * MAX_LANES));
                     if let Some(bias) = self.bias {
                         sum = isa.add(sum, part(isa, bias.add(column), n));
                     }
-                    zero = isa.add(zero, isa.sub(sum, sum));
-                    let sum = epilogue.apply(isa, sum, column, n);
+                    *zero = isa.add(*zero, isa.sub(sum, sum));
+                    if !NOTHING {
+                        sum = epilogue.apply(isa, sum, column, n);
+                    }
                     let output = output.add(column);
-                    match n == I::LANES {
+                    match n == MAX_LANES {
                         true => isa.narrow(output, sum),
                         false => isa.narrow_part(output, sum, n),
                     }
                 }
             }
+            sums = sums.wrapping_add(self.block);
         }
-        isa.sum(zero) == 0.0
     }
 }
 

@@ -1,7 +1,7 @@
 //! Numbers as sums of bf16 terms.
 
 use super::store::AddRows;
-use super::{DEPTH, MOST, PackColumns, PackRows, Parts, STEP, STRIDE, Sums, TILE_FLOATS, Tiles, WIDTH};
+use super::{MOST, PackColumns, PackRows, Parts, STEP, STRIDE, Sums, TILE_FLOATS, Tiles, WIDTH};
 use crate::isa::unit::{TILE, TILE_BYTES, TileProduct};
 use crate::isa::{Isa, Job, MAX_LANES, Multiplier};
 use crate::terms::{load, part, split, terms};
@@ -24,35 +24,41 @@ fn terms_of<I: Isa, T: Element, const N: usize>(isa: I, a: I::V, b: I::V) -> ([I
 impl<const N: usize> Parts for Terms<N> {
     const COUNT: usize = N;
     const INNER: usize = 2 * TILE;
-    const ROWS: usize = N * DEPTH * TILE_FLOATS;
-    const COLUMNS: usize = N * DEPTH * TILE * WIDTH;
+    const ROWS: usize = N * Self::DEPTH * TILE_FLOATS;
+    const COLUMNS: usize = N * Self::DEPTH * TILE * WIDTH;
     const SUMS: usize = 2 * TILE * WIDTH;
 
     #[inline(always)]
     fn pack_rows<I: Isa, T: Element, F: Fn(usize) -> *const T>(isa: I, rows: &PackRows<T, F, Self>) -> bool {
         let depth = super::depth::<Self>(rows.width);
         let mut zero = isa.splat(0.0);
-        for step in 0..rows.width.div_ceil(Self::INNER) {
-            let start = step / depth * rows.block + step % depth * TILE_FLOATS;
-            for row in 0..TILE {
+        for row in 0..TILE {
+            let x = if row < rows.rows { (rows.input)(row) } else { std::ptr::null() };
+            for step in 0..rows.width.div_ceil(Self::INNER) {
+                let place = step / depth * rows.block + step % depth * TILE_FLOATS + row * TILE;
                 let mut terms = [isa.splat(0.0); N];
-                // SAFETY: the constructor's contract; there are `width` elements from the row's first on.
+                // SAFETY: the constructor's contract; there are `n` elements from the step's first on.
                 unsafe {
                     if row < rows.rows {
-                        let x = (rows.input)(row).add(step * Self::INNER);
+                        let x = x.add(step * Self::INNER);
                         let n = rows.width - step * Self::INNER;
                         if T::FLOAT == Float::BF16 {
                             terms = load(isa, x, n);
                         } else {
-                            let second = n.saturating_sub(TILE).min(TILE);
-                            let (a, b) = (part(isa, x, n.min(TILE)), part(isa, x.wrapping_add(TILE), second));
+                            let (a, b) = match n >= Self::INNER {
+                                true => (isa.widen(x), isa.widen(x.add(TILE))),
+                                false => {
+                                    let second = n.saturating_sub(TILE);
+                                    (part(isa, x, n.min(TILE)), part(isa, x.wrapping_add(TILE), second))
+                                }
+                            };
                             let found;
                             (terms, found) = terms_of::<I, T, N>(isa, a, b);
                             zero = isa.add(zero, found);
                         }
                     }
                     for (term, vector) in terms.into_iter().enumerate() {
-                        isa.store(rows.output.add(start + term * DEPTH * TILE_FLOATS + row * TILE), vector);
+                        isa.store(rows.output.add(place + term * Self::DEPTH * TILE_FLOATS), vector);
                     }
                 }
             }
@@ -72,7 +78,7 @@ impl<const N: usize> Parts for Terms<N> {
                         terms_of::<I, T, N>(isa, columns.at(isa, first, column), columns.at(isa, second, column));
                     zero = isa.add(zero, found);
                     for (term, vector) in terms.into_iter().enumerate() {
-                        let place = ((term * DEPTH + step) * TILE + pair) * WIDTH + column;
+                        let place = ((term * Self::DEPTH + step) * TILE + pair) * WIDTH + column;
                         // SAFETY: the constructor's contract.
                         unsafe { isa.store(columns.output.add(place), vector) }
                     }
@@ -87,7 +93,7 @@ impl<const N: usize> Parts for Terms<N> {
         let mut numbers = [isa.splat(0.0); MOST];
         for term in 0..N {
             // SAFETY: the caller's contract.
-            let pairs = unsafe { isa.load(block.add(((term * DEPTH + step) * TILE + word) * WIDTH + column)) };
+            let pairs = unsafe { isa.load(block.add(((term * Self::DEPTH + step) * TILE + word) * WIDTH + column)) };
             for (number, half) in numbers.iter_mut().zip(isa.unpair(pairs)) {
                 *number = isa.add(*number, half);
             }
@@ -115,7 +121,7 @@ impl<const N: usize> Parts for Terms<N> {
             b_stride: STRIDE,
             b_step: STEP,
             terms: N,
-            term_strides: [DEPTH * TILE_BYTES, DEPTH * STEP],
+            term_strides: [Self::DEPTH * TILE_BYTES, Self::DEPTH * STEP],
             steps: tiles.steps,
             last: TILE,
             // The second is not written if there is one tile.

@@ -62,16 +62,15 @@ pub(super) struct Segment {
     pub(super) rows: Vec<u32>,
 }
 
-/// Offsets and strides in floats.
+/// A row of the memory, in floats: its values, and for each of its blocks a scale, a correction and a start, which [`Converted`] describes. Loops go
+/// through several rows with one pointer each.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Layout {
-    /// Floats of a row's values.
+    /// Length of a row.
     pub(super) pitch: usize,
-    /// Elements of a row's scales, corrections and starts.
-    pub(super) blocks: usize,
-    scales: usize,
-    corrections: usize,
-    starts: usize,
+    pub(super) scales: usize,
+    pub(super) corrections: usize,
+    pub(super) starts: usize,
 }
 
 impl<'h> Activations<'h> {
@@ -108,18 +107,18 @@ impl<'h> Activations<'h> {
             Level::Int8 => format.k.next_multiple_of(chunk) / 4,
         };
         let blocks = format.blocks().next_multiple_of(MAX_LANES) + MAX_LANES;
-        let mut sections = Sections::default();
-        sections.add(if unit.is_some() { rows.next_multiple_of(TILE) } else { rows }, values)?;
         // A unit's numbers have no scales.
-        let scaled = if unit.is_some() { 0 } else { rows };
-        let scales = sections.add(scaled, blocks)?;
-        let corrections = sections.add(scaled, blocks)?;
-        let starts = sections.add(scaled, blocks)?;
+        let (rows_of_memory, pitch) = match unit {
+            Some(_) => (rows.next_multiple_of(TILE), values),
+            None => (rows, crate::gemm::pitch(values + 3 * blocks)),
+        };
+        let mut sections = Sections::default();
+        sections.add(rows_of_memory, pitch)?;
         let mut memory = sections.allocate_unwritten(host)?;
         if unit.is_none() {
             memory.clear();
         }
-        let layout = Layout { pitch: values, blocks, scales, corrections, starts };
+        let layout = Layout { pitch, scales: values, corrections: values + blocks, starts: values + 2 * blocks };
         let used = used(format, lanes, rows, parts, few);
         let activations = Activations { engine, format, level, unit, rows, used, layout, memory };
         let base = Shared(activations.memory.at(0));
@@ -163,13 +162,8 @@ impl<'h> Activations<'h> {
     /// The memory of a row, which exists.
     #[inline(always)]
     pub(super) fn row(&self, row: usize) -> Converted {
-        let of_blocks = |offset: usize| self.memory.at(offset + row * self.layout.blocks).cast_const();
-        Converted {
-            values: self.memory.at(row * self.layout.pitch),
-            scales: of_blocks(self.layout.scales),
-            corrections: of_blocks(self.layout.corrections),
-            starts: of_blocks(self.layout.starts).cast(),
-        }
+        let at = |offset: usize| self.memory.at(row * self.layout.pitch + offset).cast_const();
+        Converted { values: at(0), scales: at(self.layout.scales), corrections: at(self.layout.corrections) }
     }
 }
 
@@ -179,10 +173,9 @@ pub(super) struct Converted {
     pub(super) values: *const f32,
     /// The scales of its blocks.
     pub(super) scales: *const f32,
-    /// The negative sums of its blocks, times their scale.
+    /// The negative sums of its blocks, times their scale. Besides, a row has the integers from which sums of its blocks start, so that
+    /// weights without zero points need no correction.
     pub(super) corrections: *const f32,
-    /// Where the integer sums of its blocks start, so that weights without zero points need no correction.
-    pub(super) starts: *const i32,
 }
 
 /// The parts that overlap a block.
@@ -246,8 +239,6 @@ struct Convert<'a, X> {
 
 /// Maximum values of a block.
 const MAX_BLOCK: usize = 256;
-/// Every block has a multiple of as many values.
-const STEP: usize = 16;
 type Values = [f32; MAX_BLOCK + MAX_LANES];
 
 impl<X: Element> DotJob for Convert<'_, X> {
@@ -269,10 +260,9 @@ impl<X: Element> DotJob for Convert<'_, X> {
                 // the values and sums of all blocks.
                 unsafe {
                     self.read(isa, row, input, block, &mut values);
-                    let at = row * self.layout.blocks + block;
-                    let scale = self.base.add(self.layout.scales + at);
-                    let correction = self.base.add(self.layout.corrections + at);
                     let output = self.base.add(row * self.layout.pitch);
+                    let scale = output.add(self.layout.scales + block);
+                    let correction = output.add(self.layout.corrections + block);
                     if self.level == Level::Float {
                         *correction = -values[..format.block].iter().sum::<f32>();
                         self.store_floats::<D>(&values, output, block);
@@ -282,8 +272,8 @@ impl<X: Element> DotJob for Convert<'_, X> {
                     *scale = step;
                     *correction = -(sum as f32 * step);
                     let zero = format.default_zero() - D::SUBTRACTED[usize::from(format.bits == 8)];
-                    *self.base.add(self.layout.starts + at).cast() = -sum * i32::from(zero);
-                    self.store_bytes::<D>(&values, output.cast(), block);
+                    *output.add(self.layout.starts + block).cast() = -sum * i32::from(zero);
+                    self.store_bytes(dot, &values, output.cast(), block);
                 }
             }
         }
@@ -372,30 +362,19 @@ impl<X: Element> Convert<'_, X> {
     /// # Safety
     /// `output` has room for the row.
     #[inline(always)]
-    unsafe fn store_bytes<D: ByteDot>(&self, values: &Values, output: *mut i8, block: usize) {
-        let vector = 4 * D::Vectors::LANES;
-        let halves = 8 / self.format.bits;
-        let count = self.format.block / halves;
-        let mut halved = [[0i8; MAX_BLOCK]; 2];
-        for (i, values) in values[..self.format.block].chunks_exact(STEP).enumerate() {
-            // Constant trip counts, so that the loops become vectors.
-            for j in 0..STEP {
-                if halves == 1 {
-                    halved[0][i * STEP + j] = values[j].to_bits() as i8;
+    unsafe fn store_bytes<D: ByteDot>(&self, dot: D, values: &Values, output: *mut u8, block: usize) {
+        let (isa, lanes) = (dot.vectors(), D::Vectors::LANES);
+        for i in (0..self.format.block).step_by(lanes) {
+            let k = block * self.format.block + i;
+            // SAFETY: the caller's contract. A vector's bytes are neighbours: their number divides a vector of the weight.
+            unsafe {
+                let values = isa.load(values.as_ptr().add(i));
+                if self.format.bits == 8 {
+                    dot.store_bytes(values, output.add(k));
                 } else {
-                    halved[j % 2][i * STEP / 2 + j / 2] = values[j].to_bits() as i8;
+                    let place = output.add(k / 2 / (4 * lanes) * 8 * lanes + k / 2 % (4 * lanes));
+                    dot.store_bytes_apart(values, place, place.add(4 * lanes));
                 }
-            }
-        }
-        for (half, bytes) in halved[..halves].iter().enumerate() {
-            let mut done = 0;
-            while done < count {
-                let at = block * count + done;
-                let n = (count - done).min(vector - at % vector);
-                let place = (at / vector * halves + half) * vector + at % vector;
-                // SAFETY: the caller's contract; `done + n <= count`.
-                unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr().add(done), output.add(place), n) };
-                done += n;
             }
         }
     }
@@ -411,34 +390,38 @@ fn quantise<I: Isa>(isa: I, values: &mut Values, count: usize) -> (f32, i32) {
     /// Below it, the reciprocal of the scale overflows.
     const LEAST: f32 = 1e-36;
     let zero = isa.splat(0.0);
-    let (mut most, mut rest) = (zero, zero);
+    let mut most = zero;
     let start = values.as_mut_ptr();
     // SAFETY: `count` is a block's length, a multiple of the vectors' length.
     unsafe {
         for i in (0..count).step_by(I::LANES) {
             let x = isa.load(start.add(i));
-            most = isa.max(most, isa.max(x, isa.sub(zero, x)));
-            rest = isa.add(rest, isa.sub(x, x));
+            most = isa.max(isa.max(x, isa.sub(zero, x)), most);
         }
         let mut lanes = [0.0f32; MAX_LANES];
         isa.store(lanes.as_mut_ptr(), most);
-        let most = lanes.into_iter().fold(0.0, |most: f32, x| if x > most { x } else { most });
-        let finite = isa.sum(rest) == 0.0;
-        let inverse = if finite && most >= LEAST { 127.0 / most } else { 0.0 };
-        let mut sum = 0;
-        for i in (0..count).step_by(I::LANES) {
-            let x = if finite { isa.load(start.add(i)) } else { zero };
-            isa.store(start.add(i), isa.add(isa.mul(x, isa.splat(inverse)), isa.splat(MAGIC)));
-        }
-        for values in values[..count].chunks_exact(STEP) {
-            for j in 0..STEP {
-                sum += i32::from(values[j].to_bits() as i8);
+        let mut half = MAX_LANES / 2;
+        // In halves, which are vectors, and not one after the other.
+        while half > 0 {
+            for i in 0..half {
+                lanes[i] = if lanes[i + half] > lanes[i] { lanes[i + half] } else { lanes[i] };
             }
+            half /= 2;
         }
-        match (finite, inverse > 0.0) {
-            (false, _) => (f32::NAN, 0),
-            (true, false) => (0.0, 0),
-            (true, true) => (most / 127.0, sum),
+        let most = lanes[0];
+        let inverse = if most >= LEAST { 127.0 / most } else { 0.0 };
+        let mut sum = zero;
+        for i in (0..count).step_by(I::LANES) {
+            let integer = isa.add(isa.mul(isa.load(start.add(i)), isa.splat(inverse)), isa.splat(MAGIC));
+            isa.store(start.add(i), integer);
+            sum = isa.add(sum, isa.sub(integer, isa.splat(MAGIC)));
+        }
+        // Of integers, exact; NaN if a number is not finite.
+        let sum = isa.sum(sum);
+        match (sum.is_nan(), inverse > 0.0) {
+            (true, _) => (f32::NAN, 0),
+            (false, false) => (0.0, 0),
+            (false, true) => (most / 127.0, sum as i32),
         }
     }
 }

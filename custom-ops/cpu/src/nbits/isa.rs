@@ -104,6 +104,38 @@ pub(crate) trait ByteDot: Copy + Send + Sync + 'static {
     /// Bits `8 * INDEX ..` of each word, less `FLOAT_SUBTRACTED[1]`.
     fn byte<const INDEX: usize>(self, words: Self::W) -> <Self::Vectors as Isa>::V;
 
+    /// Writes the low byte of every lane.
+    ///
+    /// # Safety
+    /// `output` is valid for writing `LANES` bytes.
+    #[inline(always)]
+    unsafe fn store_bytes(self, x: <Self::Vectors as Isa>::V, output: *mut u8) {
+        let mut lanes = [0.0f32; MAX_LANES];
+        // SAFETY: the array holds a vector; the caller's contract.
+        unsafe {
+            self.vectors().store(lanes.as_mut_ptr(), x);
+            for lane in 0..Self::Vectors::LANES {
+                output.add(lane).write(lanes[lane].to_bits() as u8);
+            }
+        }
+    }
+    /// Writes the low byte of every lane of even index to `even`, of the others to `odd`.
+    ///
+    /// # Safety
+    /// Both are valid for writing `LANES / 2` bytes.
+    #[inline(always)]
+    unsafe fn store_bytes_apart(self, x: <Self::Vectors as Isa>::V, even: *mut u8, odd: *mut u8) {
+        let mut lanes = [0.0f32; MAX_LANES];
+        // SAFETY: the array holds a vector; the caller's contract.
+        unsafe {
+            self.vectors().store(lanes.as_mut_ptr(), x);
+            for lane in 0..Self::Vectors::LANES / 2 {
+                even.add(lane).write(lanes[2 * lane].to_bits() as u8);
+                odd.add(lane).write(lanes[2 * lane + 1].to_bits() as u8);
+            }
+        }
+    }
+
     /// The argument of [`ByteDot::spread`] for these lanes.
     fn indices(self, lanes: &[u32; MAX_LANES]) -> Self::W;
     /// Lane i is lane `indices[i]` of `x`.

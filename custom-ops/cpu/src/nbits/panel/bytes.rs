@@ -1,9 +1,9 @@
 //! Products of 8-bit activations with unpacked weights of 8 bits.
 
-use super::{DEPTH, products};
+use super::products;
 use crate::isa::{Isa, MAX_LANES};
 use crate::memory::{Sections, Uncleared};
-use crate::nbits::activations::{Converted, Segment};
+use crate::nbits::activations::Segment;
 use crate::nbits::isa::{ByteDot, DotJob, PartSums};
 use crate::nbits::{Activations, NBits, Row};
 use moh_operators::{Element, Error};
@@ -20,6 +20,8 @@ pub(super) struct Layout {
     words: usize,
 }
 
+/// Inner indices of a panel: a multiple of every block and of the values in a vector of any weight. Sums are read and written once for each.
+const DEPTH: usize = 2048;
 /// Vectors of columns of a panel, at most.
 const VECTORS: usize = 2;
 const COLUMNS: usize = VECTORS * MAX_LANES;
@@ -53,6 +55,33 @@ pub(super) struct Panel {
     pub(super) scales: *mut f32,
     pub(super) zeros: *mut f32,
     pub(super) words: *mut f32,
+}
+
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+/// Lines of columns to prefetch, some at a time. They may be anywhere: they are never dereferenced.
+struct Ahead {
+    start: *const u8,
+    /// Bytes between columns.
+    stride: usize,
+    columns: usize,
+    /// Lines of a column.
+    lines: usize,
+    /// The next line, of all.
+    next: usize,
+    at_once: usize,
+}
+
+impl Ahead {
+    #[inline(always)]
+    fn fetch<I: Isa>(&mut self, isa: I) {
+        let end = (self.next + self.at_once).min(self.columns * self.lines);
+        for line in self.next..end {
+            isa.prefetch(self.start.wrapping_add(line / self.lines * self.stride + line % self.lines * LINE));
+        }
+        self.next = end;
+    }
 }
 
 impl<T: Element> DotJob for Bytes<'_, T> {
@@ -91,14 +120,35 @@ impl<T: Element> Bytes<'_, T> {
                 // SAFETY: the constructor's contract; the panel's memory has room for it.
                 unsafe {
                     self.unpack::<D, H, C>(dot, &panel);
+                    let tiles = products.iter().map(|(_, picked)| picked.len().div_ceil(R)).sum();
+                    let mut ahead = self.ahead::<D>(dot, &panel, width, tiles);
                     for (blocks, picked) in &products {
-                        self.multiply::<D, H, R, C>(dot, &panel, blocks, picked);
+                        self.multiply::<D, H, R, C>(dot, &panel, blocks, picked, &mut ahead);
                         macs += picked.len() * blocks.len() * format.block * width;
                     }
                 }
             }
         }
         macs as u64
+    }
+
+    /// What to read ahead while `tiles` tiles are multiplied with a panel: the next one's weights.
+    #[inline(always)]
+    fn ahead<D: ByteDot>(&self, dot: D, panel: &Panel, width: usize, tiles: usize) -> Ahead {
+        let format = self.weight.format;
+        let (mut column, mut block) = (panel.columns.end, panel.blocks.start);
+        if column == self.columns.end && panel.blocks.end < format.blocks() {
+            (column, block) = (self.columns.start, panel.blocks.end);
+        }
+        // The columns after the last one belong to the next work item.
+        let columns = (self.weight.n - column).min(width);
+        let bytes = (format.blocks() - block).min(DEPTH / format.block) * format.block_bytes();
+        for column in column..column + columns {
+            dot.vectors().prefetch(self.weight.scales.as_ptr().wrapping_add(column * format.blocks() + block).cast());
+        }
+        let start = self.weight.data.as_ptr().wrapping_add(column * format.row_bytes() + block * format.block_bytes());
+        let lines = bytes.div_ceil(LINE);
+        Ahead { start, stride: format.row_bytes(), columns, lines, next: 0, at_once: (columns * lines).div_ceil(tiles.max(1)) }
     }
 
     /// # Safety
@@ -155,10 +205,12 @@ impl<T: Element> Bytes<'_, T> {
         panel: &Panel,
         blocks: &Range<usize>,
         mut picked: &[u32],
+        ahead: &mut Ahead,
     ) {
         // SAFETY: the caller's contract.
         unsafe {
             while !picked.is_empty() {
+                ahead.fetch(dot.vectors());
                 let (tile, rest) = picked.split_at(match picked.len() {
                     len if len >= R => R,
                     2.. => 2,
@@ -191,7 +243,8 @@ impl<T: Element> Bytes<'_, T> {
     ) {
         let (isa, lanes) = (dot.vectors(), D::Vectors::LANES);
         let row: [Row; R] = std::array::from_fn(|r| self.rows[picked[r] as usize]);
-        let x: [Converted; R] = std::array::from_fn(|r| self.x.row(row[r].index as usize));
+        let x: [*const f32; R] = std::array::from_fn(|r| self.x.row(row[r].index as usize).values);
+        let layout = self.x.layout;
         let words = self.weight.format.block_bytes() / 4;
         // SAFETY: the caller's contract.
         unsafe {
@@ -200,7 +253,7 @@ impl<T: Element> Bytes<'_, T> {
                 let mut products = [[dot.zero(); C]; R];
                 if !Z {
                     for r in 0..R {
-                        products[r] = [dot.broadcast(x[r].starts.add(block).cast()); C];
+                        products[r] = [dot.broadcast(x[r].add(layout.starts + block).cast()); C];
                     }
                 }
                 let in_panel = block - panel.blocks.start;
@@ -211,24 +264,24 @@ impl<T: Element> Bytes<'_, T> {
                 {
                     while end - word >= 4 {
                         let place = (word / lanes * H * lanes + word % lanes) * 4;
-                        let input: [*const u8; R] = std::array::from_fn(|r| x[r].values.cast::<u8>().add(place));
+                        let input: [*const u8; R] = std::array::from_fn(|r| x[r].cast::<u8>().add(place));
                         self.four_words(dot, sums, w, input, &mut products);
                         w = w.add(4 * H * C * 4 * lanes);
                         word += 4;
                     }
                 }
-                // A block is inside a vector of the weight, or is several.
+                // Words of a block come in fours, or in twos with two values in each byte, inside a vector of the weight.
                 while word < end {
-                    let place = (word / lanes * H * lanes + word % lanes) * 4;
-                    let mut input: [*const u8; R] = std::array::from_fn(|r| x[r].values.cast::<u8>().add(place));
-                    let run = (end - word).min(lanes);
-                    word += run;
-                    for _ in 0..run {
+                    let mut place = word / lanes * H * lanes + word % lanes;
+                    for _ in 0..4 / H {
                         for h in 0..H {
-                            let weights: [D::W; C] = std::array::from_fn(|c| dot.load(w.add(4 * lanes * c)));
+                            let mut weights = [dot.zero(); C];
+                            for c in 0..C {
+                                weights[c] = dot.load(w.add(4 * lanes * c));
+                            }
                             w = w.add(4 * lanes * C);
                             for r in 0..R {
-                                let values = dot.broadcast(input[r].add(h * 4 * lanes));
+                                let values = dot.broadcast(x[r].add(place + h * lanes).cast());
                                 for c in 0..C {
                                     products[r][c] = match H {
                                         1 => dot.dot8(products[r][c], weights[c], values),
@@ -237,18 +290,23 @@ impl<T: Element> Bytes<'_, T> {
                                 }
                             }
                         }
-                        input = input.map(|input| input.add(4));
+                        place += 1;
                     }
+                    word += 4 / H;
                 }
+                let place = in_panel * C * lanes;
+                let mut scales = [isa.splat(0.0); C];
                 for c in 0..C {
-                    let place = (in_panel * C + c) * lanes;
-                    let scale = isa.load(panel.scales.add(place));
-                    for r in 0..R {
-                        let step = isa.splat(*x[r].scales.add(block));
-                        sums[r][c] = isa.fma(dot.to_float(products[r][c]), isa.mul(scale, step), sums[r][c]);
+                    scales[c] = isa.load(panel.scales.add(place + c * lanes));
+                }
+                for r in 0..R {
+                    let step = isa.splat(*x[r].add(layout.scales + block));
+                    for c in 0..C {
+                        sums[r][c] = isa.fma(dot.to_float(products[r][c]), isa.mul(scales[c], step), sums[r][c]);
                         if Z {
-                            let correction = isa.splat(*x[r].corrections.add(block));
-                            sums[r][c] = isa.fma(isa.load(panel.zeros.add(place)), correction, sums[r][c]);
+                            let correction = isa.splat(*x[r].add(layout.corrections + block));
+                            let zeros = isa.load(panel.zeros.add(place + c * lanes));
+                            sums[r][c] = isa.fma(zeros, correction, sums[r][c]);
                         }
                     }
                 }
