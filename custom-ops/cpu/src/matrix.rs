@@ -24,10 +24,10 @@ pub(crate) use terms::Terms;
 
 /// Columns of a block of the product.
 pub(crate) const WIDTH: usize = 2 * TILE;
-/// Tiles along the inner dimension of a block of the weight, at most: with three parts it takes half of a first-level cache. (Measured with
-/// 256 rows and three terms, nanoseconds a tile product: 8.3, 7.5, 7.4, 8.9, 8.2, 7.8 for 2, 3, 4, 6, 8, 12; 6.2 without reading and
-/// writing sums. With digits, and a weight from memory: 14.7, 14.4, 15.0 for 3, 4, 6.)
-const TILES: usize = 12;
+/// Tiles of all parts along the inner dimension of a block of the weight, at most: they take half of a first-level cache. (Measured with 256 rows
+/// and three bf16 terms, nanoseconds a tile product: 8.3, 7.5, 7.4, 8.9, 8.2, 7.8 for 2, 3, 4, 6, 8, 12 of each; 6.2 without reading and writing
+/// sums. With digits: 11.9, 11.1, 11.2 for 2, 4, 8. With one term and 384 inner indices: 12.0, 10.4, 10.3 for 4, 8, 12; with 1152: 13.4, 11.2,
+/// 12.7 for 4, 8, 12.)
 /// Rows that a worker multiplies at a time: their terms are read again for every block of columns.
 pub(crate) const ROWS: usize = 512;
 /// Floats of a tile.
@@ -188,8 +188,8 @@ impl<T: Element, F: Fn(usize) -> *const T, P: Parts> Job for PackRows<T, F, P> {
     }
 }
 
-/// Splits up to [`WIDTH`] columns of a weight into [`Parts::COLUMNS`] floats: rows of [`WIDTH`] columns, of (parts, [`Parts::DEPTH`], [`TILE`]). What is
-/// left of the last step and of the columns is 0. Returns what [`PackRows`] does.
+/// Splits up to [`WIDTH`] columns of a weight into [`Parts::COLUMNS`] floats: rows of [`WIDTH`] columns, of (parts, [`Parts::DEPTH`], [`TILE`]). What
+/// is left of the last step and of the columns is 0. Returns what [`PackRows`] does.
 ///
 /// Contract of the constructor: as of [`PackRows`]; `input` is valid for reading `inner` rows of `columns` elements, `stride` apart.
 pub(crate) struct PackColumns<T, P> {

@@ -148,7 +148,14 @@ impl<T: Element> Bytes<'_, T> {
         }
         let start = self.weight.data.as_ptr().wrapping_add(column * format.row_bytes() + block * format.block_bytes());
         let lines = bytes.div_ceil(LINE);
-        Ahead { start, stride: format.row_bytes(), columns, lines, next: 0, at_once: (columns * lines).div_ceil(tiles.max(1)) }
+        Ahead {
+            start,
+            stride: format.row_bytes(),
+            columns,
+            lines,
+            next: 0,
+            at_once: (columns * lines).div_ceil(tiles.max(1)),
+        }
     }
 
     /// # Safety
