@@ -28,6 +28,7 @@ pub(crate) const WIDTH: usize = 2 * TILE;
 /// and three bf16 terms, nanoseconds a tile product: 8.3, 7.5, 7.4, 8.9, 8.2, 7.8 for 2, 3, 4, 6, 8, 12 of each; 6.2 without reading and writing
 /// sums. With digits: 11.9, 11.1, 11.2 for 2, 4, 8. With one term and 384 inner indices: 12.0, 10.4, 10.3 for 4, 8, 12; with 1152: 13.4, 11.2,
 /// 12.7 for 4, 8, 12.)
+const TILES: usize = 12;
 /// Rows that a worker multiplies at a time: their terms are read again for every block of columns.
 pub(crate) const ROWS: usize = 512;
 /// Floats of a tile.
