@@ -279,8 +279,8 @@ impl<T: Element> Bytes<'_, T> {
                 }
                 // Words of a block come in fours, or in twos with two values in each byte, inside a vector of the weight.
                 while word < end {
-                    let mut place = word / lanes * H * lanes + word % lanes;
-                    for _ in 0..4 / H {
+                    let first = word / lanes * H * lanes + word % lanes;
+                    for place in first..first + 4 / H {
                         for h in 0..H {
                             let mut weights = [dot.zero(); C];
                             for c in 0..C {
@@ -297,7 +297,6 @@ impl<T: Element> Bytes<'_, T> {
                                 }
                             }
                         }
-                        place += 1;
                     }
                     word += 4 / H;
                 }
