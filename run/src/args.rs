@@ -269,9 +269,18 @@ mod tests {
     use super::*;
     use clap::CommandFactory;
 
+    /// Options of one name would read each other's values; clap sees it in debug builds only.
     #[test]
-    fn the_command_line_is_consistent() {
-        Args::command().debug_assert();
+    fn no_two_options_have_a_name() {
+        let mut commands = vec![Args::command()];
+        while let Some(command) = commands.pop() {
+            let mut names: Vec<&str> = command.get_arguments().map(|argument| argument.get_id().as_str()).collect();
+            assert!(!names.is_empty() || command.has_subcommands(), "{}", command.get_name());
+            names.sort_unstable();
+            let found = names.windows(2).find(|pair| pair[0] == pair[1]);
+            assert_eq!(found, None, "{}", command.get_name());
+            commands.extend(command.get_subcommands().cloned());
+        }
     }
 
     #[test]

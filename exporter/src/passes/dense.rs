@@ -28,7 +28,7 @@ const NARROW: usize = 32;
 pub struct DenseLayers {
     /// How dense layers in floating point are written: moh is faster in onnxruntime with libmoh_ops on processors with AVX-512 or AMX [default:
     /// onnx, or as --for says].
-    #[arg(long = "dense-layers", value_enum, value_name = "STYLE")]
+    #[arg(id = "dense-layers", long = "dense-layers", value_enum, value_name = "STYLE")]
     pub style: Option<DenseStyle>,
     /// Whether dense layers are ONNX's in any style: where weights are to be used as the checkpoint stores them, and where nothing but
     /// standard operators is to be written, among which numbers in the place of gates would stay.

@@ -27,7 +27,7 @@ pub enum HeadStyle {
 #[derive(Debug, Clone, Copy, Default, clap::Args)]
 pub struct HeadLayers {
     /// How projections into heads and out of them are written [default: routed, or as --for says].
-    #[arg(long = "head-layers", value_enum, value_name = "STYLE")]
+    #[arg(id = "head-layers", long = "head-layers", value_enum, value_name = "STYLE")]
     pub style: Option<HeadStyle>,
 }
 

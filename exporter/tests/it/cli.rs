@@ -55,6 +55,23 @@ fn in_the_checkpoints_folder() {
 }
 
 #[test]
+fn the_style_of_dense_and_of_head_layers() {
+    let operators = |arguments: &[&str]| {
+        let folder = copy("examples/checkpoints/shakespeare-moh-llama");
+        let done = export(folder.path(), &[&[".", "-o", "model.onnx", "--no-verify"], arguments].concat());
+        assert!(done.status.success(), "{arguments:?}: {}", text(&done.stderr));
+        let model = ModelProto::decode(&fs::read(folder.path().join("model.onnx")).unwrap()[..]).unwrap();
+        let nodes = model.graph.unwrap().node;
+        ["Linear", "RoutedProjection"].map(|operator| nodes.iter().any(|node| node.op_type() == operator))
+    };
+    assert_eq!(operators(&["--dense-layers", "onnx", "--head-layers", "dense"]), [false, false]);
+    assert_eq!(operators(&["--dense-layers", "moh", "--head-layers", "routed"]), [true, true]);
+    assert_eq!(operators(&["--dense-layers", "moh"]), [true, true]);
+    assert_eq!(operators(&["--head-layers", "dense"]), [false, false]);
+    assert_eq!(operators(&["--for", "ort-cpu", "--dense-layers", "onnx"]), [false, true]);
+}
+
+#[test]
 fn side_files_go_along() {
     let folder = copy("examples/checkpoints/shakespeare-moh-llama");
     let done = export(folder.path(), &[".", "-o", "out/model.onnx", "--no-verify"]);
