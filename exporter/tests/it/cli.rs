@@ -62,7 +62,7 @@ fn the_style_of_dense_and_of_head_layers() {
         assert!(done.status.success(), "{arguments:?}: {}", text(&done.stderr));
         let model = ModelProto::decode(&fs::read(folder.path().join("model.onnx")).unwrap()[..]).unwrap();
         let nodes = model.graph.unwrap().node;
-        ["Linear", "RoutedProjection"].map(|operator| nodes.iter().any(|node| node.op_type() == operator))
+        ["Linear", "RoutedCombine"].map(|operator| nodes.iter().any(|node| node.op_type() == operator))
     };
     assert_eq!(operators(&["--dense-layers", "onnx", "--head-layers", "dense"]), [false, false]);
     assert_eq!(operators(&["--dense-layers", "moh", "--head-layers", "routed"]), [true, true]);
