@@ -272,6 +272,7 @@ mod tests {
     /// Options of one name would read each other's values; clap sees it in debug builds only.
     #[test]
     fn no_two_options_have_a_name() {
+        Args::command().debug_assert();
         let mut commands = vec![Args::command()];
         while let Some(command) = commands.pop() {
             let mut names: Vec<&str> = command.get_arguments().map(|argument| argument.get_id().as_str()).collect();
