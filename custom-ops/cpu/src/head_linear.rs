@@ -10,6 +10,7 @@ use crate::gemm::{self, Gemm, Matrix, Panels, Row, Source, Weight, few};
 use crate::host::Host;
 use crate::isa::{Isa, MatrixUnit};
 use crate::kernel::{CpuOperator, ToPack, WeightData, Work};
+use crate::matrix::WIDTH;
 use crate::memory::{Memory, Sections};
 use crate::packed::Packed;
 use crate::selection::Selection;
@@ -63,19 +64,27 @@ pub(crate) fn run<I: Isa, T: Element, O: HeadLinear>(
     execute::<I, T, O>(Call { isa, problem, x, weight, gates, bias, epilogue, output }, host)
 }
 
-/// Packs a weight of `O` for vectors. A matrix unit splits the weight itself: heads that are multiplied together differ from call to call.
-/// 16-bit elements are packed on request only, because that doubles their memory.
+/// Packs a weight of `O`: for a matrix unit in parts, beside the tensor, else for vectors. 16-bit elements are packed on request only, because
+/// that may double their memory.
 pub(crate) fn pack<I: Isa, T: Element, O: HeadLinear>(
     isa: I,
     of: &ToPack<'_, O, T>,
     problem: impl FnOnce(&[usize]) -> Result<Problem, Error>,
 ) -> Result<Option<Packed>, Error> {
-    let is_wanted = of.packing.all || T::FLOAT == Float::F32;
-    match of.input {
-        WEIGHT if is_wanted && unit_for::<T>(of.unit, of.packing.precision).is_none() => {
-            pack_panels::<I, T, O>(isa, &problem(of.shape)?, of.shape, of.weight).map(Some)
-        }
-        _ => Ok(None),
+    let &ToPack { unit, input, shape, weight, packing, .. } = of;
+    if input != WEIGHT || !packing.all && T::FLOAT != Float::F32 {
+        return Ok(None);
+    }
+    let problem = &problem(shape)?;
+    if unit_for::<T>(unit, packing.precision).is_none() {
+        return pack_panels::<I, T, O>(isa, problem, shape, weight).map(Some);
+    }
+    // A head's inner indices may be multiplied together with another's, which are 0 then; so must be the products.
+    let is_finite =
+        O::HEADS == Heads::Columns || T::FLOAT == Float::F32 || weight.iter().all(|x| x.to_f32().is_finite());
+    match packing.beside && is_finite && O::matrix(problem, weight).has_whole(WIDTH) {
+        true => matrix::pack::<I, T, O>(isa, problem, shape, weight, packing.precision),
+        false => Ok(None),
     }
 }
 
@@ -101,6 +110,14 @@ pub(crate) trait HeadLinear: CpuOperator {
 
     /// The panels of the weight.
     fn panels<I: Isa>(p: &Problem) -> Panels;
+    /// Inner indices and columns of the weight.
+    fn size(p: &Problem) -> [usize; 2] {
+        let (heads, width) = (p.num_heads * p.block, p.width);
+        match Self::HEADS {
+            Heads::Columns => [width, heads],
+            Heads::Inner => [heads, width],
+        }
+    }
     /// The weight, read in place.
     fn matrix<T: Element>(p: &Problem, weight: &[T]) -> Matrix<T>;
     /// Blocks of the inner dimension are cut at multiples of this, if possible.

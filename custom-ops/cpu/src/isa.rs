@@ -382,6 +382,18 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
         }
     }
 
+    /// `x`, with 0 in place of the first `n` lanes.
+    #[inline(always)]
+    fn without_first(self, x: Self::V, n: usize) -> Self::V {
+        let mut lanes = [0.0f32; MAX_LANES];
+        // SAFETY: the array holds MAX_LANES floats.
+        unsafe {
+            self.store(lanes.as_mut_ptr(), x);
+            lanes[..n.min(MAX_LANES)].fill(0.0);
+            self.load(lanes.as_ptr())
+        }
+    }
+
     /// The number of larger magnitude, without its sign; NaN has the largest of all.
     #[inline(always)]
     fn larger_magnitude(self, a: Self::V, b: Self::V) -> Self::V {

@@ -1,5 +1,5 @@
-//! Linear on a CPU: on a matrix unit where there are enough rows, on vectors where there are few, else as a projection to one head that every
-//! row uses.
+//! Linear on a CPU: on a matrix unit where there are enough rows, or where its packed weight has few bytes; on vectors where there are few rows, else as
+//! a projection to one head that every row uses.
 
 mod dense;
 mod few;
@@ -9,7 +9,7 @@ use crate::head_linear::{self, Tensors};
 use crate::host::{Host, Scratch};
 use crate::isa::{Isa, MAX_LANES, MatrixUnit};
 use crate::kernel::{self, CpuOperator, ToPack, WeightData, Work};
-use crate::matrix::with_parts;
+use crate::matrix::{is_for_few, with_parts};
 use crate::packed::Packed;
 use crate::settings::Precision;
 use crate::terms::unit_for;
@@ -48,7 +48,15 @@ impl<I: Isa, T: Element> Layer<'_, I, T> {
             bias => bias,
         };
         let few = problem.rows <= FEW;
-        if let (false, Some(unit)) = (few, unit_for::<T>(unit, host.precision())) {
+        let size = [problem.width, problem.out_width];
+        let is_for_few = |unit| {
+            with_parts!(T, host.precision(), |P| {
+                weight.blocks::<P>(size).is_some() && is_for_few::<T, P>(unit, problem.rows)
+            })
+        };
+        if let Some(unit) = unit_for::<T>(unit, host.precision())
+            && (!few || is_for_few(unit))
+        {
             let dense = Dense { isa, unit, problem, x, weight, bias, epilogue, output: Shared(output.as_mut_ptr()) };
             if let Some(macs) = dense.run(host)? {
                 return Ok(Work { macs });
@@ -56,7 +64,6 @@ impl<I: Isa, T: Element> Layer<'_, I, T> {
         }
         let after = (bias, &epilogue);
         if few && T::FLOAT == Float::F32 && I::LANES == MAX_LANES {
-            let size = [problem.width, problem.out_width];
             let macs = with_parts!(T, host.precision(), |P| match weight.blocks::<P>(size) {
                 // SAFETY: the blocks are those of the weight.
                 Some(blocks) => unsafe {

@@ -124,7 +124,7 @@ impl Packed {
     /// A matrix of (inner indices, columns) in parts; `None` if it has numbers that are not finite.
     ///
     /// # Safety
-    /// `matrix` has these inner indices and columns, none of which are in blocks.
+    /// `matrix` has these inner indices and columns, as many of which lie in one block as [`matrix::pack_all`] says.
     pub(crate) unsafe fn in_parts<I: Isa, T: Element, P: Parts>(
         isa: I,
         matrix: &Matrix<T>,

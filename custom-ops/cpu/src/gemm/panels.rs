@@ -113,6 +113,14 @@ impl<T: Element> Matrix<T> {
         }
     }
 
+    /// Whether `columns` columns lie in one block from any multiple of their number on.
+    pub(crate) fn has_whole(&self, columns: usize) -> bool {
+        match *self {
+            Matrix::Rows { .. } => true,
+            Matrix::Columns { block, block_stride, .. } => block_stride == 0 || block.is_multiple_of(columns),
+        }
+    }
+
     pub(crate) fn stride(&self) -> usize {
         match *self {
             Matrix::Rows { stride, .. } | Matrix::Columns { stride, .. } => stride,

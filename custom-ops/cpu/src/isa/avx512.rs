@@ -205,6 +205,11 @@ impl Isa for Avx512 {
     }
 
     #[inline(always)]
+    fn without_first(self, x: __m512, n: usize) -> __m512 {
+        simd!(_mm512_maskz_mov_ps((u32::from(u16::MAX) << n.min(MAX_LANES)) as __mmask16, x))
+    }
+
+    #[inline(always)]
     fn larger_magnitude(self, a: __m512, b: __m512) -> __m512 {
         simd!({
             let magnitude = |x| _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(i32::MAX));

@@ -262,6 +262,14 @@ impl Job for Digits {
         assert_eq!([magnitude(-3.0, 2.0), magnitude(1.0, -1.5), magnitude(-0.0, 0.0)], [3.0, 1.5, 0.0]);
         assert_eq!(magnitude(f32::NEG_INFINITY, 1.0), f32::INFINITY);
         assert!(magnitude(f32::NAN, f32::INFINITY).is_nan() && magnitude(1.0, -f32::NAN).is_nan());
+        for first in [0, 1, I::LANES - 1, I::LANES, 40] {
+            let found =
+                lanes(isa, isa.without_first(vector(isa, |lane| [f32::NAN, 2.0][usize::from(lane >= first)]), first));
+            assert!(
+                (0..I::LANES).all(|lane| found[lane] == [0.0, 2.0][usize::from(lane >= first)]),
+                "{first}: {found:?}"
+            );
+        }
     }
 }
 

@@ -55,7 +55,7 @@ impl<I: Isa, T: Element> Dense<'_, I, T> {
         let (width, columns) = (self.problem.width, self.problem.out_width);
         let matrix;
         let weight = match (self.weight.blocks::<P>([width, columns]), self.weight.plain()) {
-            (Some(blocks), _) => &Right::Blocks(blocks),
+            (Some(start), _) => &Right::Blocks { start, inner: width },
             (None, Some(weight)) => {
                 matrix = self::matrix(self.problem, weight);
                 &Right::Matrix(&matrix)
@@ -73,6 +73,7 @@ impl<I: Isa, T: Element> Dense<'_, I, T> {
                 rows: (rows.end - start).min(TILE),
                 input: |row: usize| self.x[(start + row) * width..].as_ptr(),
                 width,
+                lead: 0,
                 block: tiles * P::ROWS,
                 // SAFETY: the memory has room for every tile in every block, and this one belongs to one item alone.
                 output: unsafe { { packed }.0.add(i * P::ROWS) },
@@ -115,7 +116,7 @@ impl<I: Isa, T: Element> Dense<'_, I, T> {
             let macs = unsafe { worker.multiply(self.isa, &product) };
             let epilogue = |row: usize| self.epilogue.of_row(rows.start + row, columns.start);
             // SAFETY: the output has these columns for every row, which belong to this item alone; so do bias and epilogue.
-            unsafe { worker.store(self.isa, [rows.len(), columns.len()], bias, epilogue, output) };
+            unsafe { worker.store(self.isa, rows.len(), (0, columns.len()), bias, epilogue, output) };
             finite.fetch_and(worker.is_finite(), Ordering::Relaxed);
             macs
         })?;

@@ -38,6 +38,7 @@ impl<const N: usize> Digits<N> {
 
 impl<const N: usize> Parts for Digits<N> {
     const COUNT: usize = N;
+    const BYTES: usize = N;
     const INNER: usize = QUARTERS * TILE;
     /// Tiles, and the rows' scales.
     const ROWS: usize = Self::COUNT * Self::DEPTH * TILE_FLOATS + TILE;
@@ -55,12 +56,14 @@ impl<const N: usize> Parts for Digits<N> {
             // SAFETY: there is room for the block.
             let output = unsafe { rows.output.add(block * rows.block) };
             for row in 0..TILE {
-                let (from, inner) = match row < rows.rows {
-                    true => ((rows.input)(row).wrapping_add(start), inner),
-                    false => (std::ptr::null(), 0),
-                };
+                let input = if row < rows.rows { (rows.input)(row) } else { std::ptr::null() };
+                let (from, inner) = (input.wrapping_add(start), if input.is_null() { 0 } else { inner });
                 // SAFETY: the constructor's contract.
                 let x = |i: usize| unsafe { part(isa, from.wrapping_add(i), inner.saturating_sub(i).min(MAX_LANES)) };
+                let x = |i: usize| match block == 0 && i < rows.lead {
+                    true => rows.behind_lead(isa, i, x(i)),
+                    false => x(i),
+                };
                 let mut largest = isa.splat(0.0);
                 for i in (0..inner).step_by(MAX_LANES) {
                     largest = isa.larger_magnitude(largest, x(i));
@@ -101,7 +104,7 @@ impl<const N: usize> Parts for Digits<N> {
                     let inner = step * Self::INNER + word;
                     let quarters = std::array::from_fn(|i| columns.at(isa, inner + i * TILE, column));
                     for (digit, vector) in isa.digits(quarters, scale).into_iter().skip(Self::NONE).enumerate() {
-                        let place = ((digit * Self::DEPTH + step) * TILE + word) * WIDTH + column;
+                        let place = ((step * N + digit) * TILE + word) * WIDTH + column;
                         // SAFETY: the constructor's contract.
                         unsafe { isa.store(columns.output.add(place), vector) }
                     }
@@ -119,7 +122,7 @@ impl<const N: usize> Parts for Digits<N> {
         let mut digits = [isa.splat(0.0); 3];
         for (digit, vector) in digits.iter_mut().skip(Self::NONE).enumerate() {
             // SAFETY: the caller's contract.
-            *vector = unsafe { isa.load(block.add(((digit * Self::DEPTH + step) * TILE + word) * WIDTH + column)) };
+            *vector = unsafe { isa.load(block.add(((step * N + digit) * TILE + word) * WIDTH + column)) };
         }
         [isa.of_digits::<0>(digits), isa.of_digits::<1>(digits), isa.of_digits::<2>(digits), isa.of_digits::<3>(digits)]
     }
@@ -141,12 +144,12 @@ impl<const N: usize> Parts for Digits<N> {
     ) {
         let product = DigitProduct {
             a: tiles.rows,
-            b: tiles.columns,
+            b: tiles.first::<Self>(),
             b_stride: STRIDE,
-            b_step: STEP,
-            digit_strides: [Self::DEPTH * TILE_BYTES, Self::DEPTH * STEP],
+            b_step: N * STEP,
+            digit_strides: [Self::DEPTH * TILE_BYTES, STEP],
             digits: N,
-            steps: tiles.steps,
+            steps: tiles.steps.len(),
             c: on_the_way.cast(),
             ahead: tiles.ahead,
         };

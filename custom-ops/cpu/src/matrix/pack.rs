@@ -1,7 +1,8 @@
 //! Splits rows and weights into parts, in the order in which a unit reads them.
 
-use super::{Parts, WIDTH, blocks, depth};
+use super::{Parts, TILE_FLOATS, WIDTH, blocks, depth};
 use crate::gemm::Matrix;
+use crate::isa::unit::TILE;
 use crate::isa::{Isa, Job, MAX_LANES};
 use crate::terms::part;
 use moh_operators::{Element, Float};
@@ -9,17 +10,26 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 /// Splits up to [`TILE`] rows of `width` elements into [`Parts::ROWS`] floats for every block of inner indices, `block` floats apart. What is left
-/// of the tiles is 0. Returns whether all numbers were finite that had to be.
+/// of the tiles is 0, and so are the first `lead` elements and rows whose input is null. Returns whether all numbers were finite that had to be.
 ///
-/// Contract of the constructor: vectors have [`crate::isa::MAX_LANES`] lanes; bf16 has one term; `input(row)` is valid for reading `width` elements,
-/// `output` for writing.
+/// Contract of the constructor: vectors have [`crate::isa::MAX_LANES`] lanes; bf16 has one term; `input(row)` is null or valid for reading `width` elements,
+/// `output` for writing; `lead` is less than [`Parts::INNER`].
 pub(crate) struct PackRows<T, F: Fn(usize) -> *const T, P> {
     pub(crate) rows: usize,
     pub(crate) input: F,
     pub(crate) width: usize,
+    pub(crate) lead: usize,
     pub(crate) block: usize,
     pub(crate) output: *mut f32,
     pub(crate) parts: PhantomData<P>,
+}
+
+impl<T: Element, F: Fn(usize) -> *const T, P> PackRows<T, F, P> {
+    /// Elements from element `i` on, with 0 in place of those that lead.
+    #[inline(always)]
+    pub(super) fn behind_lead<I: Isa>(&self, isa: I, i: usize, x: I::V) -> I::V {
+        isa.without_first(x, self.lead.saturating_sub(i))
+    }
 }
 
 impl<T: Element, F: Fn(usize) -> *const T, P: Parts> Job for PackRows<T, F, P> {
@@ -31,7 +41,49 @@ impl<T: Element, F: Fn(usize) -> *const T, P: Parts> Job for PackRows<T, F, P> {
     }
 }
 
-/// Splits up to [`WIDTH`] columns of a weight into [`Parts::COLUMNS`] floats: rows of [`WIDTH`] columns, of (parts, [`Parts::DEPTH`], [`TILE`]). What
+/// Copies rows of tiles that [`PackRows`] has made, of one block of `steps` steps, to the first rows of other tiles. What is left of the last tile is 0.
+///
+/// Contract of the constructor: vectors have [`MAX_LANES`] lanes; `tiles` is valid for reading the picked rows, `output` for writing
+/// [`Parts::ROWS`] floats for every tile.
+pub(crate) struct PickRows<'a, P> {
+    pub(crate) tiles: *const f32,
+    pub(crate) picked: &'a [u32],
+    pub(crate) steps: usize,
+    pub(crate) output: *mut f32,
+    pub(crate) parts: PhantomData<P>,
+}
+
+impl<P: Parts> Job for PickRows<'_, P> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        let numbers = P::COUNT * P::DEPTH * TILE_FLOATS;
+        for row in 0..self.picked.len().next_multiple_of(TILE) {
+            let from = self.picked.get(row).map(|&row| row as usize);
+            let [to, from] = [Some(row), from].map(|row| row.map(|row| (row / TILE * P::ROWS, row % TILE)));
+            for (part, step) in (0..P::COUNT).flat_map(|part| (0..self.steps).map(move |step| (part, step))) {
+                let place = |(tile, row): (usize, usize)| tile + (part * P::DEPTH + step) * TILE_FLOATS + row * TILE;
+                // SAFETY: the constructor's contract: a row of a tile is a vector.
+                unsafe {
+                    let vector = from.map_or(isa.splat(0.0), |from| isa.load(self.tiles.add(place(from))));
+                    to.into_iter().for_each(|to| isa.store(self.output.add(place(to)), vector));
+                }
+            }
+            // What rows have besides their numbers.
+            for i in (numbers..P::ROWS).step_by(TILE) {
+                let place = |(tile, row): (usize, usize)| tile + i + row;
+                // SAFETY: as above.
+                unsafe {
+                    let scale = from.map_or(0.0, |from| self.tiles.add(place(from)).read());
+                    to.into_iter().for_each(|to| self.output.add(place(to)).write(scale));
+                }
+            }
+        }
+    }
+}
+
+/// Splits up to [`WIDTH`] columns of a weight into [`Parts::COLUMNS`] floats: rows of [`WIDTH`] columns, of (steps, parts, [`TILE`]). What
 /// is left of the last step and of the columns is 0. Returns what [`PackRows`] does.
 ///
 /// Contract of the constructor: as of [`PackRows`]; `input` is valid for reading `inner` rows of `columns` elements, `stride` apart.
@@ -118,7 +170,7 @@ pub(crate) fn floats<P: Parts>([inner, columns]: [usize; 2]) -> Option<usize> {
 /// not finite and have to be.
 ///
 /// # Safety
-/// The weight has these inner indices and columns, of one block; `output` is valid for writing [`floats`]. Vectors have
+/// The weight has these inner indices and columns, [`WIDTH`] of which lie in one block; `output` is valid for writing [`floats`]. Vectors have
 /// [`crate::isa::MAX_LANES`] lanes.
 pub(crate) unsafe fn pack_all<I: Isa, T: Element, P: Parts>(
     isa: I,

@@ -10,7 +10,7 @@ use moh_operators::Element;
 /// to write the columns of a block when they are complete takes longer, for stores wait for the memory's lines one after the other.
 ///
 /// Contract of the constructor: vectors have [`MAX_LANES`] lanes; the sums are valid for reading `rows` rows of [`WIDTH`] floats for every block
-/// of columns, blocks `block` floats apart; the bias and what `epilogue(row)` has for reading and `output(row)` for writing `columns` elements.
+/// of columns, blocks `block` floats apart, for the columns and `lead` before them; the bias and what `epilogue(row)` has for reading and `output(row)` for writing `columns` elements.
 pub(super) struct StoreRows<T, E, F> {
     pub(super) sums: *const f32,
     pub(super) block: usize,
@@ -18,6 +18,7 @@ pub(super) struct StoreRows<T, E, F> {
     pub(super) epilogue: E,
     pub(super) output: F,
     pub(super) rows: usize,
+    pub(super) lead: usize,
     pub(super) columns: usize,
 }
 
@@ -28,7 +29,7 @@ impl<T: Element, E: Fn(usize) -> OfRow<T>, F: Fn(usize) -> *mut T> Job for Store
     fn run<I: Isa>(self, isa: I) -> bool {
         // Of every other vector, so that they need not wait for each other.
         let mut zero = [isa.splat(0.0); 2];
-        let full = self.columns.is_multiple_of(WIDTH);
+        let full = self.lead == 0 && self.columns.is_multiple_of(WIDTH);
         for row in 0..self.rows {
             let (epilogue, output) = ((self.epilogue)(row), (self.output)(row));
             // SAFETY: the constructor's contract.
@@ -59,16 +60,19 @@ impl<T: Element, E, F> StoreRows<T, E, F> {
         zero: &mut [I::V; 2],
     ) {
         let mut sums = self.sums.wrapping_add(row * WIDTH);
-        for start in (0..self.columns).step_by(WIDTH) {
+        let (lead, end) = if FULL { (0, self.columns) } else { (self.lead, self.lead + self.columns) };
+        for start in (0..end).step_by(WIDTH) {
             for (i, zero) in zero.iter_mut().enumerate() {
-                let column = start + i * MAX_LANES;
-                let n = if FULL { MAX_LANES } else { self.columns.saturating_sub(column).min(MAX_LANES) };
+                let place = start + i * MAX_LANES;
+                let first = if FULL { place } else { place.max(lead) };
+                let n = if FULL { MAX_LANES } else { end.min(place + MAX_LANES).saturating_sub(first) };
                 if n == 0 {
-                    break;
+                    continue;
                 }
+                let column = first - lead;
                 // SAFETY: the caller's contract; column + n <= columns.
                 unsafe {
-                    let mut sum = isa.load(sums.add(i * MAX_LANES));
+                    let mut sum = part(isa, sums.add(first - start), n);
                     if let Some(bias) = self.bias {
                         sum = isa.add(sum, part(isa, bias.add(column), n));
                     }

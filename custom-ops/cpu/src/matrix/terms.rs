@@ -23,6 +23,7 @@ fn terms_of<I: Isa, T: Element, const N: usize>(isa: I, a: I::V, b: I::V) -> ([I
 /// Neighbours form pairs if they are bf16; else inner index i and i + [`TILE`].
 impl<const N: usize> Parts for Terms<N> {
     const COUNT: usize = N;
+    const BYTES: usize = 2 * N;
     const INNER: usize = 2 * TILE;
     const ROWS: usize = N * Self::DEPTH * TILE_FLOATS;
     const COLUMNS: usize = N * Self::DEPTH * TILE * WIDTH;
@@ -39,19 +40,32 @@ impl<const N: usize> Parts for Terms<N> {
                 let mut terms = [isa.splat(0.0); N];
                 // SAFETY: the constructor's contract; there are `n` elements from the step's first on.
                 unsafe {
-                    if row < rows.rows {
+                    if !x.is_null() {
                         let x = x.add(step * Self::INNER);
                         let n = rows.width - step * Self::INNER;
+                        let leads = step == 0 && rows.lead > 0;
                         if T::FLOAT == Float::BF16 {
-                            terms = load(isa, x, n);
+                            terms = match leads {
+                                true => {
+                                    let mut behind = [T::from_f32(0.0); 2 * TILE];
+                                    for i in rows.lead..n.min(2 * TILE) {
+                                        behind[i] = x.add(i).read();
+                                    }
+                                    load(isa, behind.as_ptr(), behind.len())
+                                }
+                                false => load(isa, x, n),
+                            };
                         } else {
-                            let (a, b) = match n >= Self::INNER {
+                            let (mut a, mut b) = match n >= Self::INNER {
                                 true => (isa.widen(x), isa.widen(x.add(TILE))),
                                 false => {
                                     let second = n.saturating_sub(TILE);
                                     (part(isa, x, n.min(TILE)), part(isa, x.wrapping_add(TILE), second))
                                 }
                             };
+                            if leads {
+                                (a, b) = (rows.behind_lead(isa, 0, a), rows.behind_lead(isa, TILE, b));
+                            }
                             let found;
                             (terms, found) = terms_of::<I, T, N>(isa, a, b);
                             zero = isa.add(zero, found);
@@ -78,7 +92,7 @@ impl<const N: usize> Parts for Terms<N> {
                         terms_of::<I, T, N>(isa, columns.at(isa, first, column), columns.at(isa, second, column));
                     zero = isa.add(zero, found);
                     for (term, vector) in terms.into_iter().enumerate() {
-                        let place = ((term * Self::DEPTH + step) * TILE + pair) * WIDTH + column;
+                        let place = ((step * N + term) * TILE + pair) * WIDTH + column;
                         // SAFETY: the constructor's contract.
                         unsafe { isa.store(columns.output.add(place), vector) }
                     }
@@ -93,7 +107,7 @@ impl<const N: usize> Parts for Terms<N> {
         let mut numbers = [isa.splat(0.0); MOST];
         for term in 0..N {
             // SAFETY: the caller's contract.
-            let pairs = unsafe { isa.load(block.add(((term * Self::DEPTH + step) * TILE + word) * WIDTH + column)) };
+            let pairs = unsafe { isa.load(block.add(((step * N + term) * TILE + word) * WIDTH + column)) };
             for (number, half) in numbers.iter_mut().zip(isa.unpair(pairs)) {
                 *number = isa.add(*number, half);
             }
@@ -117,12 +131,12 @@ impl<const N: usize> Parts for Terms<N> {
         let first = if sums.picked.is_some() { on_the_way } else { sums.start };
         let product = TileProduct {
             a: tiles.rows,
-            b: tiles.columns,
+            b: tiles.first::<Self>(),
             b_stride: STRIDE,
-            b_step: STEP,
+            b_step: N * STEP,
             terms: N,
-            term_strides: [Self::DEPTH * TILE_BYTES, Self::DEPTH * STEP],
-            steps: tiles.steps,
+            term_strides: [Self::DEPTH * TILE_BYTES, STEP],
+            steps: tiles.steps.len(),
             last: TILE,
             // The second is not written if there is one tile.
             c: [first, first.wrapping_add(TILE * WIDTH)],

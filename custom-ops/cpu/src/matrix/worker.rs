@@ -1,8 +1,8 @@
 //! A worker, who multiplies rows with columns of a weight.
 
-use super::pack::{PackRows, pack_block};
+use super::pack::{PackRows, PickRows, pack_block};
 use super::store::StoreRows;
-use super::{Parts, Sums, Tiles, WIDTH, depth};
+use super::{Parts, STEP, Sums, Tiles, WIDTH, depth};
 use crate::epilogue::OfRow;
 use crate::gemm::Matrix;
 use crate::host::{Host, Unwritten};
@@ -23,9 +23,9 @@ struct Block<'a, T, P> {
     /// The first tile of rows.
     tiles: *const f32,
     rows: usize,
-    /// Tiles of the weight, and tiles along the inner dimension.
+    /// A block of the weight, and its tiles along the inner dimension that are multiplied.
     columns: *const f32,
-    steps: usize,
+    steps: Range<usize>,
     ahead: Lines,
     on_the_way: *mut f32,
     sums: *mut f32,
@@ -45,7 +45,7 @@ impl<T: Element, P: Parts> Job for Block<'_, T, P> {
         for i in (0..tiles).step_by(2) {
             let rows = i * TILE..self.rows.min((i + 2) * TILE);
             let [first, second] = [i, (i + 1).min(tiles - 1)].map(|i| self.tiles.wrapping_add(i * P::ROWS));
-            let tiles = Tiles { rows: [first, second], columns: self.columns, steps: self.steps, ahead };
+            let tiles = Tiles { rows: [first, second], columns: self.columns, steps: self.steps.clone(), ahead };
             let start = if self.picked.is_some() { 0 } else { rows.start };
             let sums = Sums {
                 start: self.sums.wrapping_add(start * WIDTH),
@@ -55,15 +55,17 @@ impl<T: Element, P: Parts> Job for Block<'_, T, P> {
             };
             // SAFETY: the constructor's contract.
             unsafe { P::multiply::<I, T>(isa, self.multiplier, &tiles, self.on_the_way, &sums) }
-            ahead.start = ahead.start.wrapping_add(self.steps * ahead.rows * ahead.stride);
+            ahead.start = ahead.start.wrapping_add(self.steps.len() * ahead.rows * ahead.stride);
         }
     }
 }
 
 /// Rows of a product.
 pub(crate) enum Left<'a, T> {
-    /// Tiles that [`PackRows`] has made of all the inner indices of the product; `block` floats are between blocks of them.
+    /// Tiles that [`PackRows`] has made of all the inner indices of the weight, which are those of the product; `block` floats are between blocks of them.
     Tiles { start: *const f32, block: usize },
+    /// Some rows of such tiles.
+    Picked { start: *const f32, block: usize, rows: &'a [u32] },
     /// A pointer to inner index 0 of each row.
     Rows(&'a [*const T]),
 }
@@ -71,8 +73,21 @@ pub(crate) enum Left<'a, T> {
 /// A weight.
 pub(crate) enum Right<'a, T> {
     Matrix(&'a Matrix<T>),
-    /// What [`pack_all`] has made of all the inner indices of the product, and of the weight's columns from the first on.
-    Blocks(*const f32),
+    /// What [`super::pack_all`] has made of a weight of `inner` inner indices.
+    Blocks {
+        start: *const f32,
+        inner: usize,
+    },
+}
+
+impl<T> Right<'_, T> {
+    /// Sums before those of these columns: blocks of a weight that is packed begin where they do.
+    pub(crate) fn lead(&self, columns: &Range<usize>) -> usize {
+        match self {
+            Right::Matrix(_) => 0,
+            Right::Blocks { .. } => columns.start % WIDTH,
+        }
+    }
 }
 
 // SAFETY: blocks are only read, and only while the borrow of what they are in is alive.
@@ -85,7 +100,7 @@ pub(crate) struct Product<'a, T> {
     pub(crate) rows: usize,
     pub(crate) weight: &'a Right<'a, T>,
     pub(crate) inner: Range<usize>,
-    /// If columns of the weight lie in blocks, of one of them. The first is a multiple of [`WIDTH`] if the weight is packed.
+    /// If columns of the weight lie in blocks, of one of them.
     pub(crate) columns: Range<usize>,
     /// The sums that belong to the rows, if they are not the first ones.
     pub(crate) picked: Option<&'a [u32]>,
@@ -105,7 +120,7 @@ pub(crate) struct Worker<'h, P> {
     /// Per block of columns: (rows, WIDTH).
     sums: *mut f32,
     rows: usize,
-    /// Tiles of the rows of [`Left::Rows`].
+    /// Tiles of the rows of [`Left::Rows`] and [`Left::Picked`].
     left: *mut f32,
     /// Whether all numbers were finite that had to be.
     finite: Cell<bool>,
@@ -163,19 +178,21 @@ impl<'h, P: Parts> Worker<'h, P> {
         }
     }
 
-    /// Writes what becomes of the sums of the first rows and columns, plus the bias, to the rows of the output.
+    /// Writes what becomes of the sums of the first rows, plus the bias, to the rows of the output: of so many columns, behind those that lead.
     ///
     /// # Safety
     /// There are so many sums; the bias and what `epilogue(row)` has are valid for reading, `output(row)` for writing `columns` elements.
     pub(crate) unsafe fn store<I: Isa, T: Element>(
         &self,
         isa: I,
-        [rows, columns]: [usize; 2],
+        rows: usize,
+        (lead, columns): (usize, usize),
         bias: Option<*const T>,
         epilogue: impl Fn(usize) -> OfRow<T>,
         output: impl Fn(usize) -> *mut T,
     ) {
-        let stored = StoreRows { sums: self.sums, block: self.rows * WIDTH, bias, epilogue, output, rows, columns };
+        let (sums, block) = (self.sums, self.rows * WIDTH);
+        let stored = StoreRows { sums, block, bias, epilogue, output, rows, lead, columns };
         self.see(isa.vectorize(stored) || exact(T::FLOAT) == 1);
     }
 
@@ -188,32 +205,53 @@ impl<'h, P: Parts> Worker<'h, P> {
         self.finite.set(self.finite.get() && is_finite);
     }
 
-    /// Computes a product; its columns' sums are the first ones. Returns the number of multiply-accumulate operations.
+    /// Computes a product; its columns' sums are the first ones, behind [`Right::lead`] others. Returns the number of multiply-accumulate operations.
     ///
     /// # Safety
     /// The weight has these inner indices and columns, and so have the rows; bf16 has one term. This memory is for as many
     /// rows and columns, and no row's sums are picked twice. Vectors have [`crate::isa::MAX_LANES`] lanes.
     pub(crate) unsafe fn multiply<I: Isa, T: Element>(&self, isa: I, product: &Product<'_, T>) -> u64 {
         let Product { ref left, rows, weight, ref inner, ref columns, picked, add } = *product;
-        let (tiles, blocks) = (rows.div_ceil(TILE), columns.len().div_ceil(WIDTH));
-        let (steps, depth) = (inner.len().div_ceil(P::INNER), depth::<P>(inner.len()));
-        let all_blocks = super::blocks::<P>(inner.len());
-        let inner_of = |first: usize| {
-            (inner.start + first * P::INNER).min(inner.end)..inner.end.min(inner.start + (first + depth) * P::INNER)
+        // Inner indices of the weight that are cut into blocks, and where blocks of inner indices and columns begin.
+        let (whole, origin, first_column) = match *weight {
+            Right::Matrix(_) => (inner.len(), inner.start, columns.start),
+            Right::Blocks { inner, .. } => (inner, 0, columns.start - weight.lead(columns)),
+        };
+        let (tiles, blocks) = (rows.div_ceil(TILE), (columns.end - first_column).div_ceil(WIDTH));
+        let (depth, all_blocks) = (depth::<P>(whole), super::blocks::<P>(whole));
+        let steps = (inner.start - origin) / P::INNER..(inner.end - origin).div_ceil(P::INNER);
+        // The steps from the first on that are in one block.
+        let in_block = |first: usize| first..steps.end.min((first / depth + 1) * depth);
+        let inner_of = |steps: &Range<usize>| {
+            inner.end.min(origin + steps.start * P::INNER)..inner.end.min(origin + steps.end * P::INNER)
         };
         let columns_of =
-            |block: usize| columns.start + block * WIDTH..columns.end.min(columns.start + (block + 1) * WIDTH);
-        for first in (0..steps).step_by(depth) {
-            let (inner_now, steps_now) = (inner_of(first), depth.min(steps - first));
+            |block: usize| first_column + block * WIDTH..columns.end.min(first_column + (block + 1) * WIDTH);
+        let mut first = steps.start;
+        while first < steps.end {
+            let now = in_block(first);
+            let inner_now = inner_of(&now);
             let start = match *left {
                 // SAFETY: there are tiles for every block of inner indices.
                 Left::Tiles { start, block } => unsafe { start.add(first / depth * block) },
+                Left::Picked { start, block, rows } => {
+                    isa.vectorize(PickRows {
+                        // SAFETY: as above.
+                        tiles: unsafe { start.add(first / depth * block) },
+                        picked: rows,
+                        steps: now.len(),
+                        output: self.left,
+                        parts: PhantomData::<P>,
+                    });
+                    self.left.cast_const()
+                }
                 Left::Rows(rows) => {
                     for (i, rows) in rows.chunks(TILE).enumerate() {
                         self.see(isa.vectorize(PackRows {
                             rows: rows.len(),
                             input: |row: usize| rows[row].wrapping_add(inner_now.start),
                             width: inner_now.len(),
+                            lead: inner.start.saturating_sub(inner_now.start),
                             block: 0,
                             // SAFETY: there is room for all rows.
                             output: unsafe { self.left.add(i * P::ROWS) },
@@ -225,8 +263,8 @@ impl<'h, P: Parts> Worker<'h, P> {
             };
             for block in 0..blocks {
                 let is_last = block + 1 == blocks;
-                let steps_ahead = tiles.div_ceil(2) * steps_now;
-                let (right, ahead) = match weight {
+                let steps_ahead = tiles.div_ceil(2) * now.len();
+                let (right, right_steps, ahead) = match *weight {
                     Right::Matrix(weight) => {
                         let columns = columns_of(block);
                         // SAFETY: the caller's contract; the memory has room for a block.
@@ -235,20 +273,22 @@ impl<'h, P: Parts> Worker<'h, P> {
                         });
                         let next = match is_last {
                             false => (inner_now.clone(), columns_of(block + 1)),
-                            true => (inner_of(first + depth), columns_of(0)),
+                            true => (inner_of(&in_block(now.end)), columns_of(0)),
                         };
-                        (self.right.cast_const(), ahead(weight, next, steps_ahead))
+                        (self.right.cast_const(), 0..now.len(), ahead(weight, next, steps_ahead))
                     }
-                    Right::Blocks(start) => {
-                        let at = |block: usize, first: usize| {
-                            let i = (columns.start / WIDTH + block) * all_blocks + first / depth;
-                            start.wrapping_add(i * P::COLUMNS)
+                    Right::Blocks { start, .. } => {
+                        // Of a block, with the steps that are in it.
+                        let at = |block: usize, steps: &Range<usize>| {
+                            let i = (first_column / WIDTH + block) * all_blocks + steps.start / depth;
+                            (start.wrapping_add(i * P::COLUMNS), steps.start % depth..steps.start % depth + steps.len())
                         };
+                        let (right, steps) = at(block, &now);
                         let next = match is_last {
-                            false => Some(at(block + 1, first)),
-                            true => (first + depth < steps).then(|| at(0, first + depth)),
+                            false => at(block + 1, &now),
+                            true => at(0, &in_block(now.end)),
                         };
-                        (at(block, first), next.map_or(Lines::NONE, |next| packed_ahead::<P>(next, steps_ahead)))
+                        (right, steps, packed_ahead::<P>(next, steps_ahead))
                     }
                 };
                 isa.vectorize(Block {
@@ -256,17 +296,18 @@ impl<'h, P: Parts> Worker<'h, P> {
                     tiles: start,
                     rows,
                     columns: right,
-                    steps: steps_now,
+                    steps: right_steps,
                     ahead,
                     on_the_way: self.on_the_way,
                     sums: self.sums(block, 0),
                     picked,
-                    add: picked.is_some() || add || first > 0,
+                    add: picked.is_some() || add || first > steps.start,
                     of: PhantomData::<(T, P)>,
                 });
             }
+            first = now.end;
         }
-        (tiles * TILE * columns.len() * steps * P::INNER) as u64
+        (tiles * TILE * columns.len() * steps.len() * P::INNER) as u64
     }
 }
 
@@ -287,9 +328,10 @@ fn ahead<T: Element>(weight: &Matrix<T>, (inner, columns): (Range<usize>, Range<
     }
 }
 
-/// The memory of a packed block, to be read ahead in `steps` steps.
-fn packed_ahead<P: Parts>(start: *const f32, steps: usize) -> Lines {
+/// The memory of some steps of a packed block, to be read ahead in `steps` steps.
+fn packed_ahead<P: Parts>((block, of): (*const f32, Range<usize>), steps: usize) -> Lines {
     const LINE: usize = 64;
-    let lines = (P::COLUMNS * size_of::<f32>()).div_ceil(LINE);
-    Lines { start: start.cast(), stride: LINE, bytes: LINE, rows: lines.div_ceil(steps) }
+    let start = block.wrapping_add(of.start * P::COUNT * TILE * WIDTH).cast();
+    let lines = (of.len() * P::COUNT * STEP).div_ceil(LINE);
+    Lines { start, stride: LINE, bytes: LINE, rows: lines.div_ceil(steps) }
 }

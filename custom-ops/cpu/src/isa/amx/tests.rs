@@ -99,6 +99,61 @@ fn dense_layers_with_packed_weights() {
     }
 }
 
+/// Projections whose weight was packed: heads that begin and end inside of tiles, numbers that no head reads and that are not finite, few tokens and
+/// many. Workers that split all rows of x give the same results as those that split the rows of their heads.
+#[test]
+fn routed_projections_with_packed_weights() {
+    let _emulated = emulate();
+    let shapes =
+        [(3, 72, 96, 70), (5, 24, 40, 100), (6, 64, 64, 80), (2, 32, 130, 3), (9, 8, 33, 130), (4, 100, 20, 1)];
+    for (heads, block, width, q_len) in shapes {
+        let gates = if q_len > 3 { head_linear::Gates::Shared(1, 0.6) } else { head_linear::Gates::On };
+        for case in head_linear::each(head_linear::Case { q_len, heads, block, width, gates, bias: true, ..PROJECTION })
+        {
+            let Some(kernel) = crate::select(case.operator, Some("amx")) else { return };
+            let vectors = crate::select(case.operator, Some("avx512")).unwrap();
+            let call = case.call();
+            let (expected, tensors) = (call.expected(), call.tensors());
+            for (name, precision) in Precision::NAMES {
+                let packing = Packing { precision, beside: true, all: false };
+                let packed = kernel.pack(&call.attributes, 1, tensors[1].unwrap(), packing).unwrap();
+                // A head that no token uses has a weight that is not finite.
+                let apart = case.is_projection() && case.per_head && block % 32 != 0;
+                assert_eq!(packed.is_none(), apart || !tensors_are_finite(&call), "{case:?}");
+                let Some(packed) = packed else { continue };
+                let run = |kernel: &Kernel, threads: usize| {
+                    let mut inputs: Vec<_> = call.tensors().into_iter().map(|tensor| tensor.map(Input::from)).collect();
+                    inputs[1] = Some(Input::Both(call.tensors()[1].unwrap(), &packed));
+                    let mut output = Buffer::unwritten(call.output_dtype(), expected.len());
+                    let host = AtPrecision(Threads::new(threads), precision);
+                    let work = kernel.run(&call.attributes, &inputs, output.data_mut(), &host).unwrap();
+                    (output.values(kernel), work.macs)
+                };
+                let (found, macs) = run(kernel, 1);
+                assert!(found == run(kernel, 20).0, "{case:?} at {name}: workers change the result");
+                let vectors = run(vectors, 1).1;
+                let by_vectors = precision == Precision::Highest && q_len <= 2;
+                assert_eq!(macs == vectors, by_vectors, "{case:?} at {name}: tiles are as wide as 16 rows");
+                let largest = expected.iter().fold(0.0f64, |largest, x| largest.max(x.abs()));
+                let errors = found.iter().zip(&expected).map(|(x, y)| (x - y).abs());
+                let most = match precision {
+                    Precision::Highest => 2e-6,
+                    Precision::High => 2e-4,
+                    Precision::Medium => 1e-2,
+                };
+                let error = errors.fold(0.0, f64::max) / largest;
+                assert!(error < most, "{case:?} at {name}: {error}");
+                assert!(found.iter().zip(&expected).all(|(x, y)| *y != 0.0 || *x == 0.0), "{case:?} at {name}");
+            }
+        }
+    }
+}
+
+/// Whether the weight is finite.
+fn tensors_are_finite(call: &Call) -> bool {
+    call.inputs[1].1.values(&"weight").iter().all(|x| x.is_finite())
+}
+
 /// Threads at a precision.
 struct AtPrecision(Threads, Precision);
 
