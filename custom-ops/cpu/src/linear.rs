@@ -49,11 +49,8 @@ impl<I: Isa, T: Element> Layer<'_, I, T> {
         };
         let few = problem.rows <= FEW;
         let size = [problem.width, problem.out_width];
-        let is_for_few = |unit| {
-            with_parts!(T, host.precision(), |P| {
-                weight.blocks::<P>(size).is_some() && is_for_few::<T, P>(unit, problem.rows)
-            })
-        };
+        let is_for_few =
+            |unit| with_parts!(T, host.precision(), |P| weight.blocks::<P>(size).is_some() && is_for_few::<T, P>(unit));
         if let Some(unit) = unit_for::<T>(unit, host.precision())
             && (!few || is_for_few(unit))
         {

@@ -103,11 +103,11 @@ pub(crate) trait Parts: Sized {
     );
 }
 
-/// Whether a unit multiplies `rows` rows with packed blocks in less time than vectors multiply them with the weight, if the rows are few: where a tile of
-/// one row takes as long as of many, what counts are bytes. (Digits of three bytes took 1.14 of the time of float32 for one row, 1.03 to 1.08 for two, 0.90
-/// for four; two bytes 0.58 and 0.54 for two rows.)
-pub(crate) fn is_for_few<T: Element, P: Parts>(unit: MatrixUnit, rows: usize) -> bool {
-    unit.most_terms() > 1 && (2 * P::BYTES <= size_of::<T>() || rows > 2 && P::BYTES <= size_of::<T>())
+/// Whether a unit multiplies few rows, as it does many, with packed blocks in less time than vectors multiply them with the weight: where a tile of one row
+/// takes as long as of sixteen, what counts are bytes. (Of a LLaMA's step, by the time of vectors: 0.73 at one term, 0.85 at two digits. Three digits took 1.1
+/// of the time of float32 that lay in large pages, less than half of it in pages of a file.)
+pub(crate) fn is_for_few<T: Element, P: Parts>(unit: MatrixUnit) -> bool {
+    unit.most_terms() > 1 && P::BYTES <= size_of::<T>()
 }
 
 /// Evaluates `body` with the type `P` of the parts that numbers of `T` are split into at a precision.

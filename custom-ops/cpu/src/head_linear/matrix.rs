@@ -50,8 +50,7 @@ pub(crate) fn run<I: Isa, T: Element, O: HeadLinear>(
         .flat_map(|chunk| (0..problem.num_heads).map(move |head| selection.tokens(chunk, head).len()));
     let (used, heads) = lists.filter(|&len| len > 0).fold((0, 0), |(used, heads), len| (used + len, heads + 1));
     let is_for_few = with_parts!(T, host.precision(), |P| {
-        tensors.weight.blocks::<P>(O::size(problem)).is_some()
-            && matrix::is_for_few::<T, P>(unit, used.checked_div(heads).unwrap_or(0))
+        tensors.weight.blocks::<P>(O::size(problem)).is_some() && matrix::is_for_few::<T, P>(unit)
     });
     if !is_for_few && (problem.tokens < TOKENS || used < TOKENS_OF_HEAD * heads) {
         return Ok(None);

@@ -39,8 +39,11 @@ impl<I: Isa, T: Element> Dense<'_, I, T> {
     /// not finite, and may have to be by the definition: an infinity is no sum of several terms.
     pub(super) fn run(&self, host: &dyn Host) -> Result<Option<u64>, Error> {
         let rows = self.problem.rows;
+        if rows == 0 {
+            return Ok(Some(0));
+        }
         let most = (LEFT * host.parallelism().div_ceil(WORKERS) / self.problem.width).max(ROWS);
-        let chunk = rows.div_ceil(rows.div_ceil(most).max(1)).next_multiple_of(WIDTH);
+        let chunk = rows.div_ceil(rows.div_ceil(most)).next_multiple_of(WIDTH);
         let mut macs = 0;
         for start in (0..rows).step_by(chunk) {
             let rows = start..(start + chunk).min(rows);

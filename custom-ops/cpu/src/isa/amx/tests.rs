@@ -51,7 +51,7 @@ fn operators_equal_the_reference_on_their_examples() {
 }
 
 /// Dense layers whose weight was packed: few rows, many, and inner indices and columns that fill tiles and do not. Many rows are multiplied as without
-/// packing; of few, the weight's numbers are rounded as the precision says.
+/// packing; few on the unit as well.
 #[test]
 fn dense_layers_with_packed_weights() {
     let _emulated = emulate();
@@ -132,8 +132,7 @@ fn routed_projections_with_packed_weights() {
                 let (found, macs) = run(kernel, 1);
                 assert!(found == run(kernel, 20).0, "{case:?} at {name}: workers change the result");
                 let vectors = run(vectors, 1).1;
-                let by_vectors = precision == Precision::Highest && q_len <= 2;
-                assert_eq!(macs == vectors, by_vectors, "{case:?} at {name}: tiles are as wide as 16 rows");
+                assert_ne!(macs, vectors, "{case:?} at {name}: tiles have 16 rows");
                 let largest = expected.iter().fold(0.0f64, |largest, x| largest.max(x.abs()));
                 let errors = found.iter().zip(&expected).map(|(x, y)| (x - y).abs());
                 let most = match precision {
