@@ -76,8 +76,12 @@ pub(crate) fn pack<I: Isa, T: Element, O: HeadLinear>(
         return Ok(None);
     }
     let problem = &problem(shape)?;
-    if unit_for::<T>(unit, packing.precision).is_none() {
+    let Some(unit) = unit_for::<T>(unit, packing.precision) else {
         return pack_panels::<I, T, O>(isa, problem, shape, weight).map(Some);
+    };
+    // A unit that is not for few tokens leaves them the tensor: both would be in memory.
+    if unit.most_terms() == 1 {
+        return Ok(None);
     }
     // A head's inner indices may be multiplied together with another's, which are 0 then; so must be the products.
     let is_finite =

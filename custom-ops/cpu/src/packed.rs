@@ -12,8 +12,8 @@ use moh_operators::{DType, Element, Error, Tensor};
 pub struct Packing {
     /// The precision of its calls, as [`crate::Host::precision`].
     pub precision: Precision,
-    /// Whether calls get the tensor as well, [`Input::Both`]. What a matrix unit multiplies does not do for a few rows, nor for numbers
-    /// that are not finite, so it is packed beside the tensor only.
+    /// Whether calls get the tensor as well, [`Input::Both`]. What a matrix unit multiplies does not do for numbers that are not finite, nor with some
+    /// units for few rows, so it is packed beside the tensor only.
     pub beside: bool,
     /// Whether every weight is packed that can be, or only where that is known to save time in each call.
     pub all: bool,

@@ -187,8 +187,9 @@ fn constant_weights_are_packed_on_request() {
         let tensors = shapes.iter().zip(&numbers);
         let tensors: Vec<_> =
             tensors.map(|(shape, data)| Some(moh_operators::Tensor { shape, data: Data::F32(data) })).collect();
-        // A kernel for a matrix unit packs nothing.
-        let packs = moh_cpu::pack(&attributes, 1, tensors[1].unwrap(), moh_cpu::Packing::default()).unwrap().is_some();
+        // Not every kernel for a matrix unit packs, and none does in place of the tensor.
+        let packing = moh_cpu::Packing { beside: true, ..moh_cpu::Packing::default() };
+        let packs = moh_cpu::pack(&attributes, 1, tensors[1].unwrap(), packing).unwrap().is_some();
         (RoutedProjection::OPERATOR.reference(&attributes, &tensors).unwrap(), packs)
     };
     for (entry, packs) in [(None, false), (Some("0"), false), (Some("1"), true)] {

@@ -1,8 +1,9 @@
 //! RoutedProjection and RoutedCombine on a matrix unit. A worker splits the rows of the tokens that use a head itself: other heads have
-//! other rows.
+//! other rows. Where it has many heads it splits all rows once, and copies those of a head.
 
 use super::{HeadLinear, Tensors};
 use crate::epilogue::OfRow;
+use crate::gemm::Matrix;
 use crate::host::{Host, Unwritten};
 use crate::isa::unit::TILE;
 use crate::isa::{Isa, MatrixUnit};
@@ -10,10 +11,10 @@ use crate::matrix::{self, Left, PackRows, Parts, Product, ROWS, Right, WIDTH, Wo
 use crate::packed::Packed;
 use crate::selection::{Run, Selection};
 use crate::settings::Precision;
-use crate::terms::unit_for;
+use crate::terms::{terms_at, unit_for};
 use crate::workers::{Shared, share};
 use moh_operators::routed_projection::Problem;
-use moh_operators::{Element, Error};
+use moh_operators::{Element, Error, Float};
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,7 +23,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// average, those that no token of a chunk uses apart.
 const TOKENS: usize = 64;
 const TOKENS_OF_HEAD: usize = 32;
-/// What an item takes besides its columns, in blocks of them: the same rows are split again in each.
+/// What an item takes besides its columns, in blocks of them: the same rows are split, or copied, again in each.
 const FIXED: f32 = 0.8;
 /// How often rows are split at least, for each worker, if all of a chunk are split at once and copied.
 const SPLIT_ALL: f32 = 1.5;
@@ -78,7 +79,7 @@ pub(crate) fn run<I: Isa, T: Element, O: HeadLinear>(
     })
 }
 
-/// Packs the weight beside the tensor.
+/// Packs the weight beside the tensor, unless a head's numbers would have far fewer bits than by themselves: see [`alike`].
 pub(super) fn pack<I: Isa, T: Element, O: HeadLinear>(
     isa: I,
     problem: &Problem,
@@ -87,8 +88,37 @@ pub(super) fn pack<I: Isa, T: Element, O: HeadLinear>(
     precision: Precision,
 ) -> Result<Option<Packed>, Error> {
     let (size, matrix) = (O::size(problem), O::matrix(problem, weight));
+    let of_digits = T::FLOAT == Float::F32 && terms_at(precision, T::FLOAT) > 1;
+    if O::HEADS == Heads::Inner
+        && of_digits
+        && !with_parts!(T, precision, |P| alike::<T, P>(&matrix, size, problem.block))
+    {
+        return Ok(None);
+    }
     // SAFETY: the weight's length has been checked against its shape, from which `problem` was made.
     with_parts!(T, precision, |P| unsafe { Packed::in_parts::<I, T, P>(isa, &matrix, size, shape) })
+}
+
+/// Whether heads, ranges of `block` inner indices, that share a block of the packed weight, and so a column's scale, have numbers alike: a head must not be
+/// rounded by what another one has, which a token may not use. Of 24 bits a head may lose 8, of 16 bits 4.
+fn alike<T: Element, P: Parts>(weight: &Matrix<T>, [inner, columns]: [usize; 2], block: usize) -> bool {
+    let depth = matrix::depth::<P>(inner) * P::INNER;
+    let times = if P::COUNT > 2 { 256.0 } else { 16.0 };
+    let largest = |inner: Range<usize>, column: usize| {
+        // SAFETY: the weight has these inner indices and columns.
+        let at = |i: usize| unsafe { weight.at(i, &(column..column + 1)).read() };
+        inner.map(|i| at(i).to_f32().abs()).fold(0.0, f32::max)
+    };
+    (0..columns).all(|column| {
+        (0..inner).step_by(depth).all(|start| {
+            let end = inner.min(start + depth);
+            let heads = (start / block..end.div_ceil(block))
+                .map(|head| largest((head * block).max(start)..((head + 1) * block).min(end), column))
+                .filter(|&largest| largest > 0.0);
+            let (least, most) = heads.fold((f32::INFINITY, 0.0f32), |(least, most), x| (least.min(x), most.max(x)));
+            least * times >= most
+        })
+    })
 }
 
 /// What one of the two operators does on a matrix unit.

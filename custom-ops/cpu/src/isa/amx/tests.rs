@@ -12,7 +12,7 @@ use moh_conformance::nbits::{self, MlpCase, Quantisation};
 use moh_conformance::routed_attention::{Case, Gates, Mask};
 use moh_conformance::routed_mlp;
 use moh_conformance::{Buffer, Call, examples};
-use moh_operators::{DType, Definition, Linear, OPERATORS, RoutedAttention, tolerance};
+use moh_operators::{DType, Definition, Linear, OPERATORS, RoutedAttention, RoutedCombine, tolerance};
 use std::ptr::NonNull;
 
 fn output(call: &Call, kernel: &Kernel, len: usize) -> (Vec<f64>, Work) {
@@ -144,6 +144,37 @@ fn routed_projections_with_packed_weights() {
                 assert!(error < most, "{case:?} at {name}: {error}");
                 assert!(found.iter().zip(&expected).all(|(x, y)| *y != 0.0 || *x == 0.0), "{case:?} at {name}");
             }
+        }
+    }
+}
+
+/// A head whose weights are smaller by orders of magnitude than those of the head beside it, which its tokens do not use, keeps its bits: such a weight is
+/// not packed. A head that is pruned has none to lose.
+#[test]
+fn heads_of_other_magnitudes_are_not_packed() {
+    let _emulated = emulate();
+    let Some(kernel) = crate::select(RoutedCombine::OPERATOR, Some("amx")) else { return };
+    for (times, precision, is_packed) in [
+        (1.0, Precision::Highest, true),
+        (0.0, Precision::Highest, true),
+        (1e-1, Precision::Highest, true),
+        (1e-4, Precision::Highest, false),
+        (1e8, Precision::Highest, false),
+        (1e-1, Precision::High, true),
+        (1e-2, Precision::High, false),
+        (1e8, Precision::Medium, true),
+    ] {
+        for per_head in [false, true] {
+            let case = head_linear::Case { heads: 2, block: 64, width: 32, q_len: 70, per_head, ..COMBINE };
+            let mut call = head_linear::Case { gates: head_linear::Gates::On, ..case }.call();
+            // In either layout some numbers of the first head, of every column.
+            let stride = if per_head { 1 } else { 128 };
+            let (rows, len) = if per_head { (1, 64 * 32) } else { (32, 64) };
+            let weight = call.inputs[1].1.numbers_mut();
+            (0..rows).flat_map(|row| row * stride..row * stride + len).for_each(|i| weight[i] *= times);
+            let packing = Packing { precision, beside: true, all: false };
+            let packed = kernel.pack(&call.attributes, 1, call.tensors()[1].unwrap(), packing).unwrap();
+            assert_eq!(packed.is_some(), is_packed, "{times} at {}, per head: {per_head}", precision.name());
         }
     }
 }
