@@ -80,13 +80,13 @@ pub(crate) fn pack<I: Isa, T: Element, O: HeadLinear>(
         return pack_panels::<I, T, O>(isa, problem, shape, weight).map(Some);
     };
     // A unit that is not for few tokens leaves them the tensor: both would be in memory.
-    if unit.most_terms() == 1 {
+    if unit.most_terms() == 1 || !packing.beside {
         return Ok(None);
     }
     // A head's inner indices may be multiplied together with another's, which are 0 then; so must be the products.
     let is_finite =
         O::HEADS == Heads::Columns || T::FLOAT == Float::F32 || weight.iter().all(|x| x.to_f32().is_finite());
-    match packing.beside && is_finite && O::matrix(problem, weight).has_whole(WIDTH) {
+    match is_finite && O::matrix(problem, weight).has_whole(WIDTH) {
         true => matrix::pack::<I, T, O>(isa, problem, shape, weight, packing.precision),
         false => Ok(None),
     }

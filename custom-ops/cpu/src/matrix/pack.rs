@@ -59,24 +59,21 @@ impl<P: Parts> Job for PickRows<'_, P> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let numbers = P::COUNT * P::DEPTH * TILE_FLOATS;
-        for row in 0..self.picked.len().next_multiple_of(TILE) {
-            let from = self.picked.get(row).map(|&row| row as usize);
-            let [to, from] = [Some(row), from].map(|row| row.map(|row| (row / TILE * P::ROWS, row % TILE)));
-            for (part, step) in (0..P::COUNT).flat_map(|part| (0..self.steps).map(move |step| (part, step))) {
-                let place = |(tile, row): (usize, usize)| tile + (part * P::DEPTH + step) * TILE_FLOATS + row * TILE;
-                // SAFETY: the constructor's contract: a row of a tile is a vector.
-                unsafe {
-                    let vector = from.map_or(isa.splat(0.0), |from| isa.load(self.tiles.add(place(from))));
-                    to.into_iter().for_each(|to| isa.store(self.output.add(place(to)), vector));
+        // Of a row, its vector in tile `i` of those along the inner dimension, and what it has besides its numbers.
+        let vector = |row: usize, i: usize| row / TILE * P::ROWS + i * TILE_FLOATS + row % TILE * TILE;
+        let scale = |row: usize, i: usize| row / TILE * P::ROWS + i + row % TILE;
+        for to in 0..self.picked.len().next_multiple_of(TILE) {
+            let from = self.picked.get(to).map(|&row| row as usize);
+            // SAFETY: the constructor's contract: a row of a tile is a vector.
+            unsafe {
+                for (part, step) in (0..P::COUNT).flat_map(|part| (0..self.steps).map(move |step| (part, step))) {
+                    let i = part * P::DEPTH + step;
+                    let x = from.map_or(isa.splat(0.0), |from| isa.load(self.tiles.add(vector(from, i))));
+                    isa.store(self.output.add(vector(to, i)), x);
                 }
-            }
-            // What rows have besides their numbers.
-            for i in (numbers..P::ROWS).step_by(TILE) {
-                let place = |(tile, row): (usize, usize)| tile + i + row;
-                // SAFETY: as above.
-                unsafe {
-                    let scale = from.map_or(0.0, |from| self.tiles.add(place(from)).read());
-                    to.into_iter().for_each(|to| self.output.add(place(to)).write(scale));
+                for i in (numbers..P::ROWS).step_by(TILE) {
+                    let x = from.map_or(0.0, |from| self.tiles.add(scale(from, i)).read());
+                    self.output.add(scale(to, i)).write(x);
                 }
             }
         }
