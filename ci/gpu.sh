@@ -12,7 +12,8 @@
 #            without a GPU: the same on the emulator, and faults planted into it (stage `faults`). Its times mean nothing
 #
 # stage  minutes
-#   A       5    plan, router, attention before and on Hopper, products, caches, quantised weights; again with 4 multiprocessors; memcheck
+#   A       5    plan, router, attention before and on Hopper, products, dense layers with and without cuBLASLt, norms, caches, quantised
+#                weights; again with 4 multiprocessors; memcheck
 #   B       8    kernels against dense peers, the rows that matter most
 #   C       7    ncu on one call of each of six kernels
 #   D       9    all rows; tests of CUDA graphs; tests with a second seed
@@ -242,6 +243,24 @@ test_program() {
     }
 }
 
+# with_cublaslt FILTER...: the same with the library that Python's packages have.
+with_cublaslt() {
+    local folder found
+    for folder in ${LD_LIBRARY_PATH//:/ }; do
+        for found in "$folder"/libcublasLt.so.*; do
+            if [ -f "$found" ]; then
+                MOH_CUDA_CUBLASLT=$found test_program "$@"
+                return
+            fi
+        done
+    done
+    [ "$device" = emulator ] || {
+        echo "no libcublasLt"
+        return 77
+    }
+    MOH_CUDA_CUBLASLT=$MOH_CUDA_DRIVER test_program "$@"
+}
+
 # sanitize TOOL FILTER: the tests under compute-sanitizer.
 sanitize() {
     command -v compute-sanitizer >/dev/null || {
@@ -307,6 +326,7 @@ stage_A() {
     if [ "$dry" = 0 ]; then together=1; fi
     local attention=(routed_attention:: --skip rerun --skip random_calls --skip model_sizes) products=(head_linear::widths_of_tiles head_linear::large_tiles)
     local caches=(cache_update:: routed_cached_attention:: --skip rerun --skip random_calls --skip model_sizes)
+    local dense=(--skip head_linear --skip rerun --skip model_sizes)
     local quantised=(nbits:: --skip rerun --skip random_calls --skip model_sizes)
     if [ "$dry" = 1 ]; then
         attention=(routed_attention::long_sequences_in_tiles) products=(head_linear::large_tiles)
@@ -320,6 +340,9 @@ stage_A() {
     tests attention-hopper 120 -- "${attention[@]}"
     tests products-widths 60 -- head_linear::widths_of_tiles
     tests products-tiles 60 -- head_linear::large_tiles
+    tests norms 60 -- layer_norm::
+    tests dense 60 MOH_CUDA_CUBLASLT=0 -- linear:: "${dense[@]}"
+    part dense-cublaslt 60 "$root/ci/gpu.sh" --run with_cublaslt linear:: "${dense[@]}"
     tests caches 120 -- "${caches[@]}"
     tests caches-80 120 MOH_CUDA_CAPABILITY=80 -- "${caches[@]}"
     tests quantised 120 -- "${quantised[@]}"

@@ -108,6 +108,6 @@ def write(path, batch, past, length, dtype):
     model.graph.initializer.extend(rewriter.constants.values())
     if not any(one.domain == "com.microsoft" for one in model.opset_import):
         model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
-    path = os.path.join(os.path.dirname(path), f"fused-{past}-{length}.onnx")
+    path = f"{path.removesuffix('.onnx')}-fused-{past}-{length}.onnx"
     onnx.save(model, path)
     return path

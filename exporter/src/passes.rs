@@ -60,6 +60,7 @@ passes! {
     attention_type::NarrowAttention,
     gates::ShowGates,
     dense::DenseLayers,
+    norms::Norms,
     bodies::WriteBodies,
     gemm::FlattenProducts,
     fold::FoldShapes,
@@ -82,6 +83,10 @@ impl Options {
     /// Says whether all weights are to be used as the checkpoint stores them, and settles what follows from that and from other options.
     pub(crate) fn settle(&mut self, as_stored: bool) {
         self.gemm.as_stored |= as_stored;
-        self.dense.standard |= as_stored || self.bodies.attention == AttentionStyle::Portable;
+        let portable = self.bodies.attention == AttentionStyle::Portable;
+        self.dense.standard |= as_stored || portable;
+        if portable {
+            self.norms.style = Some(DenseStyle::Onnx);
+        }
     }
 }

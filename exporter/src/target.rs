@@ -3,7 +3,7 @@
 use crate::cache::Cache;
 use crate::error::Error;
 use crate::graph::ElementType;
-use crate::passes::{self, DenseLayers, HeadLayers};
+use crate::passes::{self, DenseLayers, HeadLayers, Norms};
 use crate::place::Layout;
 use crate::quantize::{Activations, Form};
 use crate::{AttentionType, DEFAULT_OPSET, DenseStyle, HeadStyle, Options};
@@ -45,6 +45,8 @@ pub struct Row {
     pub cache: Cache,
     /// How dense layers in floating point are written.
     pub dense: DenseStyle,
+    /// How layer normalisation is written.
+    pub norms: DenseStyle,
     /// How projections into heads and out of them are written.
     pub heads: HeadStyle,
     /// How quantised dense layers are written where no library is given: see [`Target::form`].
@@ -68,6 +70,7 @@ pub const TARGETS: [Row; 5] = [
         layout: Layout::Flat,
         cache: Cache::InPlace,
         dense: DenseStyle::Moh,
+        norms: DenseStyle::Moh,
         heads: HeadStyle::Routed,
         form: Form::Moh,
         activations: Activations::Int8,
@@ -82,7 +85,8 @@ pub const TARGETS: [Row; 5] = [
         opset: DEFAULT_OPSET,
         layout: Layout::Flat,
         cache: Cache::InPlace,
-        dense: DenseStyle::Onnx,
+        dense: DenseStyle::Moh,
+        norms: DenseStyle::Moh,
         heads: HeadStyle::Dense,
         form: Form::Nbits,
         activations: Activations::Float,
@@ -98,6 +102,7 @@ pub const TARGETS: [Row; 5] = [
         layout: Layout::Flat,
         cache: Cache::InPlace,
         dense: DenseStyle::Onnx,
+        norms: DenseStyle::Moh,
         heads: HeadStyle::Routed,
         form: Form::Moh,
         activations: Activations::Int8,
@@ -113,6 +118,7 @@ pub const TARGETS: [Row; 5] = [
         layout: Layout::Onnx,
         cache: Cache::Concat,
         dense: DenseStyle::Onnx,
+        norms: DenseStyle::Onnx,
         heads: HeadStyle::Routed,
         form: Form::Nbits,
         activations: Activations::Float,
@@ -128,6 +134,7 @@ pub const TARGETS: [Row; 5] = [
         layout: Layout::Flat,
         cache: Cache::InPlace,
         dense: DenseStyle::Onnx,
+        norms: DenseStyle::Onnx,
         heads: HeadStyle::Routed,
         form: Form::Nbits,
         activations: Activations::Int8,
@@ -157,6 +164,7 @@ impl Target {
             layout: row.layout,
             passes: passes::Options {
                 dense: DenseLayers { style: Some(row.dense), standard: false },
+                norms: Norms { style: Some(row.norms) },
                 heads: HeadLayers { style: Some(row.heads) },
                 ..Default::default()
             },
@@ -170,15 +178,16 @@ impl Target {
             let layout = if row.layout == Layout::Onnx { "`onnx`" } else { "`flat`" };
             let (form, activations) = (row.form.name(), row.activations.name());
             let cache = if row.cache == Cache::InPlace { "`in-place`" } else { "`concat`" };
-            let dense = if row.dense == DenseStyle::Moh { "`moh`" } else { "`onnx`" };
+            let style = |style| if style == DenseStyle::Moh { "`moh`" } else { "`onnx`" };
+            let (dense, norms) = (style(row.dense), style(row.norms));
             let heads = if row.heads == HeadStyle::Dense { "`dense`" } else { "`routed`" };
             let Row { name, what, dtype, opset, .. } = row;
             format!(
-                "| `{name}` | {what} | {dtype} | {opset} | {layout} | {cache} | {dense} | {heads} | `{form}` | `{activations}` |\n"
+                "| `{name}` | {what} | {dtype} | {opset} | {layout} | {cache} | {dense} | {norms} | {heads} | `{form}` | `{activations}` |\n"
             )
         };
-        let head = "| `--for` | | `--dtype` | `--opset` | `--layout` | `--cache` | `--dense-layers` | `--head-layers` | `--form` | `--activations` |\n\
-             |---|---|---|---|---|---|---|---|---|---|\n";
+        let head = "| `--for` | | `--dtype` | `--opset` | `--layout` | `--cache` | `--dense-layers` | `--norms` | `--head-layers` | `--form` | `--activations` |\n\
+             |---|---|---|---|---|---|---|---|---|---|---|\n";
         head.to_owned() + &TARGETS.iter().map(line).collect::<String>()
     }
 

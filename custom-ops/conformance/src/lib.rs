@@ -13,6 +13,7 @@ mod call;
 mod data;
 mod examples;
 pub mod head_linear;
+pub mod layer_norm;
 pub mod linear;
 pub mod nbits;
 pub mod routed_attention;

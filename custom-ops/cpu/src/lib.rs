@@ -60,6 +60,7 @@ operators! {
     linear_nbits::LinearNBits,
     linear::Linear,
     linear_activation::LinearActivation,
+    layer_norm::LayerNorm,
     cache_update::CacheUpdate,
     routed_cached_attention::RoutedCachedAttention,
 }

@@ -180,6 +180,19 @@ struct LinearEpilogueParams {
     int32_t gate_is_number, residual_is_number;
 };
 
+// layer_norm.cu. T (rows, width) unless noted; bias, scale and shift may be absent.
+struct LayerNormParams {
+    const void* x;
+    const void* weight;         // (width)
+    const void* bias;           // (width)
+    const void* scale;          // (rows / rows_per_scale, width)
+    const void* shift;          // (rows / rows_per_shift, width)
+    void* output;
+    int32_t rows, width;
+    int32_t rows_per_scale, rows_per_shift;
+    float epsilon;
+};
+
 // linear_sm90.cu, combine_sm90.cu and expert_products_sm90.cu.
 struct LinearSm90Params {
     TensorMap x_map;      // (tokens, row of x), boxes of tile_rows x 64, with shares_x of half of the rows

@@ -76,6 +76,18 @@ impl Driver {
         Ok(Driver { version })
     }
 
+    /// Copies memory of a device to the host, and waits for it; not for use in a call, nor while a stream is captured.
+    ///
+    /// # Safety
+    /// If it is device memory, `from` has as many bytes as `to`. Nothing writes to it.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`]: no context is current, or it is not device memory.
+    pub unsafe fn read(self, from: RawPtr, to: &mut [u8]) -> Result<(), Error> {
+        // SAFETY: the driver is loaded; the rest is the caller's contract.
+        unsafe { sys::cuMemcpyDtoH_v2(to.as_mut_ptr().cast(), from, to.len()) }.about("cuMemcpyDtoH")
+    }
+
     /// The newest CUDA version that the driver supports: 1000 * major + 10 * minor.
     pub fn version(self) -> i32 {
         self.version

@@ -7,6 +7,7 @@
 #![cfg(feature = "kernels")]
 
 mod call;
+pub mod cublaslt;
 pub mod driver;
 pub mod kernel;
 pub mod modules;
@@ -47,6 +48,7 @@ operators! {
     routed_mlp_nbits::RoutedMlpNBits,
     linear::Linear,
     linear_activation::LinearActivation,
+    layer_norm::LayerNorm,
     linear_nbits::LinearNBits,
     cache_update::CacheUpdate,
     routed_cached_attention::RoutedCachedAttention,

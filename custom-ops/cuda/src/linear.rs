@@ -1,8 +1,10 @@
-//! Linear on CUDA: a projection with one head, which every token uses, and `kernels/linear_epilogue.cu`.
+//! Linear on CUDA: a product by cuBLASLt where the process has it, else a projection with one head, which every token uses; and
+//! `kernels/linear_epilogue.cu` for what neither does with the sums.
 //!
 //! A session on a GPU would otherwise run it on the CPU wherever the library has a kernel for that processor.
 
 use crate::call::{Call, CudaOperator};
+use crate::cublaslt::{self, Epilogue};
 use crate::driver::RawPtr;
 use crate::kernel::Kernel;
 use crate::modules;
@@ -10,11 +12,15 @@ use crate::params::{LinearEpilogueParams, LinearParams};
 use crate::plan::int;
 use crate::product::{Product, dense};
 use crate::stream::Stream;
+use crate::workspace::Workspace;
 use moh_operators::linear::{Inputs, Problem};
 use moh_operators::routed_mlp::Activation;
 use moh_operators::{DType, Error, Linear, List};
 
 const THREADS: usize = 256;
+
+/// What a product leaves to do with its sums: an activation function, and a residual to add.
+type Left = (Option<Activation>, Option<RawPtr>);
 
 /// A dense layer.
 pub(crate) struct Layer<'p, 'c> {
@@ -24,13 +30,14 @@ pub(crate) struct Layer<'p, 'c> {
     pub(crate) output: RawPtr,
     pub(crate) dtype: DType,
     pub(crate) stream: &'c Stream<'c>,
+    pub(crate) workspace: &'c dyn Workspace,
 }
 
 impl CudaOperator for Linear {
     unsafe fn launch(call: &Call<'_, Self>) -> Result<(), Error> {
-        let &Call { ref problem, inputs, output, dtype, stream, .. } = call;
+        let &Call { ref problem, inputs, output, dtype, stream, workspace } = call;
         // SAFETY: the call's tensors.
-        unsafe { Layer { problem, inputs, activation: None, output, dtype, stream }.launch() }
+        unsafe { Layer { problem, inputs, activation: None, output, dtype, stream, workspace }.launch() }
     }
 }
 
@@ -40,28 +47,19 @@ impl Layer<'_, '_> {
     /// # Safety
     /// As [`CudaOperator::launch`], with these tensors.
     pub(crate) unsafe fn launch(&self) -> Result<(), Error> {
-        let &Layer { problem: p, inputs, activation, output, dtype, stream } = self;
-        let Inputs { x, weight, bias, gate, residual } = inputs;
-        let (depth, columns) = (p.width as i64, p.out_width as i64);
-        let params = LinearParams {
-            x,
-            weight,
-            bias: bias.filter(|_| !p.bias_is_number).unwrap_or(0),
-            output,
-            x_row: depth,
-            weight_row: columns,
-            weight_head: columns * depth,
-            output_row: columns,
-            tokens: int(p.rows)?,
-            heads: 1,
-            depth: int(p.width)?,
-            columns: int(p.out_width)?,
-            ..LinearParams::NONE
+        let &Layer { problem: p, inputs, activation, output, dtype, stream, .. } = self;
+        let Inputs { bias, gate, residual, .. } = inputs;
+        let number = bias.filter(|_| p.bias_is_number).unwrap_or(0);
+        // SAFETY: the caller's contract.
+        let (activation, residual) = match unsafe { self.by_cublaslt()? } {
+            Some(left) => left,
+            None => {
+                // SAFETY: as above.
+                unsafe { self.by_our_kernels()? };
+                (activation, residual)
+            }
         };
-        // SAFETY: the call's tensors. A weight of (width, out_width) is layout 1 of one head.
-        unsafe { dense(&Product { params, dtype, per_head: true }, stream)? };
-        let bias = bias.filter(|_| p.bias_is_number).unwrap_or(0);
-        let (gate, residual) = (gate.unwrap_or(0), residual.unwrap_or(0));
+        let (bias, gate, residual) = (number, gate.unwrap_or(0), residual.unwrap_or(0));
         if activation.is_none() && [bias, gate, residual] == [0; 3] {
             return Ok(());
         }
@@ -90,5 +88,63 @@ impl Layer<'_, '_> {
         let blocks = int((p.rows * p.out_width).div_ceil(THREADS * width))?.unsigned_abs();
         // SAFETY: the call's tensors, of the sizes of its problem.
         unsafe { stream.launch(kernel, [blocks, 1, 1], THREADS as u32, 0, &params) }
+    }
+
+    /// The product with the bias, by our own kernels.
+    ///
+    /// # Safety
+    /// As [`Layer::launch`].
+    unsafe fn by_our_kernels(&self) -> Result<(), Error> {
+        let &Layer { problem: p, inputs: Inputs { x, weight, bias, .. }, output, dtype, stream, .. } = self;
+        let (depth, columns) = (p.width as i64, p.out_width as i64);
+        let params = LinearParams {
+            x,
+            weight,
+            bias: bias.filter(|_| !p.bias_is_number).unwrap_or(0),
+            output,
+            x_row: depth,
+            weight_row: columns,
+            weight_head: columns * depth,
+            output_row: columns,
+            tokens: int(p.rows)?,
+            heads: 1,
+            depth: int(p.width)?,
+            columns: int(p.out_width)?,
+            ..LinearParams::NONE
+        };
+        // SAFETY: the call's tensors. A weight of (width, out_width) is layout 1 of one head.
+        unsafe { dense(&Product { params, dtype, per_head: true }, stream) }
+    }
+
+    /// The product with what cuBLASLt does with its sums; the activation function and the residual that are left. `None` where it cannot
+    /// multiply.
+    ///
+    /// # Safety
+    /// As [`Layer::launch`].
+    unsafe fn by_cublaslt(&self) -> Result<Option<Left>, Error> {
+        let &Layer { problem: p, inputs, activation, output, dtype, stream, workspace } = self;
+        let Inputs { x, weight, bias, gate, residual } = inputs;
+        let epilogue = match activation {
+            Some(Activation::Relu) if !p.bias_is_number => Epilogue::Relu,
+            Some(Activation::GeluTanh) if !p.bias_is_number => Epilogue::Gelu,
+            _ => Epilogue::Nothing,
+        };
+        let added = residual.filter(|_| gate.is_none() && !p.residual_is_number);
+        let product = cublaslt::Product {
+            x,
+            weight,
+            bias: bias.filter(|_| !p.bias_is_number).unwrap_or(0),
+            residual: added.unwrap_or(0),
+            output,
+            rows: p.rows,
+            depth: p.width,
+            columns: p.out_width,
+            dtype,
+            epilogue,
+        };
+        // SAFETY: the call's tensors, of the sizes of its problem.
+        let multiplied = unsafe { cublaslt::multiply(&product, stream, workspace)? };
+        let left = (activation.filter(|_| epilogue == Epilogue::Nothing), residual.filter(|_| added.is_none()));
+        Ok(multiplied.then_some(left))
     }
 }

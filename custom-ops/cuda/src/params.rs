@@ -228,6 +228,26 @@ pub struct LinearEpilogueParams {
 // SAFETY: as above.
 unsafe impl Params for LinearEpilogueParams {}
 
+/// `LayerNormParams`, for `layer_norm.cu`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct LayerNormParams {
+    pub x: RawPtr,
+    pub weight: RawPtr,
+    pub bias: RawPtr,
+    pub scale: RawPtr,
+    pub shift: RawPtr,
+    pub output: RawPtr,
+    pub rows: i32,
+    pub width: i32,
+    pub rows_per_scale: i32,
+    pub rows_per_shift: i32,
+    pub epsilon: f32,
+}
+// SAFETY: as above.
+unsafe impl Params for LayerNormParams {}
+
 /// `LinearSm90Params`, for `linear_sm90.cu`, `combine_sm90.cu` and `expert_products_sm90.cu`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]

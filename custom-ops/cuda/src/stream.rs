@@ -119,6 +119,16 @@ impl Stream<'_> {
         self.launches.get() != Launches::Skipped
     }
 
+    /// The id of its context.
+    pub(crate) fn context(&self) -> u64 {
+        self.context
+    }
+
+    /// Says that something else has launched kernels on the stream, which know nothing of those that start early.
+    pub(crate) fn others_launched(&self) {
+        self.launches.set(Launches::First);
+    }
+
     /// The driver's handle.
     pub fn raw(&self) -> RawStream {
         self.raw

@@ -96,8 +96,8 @@ fn is_one(shape: PartialShape<'_>) -> bool {
     matches!(shape, [None | Some(1)])
 }
 
-/// How many of x's dimensions before the last one the gate has too: it has 1 instead of the others.
-fn shared_dims(gate: PartialShape<'_>, leading: PartialShape<'_>, out: Option<usize>) -> Option<usize> {
+/// How many of x's dimensions before the last one another operand has too: it has 1 instead of the others.
+pub(crate) fn shared_dims(gate: PartialShape<'_>, leading: PartialShape<'_>, out: Option<usize>) -> Option<usize> {
     let (&columns, rows) = gate.split_last()?;
     let fits = |shared: usize| {
         let same = rows.iter().zip(leading).take(shared).all(|(&gate, &x)| Agreed(x).accept(gate));

@@ -28,6 +28,8 @@ pub enum Part {
     Mlp,
     /// Dense layers of any part: a node's name says which.
     Dense,
+    /// Normalisation.
+    Norms,
 }
 
 /// An example call, which the tests of every backend run with random numbers.

@@ -42,11 +42,25 @@ pub(crate) fn check(attributes: &Attributes, inputs: &[Option<Vec<i64>>]) -> Res
         !operand.optional && sizes.as_ref().is_some_and(Vec::is_empty)
     };
     let unknown_rank = operator.inputs.iter().zip(inputs).any(unknown);
-    let sizes = |sizes: &Vec<i64>| sizes.iter().map(|&size| usize::try_from(size).ok()).collect();
-    let known: Vec<Option<Vec<Option<usize>>>> = inputs.iter().map(|input| input.as_ref().map(sizes)).collect();
+    let known = known(inputs);
     let known: Vec<Option<&[Option<usize>]>> = known.iter().map(Option::as_deref).collect();
     match operator.infer(attributes, &known) {
         Ok(_) | Err(Error::Shape { .. }) if unknown_rank => Ok(None),
         result => result.map(Some),
     }
+}
+
+/// The shape, and the number of all elements, of the tensor that stands in for an absent input; `None` if there is none.
+#[cfg(feature = "cuda")]
+pub(crate) fn filler(attributes: &Attributes, inputs: &[Option<Vec<i64>>], input: usize) -> Option<(Vec<usize>, u8)> {
+    let operator = attributes.operator();
+    let known = known(inputs);
+    let known: Vec<Option<&[Option<usize>]>> = known.iter().map(Option::as_deref).collect();
+    Some((operator.zeros(attributes, &known, input)?, operator.filler(attributes, input)))
+}
+
+/// Sizes as far as they are known.
+fn known(inputs: &[Option<Vec<i64>>]) -> Vec<Option<Vec<Option<usize>>>> {
+    let sizes = |sizes: &Vec<i64>| sizes.iter().map(|&size| usize::try_from(size).ok()).collect();
+    inputs.iter().map(|input| input.as_ref().map(sizes)).collect()
 }

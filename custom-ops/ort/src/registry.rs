@@ -64,9 +64,12 @@ fn domain(api: Api, base: &OrtApiBase, settings: Settings) -> Result<NonNull<Ort
     let raw = made(raw, "operator domain")?;
     let cuda = cuda::host(base);
     let packs = settings.pack_weights != PackWeights::Never;
-    let ours = OPERATORS.iter().filter(|operator| !moh_cpu::is_left_to_body(operator, settings.precision, packs));
-    for (operator, dtype) in ours.flat_map(|operator| DType::ALL.map(|dtype| (*operator, dtype))) {
+    for (operator, dtype) in OPERATORS.iter().flat_map(|operator| DType::ALL.map(|dtype| (*operator, dtype))) {
         let on_cuda = cuda.clone().and_then(|api| cuda::custom_op(api, operator, dtype, settings));
+        // An operator that is registered for GPUs alone would have no kernel in sessions on the CPU: they would not run its body.
+        if on_cuda.is_err() && moh_cpu::is_left_to_body(operator, settings.precision, packs) {
+            continue;
+        }
         let on_cpu = CustomOp::new::<Kernel>(api, operator, dtype, settings, on_cuda.as_ref().err().cloned());
         for op in [Some(on_cpu), on_cuda.ok()].into_iter().flatten() {
             let op: &'static CustomOp = Box::leak(Box::new(op));

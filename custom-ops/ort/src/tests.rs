@@ -95,13 +95,11 @@ fn every_operator_is_registered_for_every_type() {
     let [domain] = options.domains[..] else { panic!("{} domains", options.domains.len()) };
     let domain = unsafe { &*domain };
     assert_eq!(domain.name.to_str().unwrap(), DOMAIN);
-    let cuda =
-        OPERATORS.iter().filter(|operator| table_on(Some(c"CUDAExecutionProvider"), operator, DType::F32).is_some());
-    // Some only where the processor has a matrix unit.
-    let ours: Vec<_> = OPERATORS
-        .iter()
-        .filter(|operator| !moh_cpu::is_left_to_body(operator, Precision::Highest, crate::pages::can_tell()))
-        .collect();
+    let on_cuda = |operator: &Operator| table_on(Some(c"CUDAExecutionProvider"), operator, DType::F32).is_some();
+    let cuda = OPERATORS.iter().filter(|operator| on_cuda(operator));
+    // Some only where the processor has a matrix unit, or there are kernels for a GPU.
+    let left = |operator| moh_cpu::is_left_to_body(operator, Precision::Highest, crate::pages::can_tell());
+    let ours: Vec<_> = OPERATORS.iter().filter(|operator| on_cuda(operator) || !left(operator)).collect();
     assert!(OPERATORS.iter().all(|operator| operator.may_be_left || ours.contains(&operator)), "{ours:?}");
     assert_eq!(domain.ops.len(), (ours.len() + cuda.count()) * DType::ALL.len());
     for (operator, dtype) in ours.into_iter().flat_map(|operator| DType::ALL.map(|dtype| (operator, dtype))) {
@@ -270,6 +268,12 @@ impl Example {
 
     pub(crate) fn sized(&self, dtype: DType) -> Node {
         self.node(dtype, |i, axis| (self.shapes[i][axis] as i64, ""))
+    }
+
+    /// Makes all numbers of an input the same.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn fill(&mut self, index: usize, value: f32) {
+        self.values[index].fill(value);
     }
 
     fn tensor(&self, index: usize, dtype: DType, offset: usize) -> Tensor {

@@ -184,6 +184,7 @@ impl ExportArgs {
             quantize: args.quantize.options(args.target, args.sides.with_library.is_some()),
             passes: passes::Options {
                 dense: if args.passes.dense.style.is_some() { args.passes.dense } else { base.passes.dense },
+                norms: if args.passes.norms.style.is_some() { args.passes.norms } else { base.passes.norms },
                 heads: if args.passes.heads.style.is_some() { args.passes.heads } else { base.passes.heads },
                 ..args.passes
             },

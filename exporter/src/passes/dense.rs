@@ -10,13 +10,13 @@ use moh_operators::routed_mlp::Activation;
 use moh_operators::{DOMAIN, Definition, Linear, LinearActivation, linear};
 use std::collections::BTreeMap;
 
-/// How dense layers are written.
+/// How dense layers, or norms, are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum DenseStyle {
-    /// As MatMul and Add, or Gemm.
+    /// As ONNX's own operators.
     #[default]
     Onnx,
-    /// As ai.moh.Linear and ai.moh.LinearActivation.
+    /// As operators of ai.moh.
     Moh,
 }
 
@@ -26,8 +26,8 @@ const NARROW: usize = 32;
 /// The pass.
 #[derive(Debug, Clone, Copy, Default, clap::Args)]
 pub struct DenseLayers {
-    /// How dense layers in floating point are written: moh is faster in onnxruntime with libmoh_ops on processors with AVX-512 or AMX [default:
-    /// onnx, or as --for says].
+    /// How dense layers in floating point are written: moh is faster in onnxruntime with libmoh_ops on GPUs and on processors with AVX-512 or AMX
+    /// [default: onnx, or as --for says].
     #[arg(id = "dense-layers", long = "dense-layers", value_enum, value_name = "STYLE")]
     pub style: Option<DenseStyle>,
     /// Whether dense layers are ONNX's in any style: where weights are to be used as the checkpoint stores them, and where nothing but
@@ -74,14 +74,16 @@ fn is_dense(graph: &Graph, node: &Node) -> bool {
         && graph.value(&node.inputs[0]).is_some_and(|x| x.dims.len() >= 2)
         && matrix(&node.inputs[1]).is_some_and(|init| {
             let is_weight = matches!(init.source, Source::Weight { transposed: true, .. });
-            is_weight && init.ty == ElementType::F32 && init.dims[1] >= NARROW
+            let is_float = matches!(init.ty, ElementType::F32 | ElementType::F16 | ElementType::BF16);
+            is_weight && is_float && init.dims[1] >= NARROW
         })
 }
 
 /// Numbers of the nodes that read a value; `None` for an output of the model.
-type Readers = BTreeMap<String, Vec<Option<usize>>>;
+pub(super) type Readers = BTreeMap<String, Vec<Option<usize>>>;
 
-fn readers(graph: &Graph) -> Readers {
+/// Who reads which value.
+pub(super) fn readers(graph: &Graph) -> Readers {
     let mut readers = Readers::new();
     for (i, node) in graph.nodes.iter().enumerate() {
         node.inputs.iter().for_each(|name| readers.entry(name.clone()).or_default().push(Some(i)));
@@ -184,7 +186,7 @@ impl Search {
 }
 
 /// Whether a gate of these dimensions has the columns of `y`, and a row for each of `y`'s or for those of its last dimensions.
-fn shares_rows(gate: &[Dim], y: &[Dim]) -> bool {
+pub(super) fn shares_rows(gate: &[Dim], y: &[Dim]) -> bool {
     let (Some((columns, rows)), Some((y_columns, y_rows))) = (gate.split_last(), y.split_last()) else { return false };
     let alike = rows.iter().zip(y_rows).take_while(|(gate, y)| gate == y && **gate != Dim::Unknown).count();
     rows.len() == y_rows.len() && columns == y_columns && rows[alike..].iter().all(|dim| *dim == Dim::Fixed(1))
@@ -202,11 +204,12 @@ impl Layer {
         let operator = if self.activation.is_some() { LinearActivation::OPERATOR } else { Linear::OPERATOR };
         let mut inputs = self.inputs.clone();
         let optional = [&self.bias, &self.gate, &self.residual];
+        let ty = graph.value(&inputs[0]).map_or(ElementType::F32, |x| x.ty);
         let present = optional.iter().rposition(|input| input.is_some()).map_or(0, |last| last + 1);
         for input in optional.into_iter().take(present) {
             let input = input.clone().unwrap_or_else(|| {
                 // A number that changes nothing. (Of LinearActivation only the bias can be absent, and nothing follows it.)
-                constant(graph, ElementType::F32, vec![1], Linear::filler(&linear::Attributes {}, inputs.len()))
+                constant(graph, ty, vec![1], Linear::filler(&linear::Attributes {}, inputs.len()))
             });
             inputs.push(input);
         }
@@ -413,17 +416,22 @@ mod tests {
     }
 
     #[test]
+    fn numbers_are_of_the_layers_type() {
+        let mut graph = followed(vec![node("Add", &["sum", "residual"], "y")]);
+        let values = graph.values.values_mut().chain(&mut graph.inputs).chain(&mut graph.outputs);
+        values.for_each(|value| value.ty = ElementType::F16);
+        graph.initializers.iter_mut().for_each(|init| init.ty = ElementType::F16);
+        assert_eq!(written(graph, MOH)[0].1[3], "ai.moh/all1[1].f16");
+    }
+
+    #[test]
     fn others_stay_as_they_are() {
         let onnx = DenseLayers { style: Some(DenseStyle::Onnx), ..MOH };
-        let ways = [
-            (ElementType::F32, onnx),
-            (ElementType::F32, DenseLayers::default()),
-            (ElementType::F32, DenseLayers { standard: true, ..MOH }),
-            (ElementType::F16, MOH),
-        ];
-        for (ty, pass) in ways {
-            let types: Vec<String> = written(graph(ty, false), pass).into_iter().map(|(op, ..)| op).collect();
-            assert_eq!(types, [":MatMul", ":Add", ":MatMul"], "{ty}, {pass:?}");
+        let ways = [onnx, DenseLayers::default(), DenseLayers { standard: true, ..MOH }];
+        for pass in ways {
+            let types: Vec<String> =
+                written(graph(ElementType::F32, false), pass).into_iter().map(|(op, ..)| op).collect();
+            assert_eq!(types, [":MatMul", ":Add", ":MatMul"], "{pass:?}");
         }
         // A vector, or few columns.
         let none = |graph: Graph| written(graph, MOH).iter().all(|(op, ..)| op != "ai.moh:Linear");

@@ -19,7 +19,7 @@ pub enum HeadStyle {
     /// As ai.moh.RoutedProjection and ai.moh.RoutedCombine, which skip heads that are off: faster on CPUs.
     #[default]
     Routed,
-    /// As MatMul and Add beside attention: faster on GPUs. Experts stay routed.
+    /// As dense layers beside attention: faster on GPUs. Experts stay routed.
     Dense,
 }
 

@@ -105,6 +105,7 @@ impl Part {
             operators::Part::Projections => Some(Part::Projections),
             operators::Part::Router => Some(Part::Router),
             operators::Part::Mlp => Some(Part::Mlp),
+            operators::Part::Norms => Some(Part::Norms),
             operators::Part::Dense => None,
         }
     }
@@ -144,6 +145,8 @@ mod tests {
             ("block1.0.attn.norm/LayerNormalization", "LayerNormalization", Kernel::Runtime, Part::Norms),
             ("model.layers.3.input_layernorm/Pow", "Pow", Kernel::Runtime, Part::Norms),
             ("blocks.1/LayerNormalization", "LayerNormalization", Kernel::Runtime, Part::Norms),
+            ("blocks.1/LayerNormalization", "LayerNorm", Kernel::Moh, Part::Norms),
+            ("_inlfunc_LayerNorm_scaled", "Mul", Kernel::Body, Part::Norms),
             ("model.layers.2.mlp.down_proj/MatMul", "MatMul", Kernel::Runtime, Part::Mlp),
             ("decoder.layers.2.fc1/MatMul", "MatMul", Kernel::Runtime, Part::Mlp),
             ("blocks.1/Mul_3", "Mul", Kernel::Runtime, Part::Rest),

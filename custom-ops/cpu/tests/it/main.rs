@@ -7,6 +7,7 @@ mod cache;
 mod errors;
 mod every_operator;
 mod head_linear;
+mod layer_norm;
 mod layers;
 mod linear;
 mod nbits;

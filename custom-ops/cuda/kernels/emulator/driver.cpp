@@ -295,11 +295,11 @@ int run_default(Work work) {
     if (error == SUCCESS) finish(default_stream().last, default_stream().random);
     return error;
 }
-int queue(const void* stream, Work work) {
+} // namespace
+int simt::queue(const void* stream, Work work) {
     LOCK;
     return enqueue(stream, std::move(work));
 }
-} // namespace
 // Returns once the rest of the copy is staged.
 EXPORT int cuMemcpyHtoD_v2(char* to, const char* from, size_t bytes) {
     const size_t staging = 64 << 10, direct = bytes > staging ? bytes - staging : 0;

@@ -55,6 +55,8 @@ Stream* captured_blocking_stream();
 
 // Adds an operation to the stream; it also follows `other`, if that is not null.
 Handle add(Stream& stream, Work work, const Handle& other = nullptr);
+// Adds an operation of another library to the stream, or to its graph during a capture; returns the driver's error.
+int queue(const void* stream, Work work);
 // Returns when the operation, or everything on the GPU, is done.
 void finish(const Handle& operation, Random& random);
 void finish_all();

@@ -13,6 +13,7 @@ use moh_cuda::stream::{CAPABILITY_VARIABLE, Properties, SHARED_VARIABLE};
 use moh_cuda::{Arena, DeviceTensor, Driver, RawPtr, RawStream, Stream, Workspace};
 use moh_operators::{Attributes, DType, Error, Tensor, tolerance};
 use std::cell::{Cell, OnceCell};
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -107,6 +108,16 @@ impl Device {
     pub(crate) fn run_in_place(&self, call: &Call, input: usize) -> Result<Vec<f64>, Error> {
         let (stream, inputs) = (self.stream(), call.tensors());
         let memories = Memories { in_place: Some(input), ..self.memories(&call.attributes, &inputs)? };
+        memories.launch(&call.attributes, &inputs, &stream)?;
+        stream.synchronize()?;
+        Ok(memories.read())
+    }
+
+    /// As [`Device::run`], without the inputs that `left_out` names by number.
+    pub(crate) fn run_without(&self, call: &Call, left_out: impl Fn(usize) -> bool) -> Result<Vec<f64>, Error> {
+        let mut inputs = call.tensors();
+        inputs.iter_mut().enumerate().filter(|(i, _)| left_out(*i)).for_each(|(_, input)| *input = None);
+        let (stream, memories) = (self.stream(), self.memories(&call.attributes, &inputs)?);
         memories.launch(&call.attributes, &inputs, &stream)?;
         stream.synchronize()?;
         Ok(memories.read())
@@ -230,10 +241,17 @@ pub(crate) fn rerun_on_other_gpu(gpu: &OtherGpu, tests: &[&str]) {
         true => vec![(EMULATED_CAPABILITY_VARIABLE, capability)],
         false => vec![(CAPABILITY_VARIABLE, capability), (SHARED_VARIABLE, shared_bytes)],
     };
-    let output = Command::new(std::env::current_exe().unwrap()).args(tests).envs(limits).output().unwrap();
+    let limits: Vec<(&str, &OsStr)> = limits.into_iter().map(|(name, value)| (name, OsStr::new(*value))).collect();
+    rerun_with(&limits, tests);
+}
+
+/// Reruns the tests whose names contain one of `tests` in a process with these variables.
+pub(crate) fn rerun_with(variables: &[(&str, &OsStr)], tests: &[&str]) {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    let output = command.args(tests).envs(variables.iter().copied()).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "compute capability {capability}: {said}{errors}");
+    assert!(output.status.success(), "{variables:?}: {said}{errors}");
     for test in tests {
         assert!(said.contains(&format!("test {test}")), "no test is named {test}: {said}");
     }
@@ -331,7 +349,7 @@ fn skip(reason: &str) {
 }
 
 /// Builds the emulator if a compiler is available.
-fn emulator() -> Result<PathBuf, String> {
+pub(crate) fn emulator() -> Result<PathBuf, String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let output =
         Command::new(root.join("ci/cuda-emulator.sh")).output().map_err(|e| format!("no CUDA emulator: {e}"))?;

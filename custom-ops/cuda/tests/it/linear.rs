@@ -1,7 +1,8 @@
 //! The CUDA kernels of Linear and LinearActivation against the f64 reference, on a GPU or on the emulator.
 
-use crate::device::{A100, on_device, rerun_on_other_gpu};
+use crate::device::{A100, Device, compare, emulator, on_device, rerun_on_other_gpu, rerun_with};
 use moh_conformance::linear::{Case, Then};
+use moh_cuda::cublaslt::CUBLASLT_VARIABLE;
 use moh_operators::DType;
 use moh_operators::routed_mlp::Activation;
 
@@ -56,6 +57,64 @@ fn many_rows() {
 #[test]
 fn rerun_with_kernels_for_older_gpus() {
     rerun_on_other_gpu(&A100, &["linear::all_numbers", "linear::many_rows"]);
+}
+
+/// Products by cuBLASLt, or what stands for it on the emulator, which has no way for some of them. On a GPU, where the library is, only who
+/// starts the tests knows: `ci/gpu.sh` names it.
+#[test]
+fn rerun_with_cublaslt() {
+    let Some(driver) = Device::get().filter(|device| device.emulated).map(|_| emulator().unwrap()) else { return };
+    if std::env::var_os(CUBLASLT_VARIABLE).is_some() {
+        return;
+    }
+    let log = std::env::temp_dir().join(format!("moh-products-{}", std::process::id()));
+    let tests = [
+        "linear::all_numbers",
+        "linear::what_becomes",
+        "linear::many_rows",
+        "linear::in_a_graph",
+        "linear::a_residual",
+    ];
+    let variables = [(CUBLASLT_VARIABLE, driver.as_os_str()), ("MOH_EMULATOR_LOG", log.as_os_str())];
+    rerun_with(&variables, &tests);
+    let logged = std::fs::read_to_string(&log).unwrap();
+    std::fs::remove_file(&log).unwrap();
+    for epilogue in ["1", "1_added", "2", "4", "4_added", "6", "32", "36"] {
+        assert!(
+            logged.contains(&format!("cublasLtMatmul_{epilogue}\t")),
+            "no product with epilogue {epilogue}: {logged}"
+        );
+    }
+    for kernel in ["moh_linear_epilogue", "moh_projection"] {
+        assert!(logged.contains(kernel), "{kernel} did not run: {logged}");
+    }
+}
+
+/// The gate is left out where it stands in for none, the bias as well.
+#[test]
+fn a_residual_without_gate() {
+    on_device(|device| {
+        for dtype in DType::ALL {
+            for (bias, left_out) in [(true, [false, true]), (false, [true, true])] {
+                let call = Case { rows: 42, bias, then: Then::Residual, dtype, ..CASE }.call();
+                let found = device.run_without(&call, |input| matches!(input, 2 | 3) && left_out[input - 2]);
+                compare(dtype, &found.unwrap(), &call.expected(), |_| false);
+            }
+        }
+    });
+}
+
+/// A graph multiplies what is in its memory when it is launched.
+#[test]
+fn in_a_graph() {
+    on_device(|device| {
+        for then in [Then::Nothing, Then::SharedGate(7), Then::Residual, Then::Activation(Activation::GeluTanh)] {
+            let case = Case { rows: 42, then, ..CASE };
+            let (call, later) = (case.call(), Case { seed: 6, ..case }.call());
+            let found = device.run_captured(&call, &later).unwrap();
+            compare(call.output_dtype(), &found, &later.expected(), |_| false);
+        }
+    });
 }
 
 /// Layers of published models, which would take long on the emulator.

@@ -11,6 +11,7 @@ mod every_operator;
 mod graph;
 mod head_linear;
 mod launches;
+mod layer_norm;
 mod linear;
 mod memory;
 mod nbits;

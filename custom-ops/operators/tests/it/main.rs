@@ -5,6 +5,7 @@
 mod aggregated_attention;
 mod any;
 mod head_linear;
+mod layer_norm;
 mod linear;
 mod nbits;
 mod routed_attention;

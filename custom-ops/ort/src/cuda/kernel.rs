@@ -3,10 +3,12 @@
 use crate::api::Api;
 use crate::context::{KernelContext, KernelInfo, TensorPtr};
 use crate::failure::Failure;
+use crate::infer;
 use crate::kernel::{check_input, read_node};
 use crate::objects::Allocator;
 use crate::op::NodeKernel;
 use crate::settings::Settings;
+use half::{bf16, f16};
 use moh_cuda::{DeviceTensor, Driver, RawPtr, RawStream, Stream, Workspace};
 use moh_operators::{Attributes, DType, Error, Operator};
 use std::cell::OnceCell;
@@ -14,11 +16,16 @@ use std::ffi::CStr;
 use std::ptr::NonNull;
 use std::sync::{Mutex, PoisonError};
 
+/// Bytes up to which a constant is read to see what it is.
+const LOOKED_AT: usize = 1 << 16;
+
 /// A node's checked attributes, and the provider's allocator.
 pub(crate) struct CudaKernel {
     api: Api,
     attributes: Attributes,
     allocator: Allocator,
+    /// Which inputs stand in for absent ones, because the operator's body needs them, and change nothing.
+    fillers: Vec<bool>,
 }
 
 impl NodeKernel for CudaKernel {
@@ -31,7 +38,9 @@ impl NodeKernel for CudaKernel {
         _: Settings,
         info: &KernelInfo<'_>,
     ) -> Result<CudaKernel, Failure> {
-        Ok(CudaKernel { api, attributes: read_node(operator, info)?, allocator: info.allocator()? })
+        let attributes = read_node(operator, info)?;
+        let fillers = fillers(&attributes, info)?;
+        Ok(CudaKernel { api, attributes, allocator: info.allocator()?, fillers })
     }
 
     fn api(&self) -> Api {
@@ -40,7 +49,11 @@ impl NodeKernel for CudaKernel {
 
     fn compute(&self, context: &KernelContext<'_>) -> Result<(), Failure> {
         let operator = self.attributes.operator();
-        let read = |index| context.input(index)?.map(|input| Input::new(operator, index, input)).transpose();
+        let is_used = |index: usize| !self.fillers.get(index).is_some_and(|filler| *filler);
+        let read = |index| {
+            let input = context.input(index)?.filter(|_| is_used(index));
+            input.map(|input| Input::new(operator, index, input)).transpose()
+        };
         let inputs: Vec<Option<Input>> = (0..context.input_count()?).map(read).collect::<Result<_, Failure>>()?;
         let tensors: Vec<Option<DeviceTensor<'_>>> = inputs.iter().map(|i| i.as_ref().map(Input::tensor)).collect();
         let stream: RawStream = context.gpu_stream()?.cast();
@@ -54,6 +67,52 @@ impl NodeKernel for CudaKernel {
                 Ok::<_, Failure>(context.output(shape)? as RawPtr)
             })
         }
+    }
+}
+
+/// Which inputs are constants that the operator has for absent ones: kernels then do nothing for them.
+fn fillers(attributes: &Attributes, info: &KernelInfo<'_>) -> Result<Vec<bool>, Failure> {
+    let mut sizes = info.input_sizes()?;
+    let found =
+        (0..sizes.len()).map(|index| is_filler(attributes, index, info)).collect::<Result<Vec<_>, Failure>>()?;
+    let left_out = sizes.iter_mut().zip(&found).filter(|(_, filler)| **filler);
+    left_out.for_each(|(size, _)| *size = None);
+    // Some are only there together.
+    let can_be_left_out = matches!(infer::check(attributes, &sizes), Ok(Some(_)));
+    Ok(if can_be_left_out { found } else { vec![false; found.len()] })
+}
+
+/// Whether an input is the constant that an exporter writes for none.
+fn is_filler(attributes: &Attributes, index: usize, info: &KernelInfo<'_>) -> Result<bool, Failure> {
+    let operator = attributes.operator();
+    let is_optional = operator.inputs.get(index).is_some_and(|input| input.optional);
+    let Some(constant) = is_optional.then(|| info.constant(index)).transpose()?.flatten() else { return Ok(false) };
+    let dtype = check_input(operator, index, &constant)?;
+    let sizes = info.input_sizes()?;
+    let Some((shape, number)) = infer::filler(attributes, &sizes, index) else { return Ok(false) };
+    let number = bytes_of(dtype, number);
+    if shape != constant.dims() {
+        return Ok(false);
+    }
+    let len = shape.iter().product::<usize>() * number.len();
+    if len == 0 || len > LOOKED_AT {
+        return Ok(false);
+    }
+    let mut found = vec![0; len];
+    // SAFETY: the session's constant has so many bytes, which nobody changes.
+    let read = unsafe { Driver::get()?.read(constant.data as RawPtr, &mut found) };
+    // Where it cannot be read, it is used as it is.
+    Ok(read.is_ok() && found.chunks_exact(number.len()).all(|found| found == number))
+}
+
+/// The bytes of a number.
+fn bytes_of(dtype: DType, number: u8) -> Vec<u8> {
+    match dtype {
+        DType::F32 => f32::from(number).to_ne_bytes().to_vec(),
+        DType::F16 => f16::from(number).to_ne_bytes().to_vec(),
+        DType::BF16 => bf16::from(number).to_ne_bytes().to_vec(),
+        DType::I64 => i64::from(number).to_ne_bytes().to_vec(),
+        DType::U8 => vec![number],
     }
 }
 

@@ -4,13 +4,18 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use crate::context::KernelInfo;
-use crate::fake::{LOG, Requests, live, requests_of};
+use crate::fake::{Call, Info, LOG, Node, Requests, Tensor, live, requests_of};
 use crate::notice;
 use crate::tests::{Example, Made, api, table_on};
-use moh_operators::{DType, OPERATORS, Operator};
+use half::{bf16, f16};
+use moh_operators::{DType, Data, Definition, OPERATORS, Operator, RoutedMlp, Value};
 use ort_sys::OrtCustomOp;
 use std::ffi::CStr;
 
+/// Number of the attention's bias among the inputs.
+const BIAS: usize = 4;
+/// Number of the first bias among RoutedMLP's.
+const FC1_BIAS: usize = 4;
 const PROVIDER: Option<&CStr> = Some(c"CUDAExecutionProvider");
 
 /// RoutedAttention on CUDA; `None` if no driver is configured.
@@ -88,6 +93,61 @@ fn lack_of_device_memory_is_an_error() {
         assert!(kernel.run(&mut call).is_ok());
     }
     drop(kernel);
+    assert_eq!(live(), 0);
+}
+
+/// The zero that a model has for a bias because another node has one. What the call has in its place shows that it is not read.
+#[test]
+fn constants_that_change_nothing_are_not_read() {
+    let (example, mut without) = (Example::new(), Example::new());
+    without.fill(BIAS, 0.0);
+    for dtype in DType::ALL {
+        let Some(op) = table(dtype) else { return };
+        let call = || example.call(dtype, 0);
+        let expected = Made::of(op, &without.sized(dtype)).unwrap().run(&mut without.call(dtype, 0)).unwrap();
+        for (constant, shape, is_read) in
+            [(0.0, &[1, 1, 1, 1][..], false), (0.5, &[1; 4], true), (-0.0, &[1; 4], true), (0.0, &[2, 1, 1, 5], true)]
+        {
+            let numbers = vec![constant; shape.iter().product()];
+            let tensor = match dtype {
+                DType::F16 => {
+                    Tensor::new(shape, Data::F16(&numbers.iter().map(|&x| f16::from_f32(x)).collect::<Vec<_>>()), 0)
+                }
+                DType::BF16 => {
+                    Tensor::new(shape, Data::BF16(&numbers.iter().map(|&x| bf16::from_f32(x)).collect::<Vec<_>>()), 0)
+                }
+                _ => Tensor::new(shape, Data::F32(&numbers), 0),
+            };
+            let mut node = example.sized(dtype);
+            node.constants.push((BIAS, &raw const tensor));
+            let found = Made::of(op, &node).unwrap().run(&mut call()).unwrap();
+            assert_eq!(found != expected, is_read, "{dtype}, {constant}, {shape:?}");
+        }
+    }
+    assert_eq!(live(), 0);
+}
+
+/// RoutedMLP takes both biases or none: one of zeros stays.
+#[test]
+fn half_of_a_pair_is_not_left_out() {
+    let Some(_) = table(DType::F32) else { return };
+    let op = table_on(PROVIDER, RoutedMlp::OPERATOR, DType::F32).unwrap();
+    let shapes = [vec![1, 3, 8], vec![2, 8, 8], vec![2, 8, 8], vec![1, 3, 2], vec![2, 8], vec![2, 8]];
+    let numbers =
+        |index: usize, len: usize| -> Vec<f32> { (0..len).map(|i| ((index + i * 5) % 7) as f32 / 4.0).collect() };
+    let tensor = |index: usize, shape: &Vec<usize>| {
+        let zeros = index == FC1_BIAS;
+        let numbers = numbers(index, shape.iter().product());
+        Tensor::new(shape, Data::F32(&if zeros { vec![0.0; numbers.len()] } else { numbers }), 0)
+    };
+    let tensors = || shapes.iter().enumerate().map(|(index, shape)| Some(tensor(index, shape))).collect();
+    let constant = tensor(FC1_BIAS, &shapes[FC1_BIAS]);
+    let attributes = vec![("num_experts", Value::Int(2)), ("activation", Value::Int(0))];
+    let inputs = shapes.iter().map(|shape| Some(Info::sized(DType::F32, shape))).collect();
+    let mut node = Node { attributes, inputs, output: None, constants: vec![] };
+    let expected = Made::of(op, &node).unwrap().run(&mut Call::new(DType::F32, tensors())).unwrap();
+    node.constants.push((FC1_BIAS, &raw const constant));
+    assert_eq!(Made::of(op, &node).unwrap().run(&mut Call::new(DType::F32, tensors())).unwrap(), expected);
     assert_eq!(live(), 0);
 }
 
