@@ -54,7 +54,7 @@ pub(crate) fn activate<I: Isa>(isa: I, activation: Activation, x: I::V) -> I::V 
         Activation::Relu => isa.max(isa.splat(0.0), x),
         Activation::Gelu => gelu(isa, x),
         Activation::GeluTanh => gelu_tanh(isa, x),
-        Activation::Silu | Activation::SwiGlu => gated(isa, x, x),
+        Activation::Silu | Activation::SwiGlu => gated(isa, x, isa.mul(x, isa.splat(LOG2_E))),
     }
 }
 
@@ -65,11 +65,11 @@ fn parts<I: Isa>(isa: I, x: I::V) -> [I::V; 2] {
     [isa.max(zero, x), isa.max(zero, isa.sub(zero, x))]
 }
 
-/// x / (1 + e^-u); u has the sign of x.
+/// x / (1 + 2^-u); u has the sign of x.
 #[inline(always)]
 fn gated<I: Isa>(isa: I, x: I::V, u: I::V) -> I::V {
-    let [positive, negative] = parts(isa, u);
-    let decay = isa.exp2(isa.mul(isa.add(positive, negative), isa.splat(-LOG2_E)));
+    let zero = isa.splat(0.0);
+    let decay = isa.exp2(isa.sub(zero, isa.max(u, isa.sub(zero, u))));
     let [positive, negative] = parts(isa, x);
     isa.quotient(isa.sub(positive, isa.mul(negative, decay)), isa.add(isa.splat(1.0), decay))
 }
@@ -77,10 +77,9 @@ fn gated<I: Isa>(isa: I, x: I::V, u: I::V) -> I::V {
 /// 0.5 x (1 + tanh(u)) = x / (1 + e^-2u), with u = sqrt(2/pi) (x + 0.044715 x^3).
 #[inline(always)]
 fn gelu_tanh<I: Isa>(isa: I, x: I::V) -> I::V {
-    const SCALE: f32 = 1.595_769;
-    let square = isa.mul(x, x);
-    let inner = isa.fma(isa.mul(square, x), isa.splat(SCALE * 0.044_715), isa.mul(x, isa.splat(SCALE)));
-    gated(isa, x, inner)
+    const SCALE: f32 = 1.595_769 * LOG2_E;
+    let factor = isa.fma(isa.mul(x, x), isa.splat(SCALE * 0.044_715), isa.splat(SCALE));
+    gated(isa, x, isa.mul(x, factor))
 }
 
 /// Upper tail of the normal distribution, a >= 0: e^(-a^2/2) t p(t) with t = 1 / (1 + a/4), the form of Abramowitz and

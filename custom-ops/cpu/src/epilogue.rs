@@ -2,7 +2,6 @@
 
 use crate::activation::activate;
 use crate::isa::{Isa, Job};
-use crate::terms::part;
 use moh_operators::Element;
 use moh_operators::routed_mlp::Activation;
 
@@ -100,13 +99,7 @@ impl<T: Element> RowOperand<T> {
             RowOperand::Number(number) => Some(isa.splat(number)),
             RowOperand::At(start) => {
                 // SAFETY: the caller's contract.
-                let numbers = unsafe {
-                    match n == I::LANES {
-                        true => isa.widen(start.add(column)),
-                        false => part(isa, start.add(column), n),
-                    }
-                };
-                Some(numbers)
+                Some(unsafe { isa.widen_part(start.add(column), n) })
             }
         }
     }

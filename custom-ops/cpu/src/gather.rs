@@ -30,9 +30,7 @@ impl<T: Element> Job for Gather<'_, T> {
                 let mut block = [isa.splat(0.0); MAX_LANES];
                 for i in 0..rows.len() {
                     // SAFETY: the constructor's contract; d + n <= dim.
-                    let row = unsafe {
-                        if n == I::LANES { isa.widen(rows[i].add(d)) } else { isa.widen_part(rows[i].add(d), n) }
-                    };
+                    let row = unsafe { isa.widen_part(rows[i].add(d), n) };
                     block[i] = isa.mul(isa.mul(row, first), second);
                 }
                 isa.transpose(&mut block);
@@ -79,13 +77,7 @@ impl<T: Element> Job for Scatter<'_, T> {
                 isa.transpose(&mut block);
                 for i in 0..rows.len() {
                     // SAFETY: the constructor's contract; d + n <= dim.
-                    unsafe {
-                        if n == I::LANES {
-                            isa.narrow(rows[i].add(d), block[i]);
-                        } else {
-                            isa.narrow_part(rows[i].add(d), block[i], n);
-                        }
-                    }
+                    unsafe { isa.narrow_part(rows[i].add(d), block[i], n) }
                 }
             }
         }

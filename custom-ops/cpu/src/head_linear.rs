@@ -236,6 +236,13 @@ impl<T: Element> Workspace<'_, T> {
         }
     }
 
+    /// What the next span of columns begins with, which this worker mostly multiplies next: to prefetch.
+    pub(crate) fn after<I>(&self, call: &Call<'_, I, T>, item: &Item) -> Option<(usize, Range<usize>)> {
+        let Panels { k, .. } = call.weight.panels;
+        let panel = Some(item.panels.end).filter(|&panel| panel < call.weight.panels.len())?;
+        Some((panel, self.gemm.blocks(k).next()?))
+    }
+
     /// Whether sums are accumulated in the output itself.
     pub(crate) fn in_place(&self) -> bool {
         self.pitch == 0

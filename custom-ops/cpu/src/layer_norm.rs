@@ -19,23 +19,12 @@ impl CpuOperator for LayerNorm {
 
     fn run<I: Isa, T: Element>(call: kernel::Call<'_, Self, I, T>) -> Result<Work, Error> {
         let kernel::Call { isa, problem, inputs, output, host, .. } = call;
-        normalise(isa, problem, &inputs_of(inputs), output, host)
+        normalise(isa, problem, &inputs, output, host)
     }
 }
 
 /// The tensors of a call. Their lengths match the problem.
-struct Tensors<'a, T> {
-    x: &'a [T],
-    weight: &'a [T],
-    bias: Option<&'a [T]>,
-    scale: Option<&'a [T]>,
-    shift: Option<&'a [T]>,
-}
-
-fn inputs_of<'a, T: Element>(inputs: Inputs<kernel::Slices<'a, T>>) -> Tensors<'a, T> {
-    let Inputs { x, weight, bias, scale, shift } = inputs;
-    Tensors { x, weight, bias, scale, shift }
-}
+type Tensors<'a, T> = Inputs<kernel::Slices<'a, T>>;
 
 fn normalise<I: Isa, T: Element>(
     isa: I,
@@ -61,9 +50,9 @@ fn normalise<I: Isa, T: Element>(
 }
 
 /// The rows of a work item.
-struct Rows<'a, T> {
+struct Rows<'a, 't, T: Element> {
     problem: &'a Problem,
-    tensors: &'a Tensors<'a, T>,
+    tensors: &'a Tensors<'t, T>,
     rows: Range<usize>,
     output: &'a mut [T],
     /// What each column is multiplied by, and then what is added: `width` floats and the rest of a vector.
@@ -71,7 +60,7 @@ struct Rows<'a, T> {
     offsets: &'a mut [f32],
 }
 
-impl<T: Element> Job for Rows<'_, T> {
+impl<T: Element> Job for Rows<'_, '_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -102,17 +91,14 @@ impl<T: Element> Job for Rows<'_, T> {
                     let (factor, offset) =
                         (isa.load(self.factors[at..].as_ptr()), isa.load(self.offsets[at..].as_ptr()));
                     let of = |x| isa.fma(isa.mul(isa.sub(x, mean_vector), scale), factor, offset);
-                    match x.len() == I::LANES {
-                        true => isa.narrow(y.as_mut_ptr(), of(isa.widen(x.as_ptr()))),
-                        false => isa.narrow_part(y.as_mut_ptr(), of(isa.widen_part(x.as_ptr(), x.len())), x.len()),
-                    }
+                    isa.narrow_part(y.as_mut_ptr(), of(isa.widen_part(x.as_ptr(), x.len())), x.len());
                 }
             }
         }
     }
 }
 
-impl<T: Element> Rows<'_, T> {
+impl<T: Element> Rows<'_, '_, T> {
     /// Makes factors and offsets for the rows of scale and shift that there are.
     #[inline(always)]
     fn prepare<I: Isa>(&mut self, isa: I, [scale, shift]: [Option<usize>; 2]) {
@@ -124,12 +110,7 @@ impl<T: Element> Rows<'_, T> {
         for at in (0..width).step_by(I::LANES) {
             let n = I::LANES.min(width - at);
             // SAFETY: n numbers of a row are left from there on.
-            let of = |start: *const T| unsafe {
-                match n == I::LANES {
-                    true => isa.widen(start.add(at)),
-                    false => isa.widen_part(start.add(at), n),
-                }
-            };
+            let of = |start: *const T| unsafe { isa.widen_part(start.add(at), n) };
             let mut factor = of(tensors.weight.as_ptr());
             let mut offset = bias.map_or(isa.splat(0.0), of);
             if let Some(scale) = scale {

@@ -60,15 +60,16 @@ impl<I: Isa, T: Element> Layer<'_, I, T> {
             }
         }
         let after = (bias, &epilogue);
-        if few && T::FLOAT == Float::F32 && I::LANES == MAX_LANES {
-            let macs = with_parts!(T, host.precision(), |P| match weight.blocks::<P>(size) {
-                // SAFETY: the blocks are those of the weight.
-                Some(blocks) => unsafe {
-                    let blocks = Shared(blocks.cast_mut());
-                    few::run_blocks::<I, T, P>(isa, problem, (x, blocks), after, Shared(output.as_mut_ptr()), host)
-                },
-                None => Ok(None),
-            })?;
+        if few
+            && T::FLOAT == Float::F32
+            && I::LANES == MAX_LANES
+            && let Some(blocks) = weight.blocks::<few::One>(size)
+        {
+            // SAFETY: the blocks are those of the weight.
+            let macs = unsafe {
+                let blocks = Shared(blocks.cast_mut());
+                few::run_blocks::<I, T>(isa, problem, (x, blocks), after, Shared(output.as_mut_ptr()), host)?
+            };
             if let Some(macs) = macs {
                 return Ok(Work { macs });
             }

@@ -34,8 +34,6 @@ const TILE_FLOATS: usize = TILE_BYTES / size_of::<f32>();
 /// Bytes between rows of a block of the weight, or of sums; and of a part of a step of the weight.
 const STRIDE: usize = 2 * ROW_BYTES;
 const STEP: usize = TILE * STRIDE;
-/// Numbers of a word at most.
-pub(crate) const MOST: usize = 4;
 /// Floats of a worker's sums, which stay in the second-level cache; and columns of a span at most.
 const SUMS: usize = 256 << 10;
 const SPAN: usize = 2048;
@@ -76,18 +74,6 @@ pub(crate) trait Parts: Sized {
     fn pack_rows<I: Isa, T: Element, F: Fn(usize) -> *const T>(isa: I, rows: &PackRows<T, F, Self>) -> bool;
     /// See [`PackColumns`].
     fn pack_columns<I: Isa, T: Element>(isa: I, columns: &PackColumns<T, Self>) -> bool;
-
-    /// Numbers of a block of a float32 weight, in a vector of columns from `column` on: as many as a word has, of inner index `word` of a step
-    /// and of those [`TILE`] after the other. In units of [`Parts::unit`].
-    ///
-    /// # Safety
-    /// [`PackColumns`] has made the block; it has the step and the columns. Vectors have [`MAX_LANES`] lanes.
-    unsafe fn numbers<I: Isa>(isa: I, block: *const f32, step: usize, word: usize, column: usize) -> [I::V; MOST];
-    /// What a block's numbers are multiples of, in the same columns.
-    ///
-    /// # Safety
-    /// As of [`Parts::numbers`].
-    unsafe fn unit<I: Isa>(isa: I, block: *const f32, column: usize) -> I::V;
 
     /// Multiplies one or two tiles of rows with a block of the weight.
     ///

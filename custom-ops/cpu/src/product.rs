@@ -26,14 +26,16 @@ pub(crate) unsafe fn product<I: Isa, const V: usize, const ACROSS: bool>(
     let mut row = 0;
     // SAFETY: the caller's contract, for rows `row .. row + G <= rows`.
     unsafe {
-        if I::GROUP >= 8 {
+        // Products of one vector need more rows: each sum waits for the one before.
+        if I::GROUP >= 8 || V == 1 {
             while row + 8 <= rows {
                 block::<I, V, 8, ACROSS>(isa, k, (a.add(row * step), stride), b, c.add(row * width), width, scale);
                 row += 8;
             }
         }
         if I::GROUP == 6 {
-            while row + 6 <= rows {
+            // Eight rows are twice four, not six and two, whose sums would wait for each other.
+            while row + 6 <= rows && row + 8 != rows {
                 block::<I, V, 6, ACROSS>(isa, k, (a.add(row * step), stride), b, c.add(row * width), width, scale);
                 row += 6;
             }

@@ -66,7 +66,10 @@ impl HeadLinear for RoutedCombine {
             for panel in item.panels.clone() {
                 let next = match panel + 1 < item.panels.end {
                     true => Some((panel + 1, k.clone())),
-                    false => blocks.peek().map(|k| (item.panels.start, k.clone())),
+                    false => match blocks.peek() {
+                        Some(k) => Some((item.panels.start, k.clone())),
+                        None => workspace.after(call, &item),
+                    },
                 };
                 let column = panels.padded(item.panels.start, panel);
                 // SAFETY: from each input on, x has all heads' blocks; a row of sums has room for the span's padded

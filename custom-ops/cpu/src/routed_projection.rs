@@ -75,7 +75,10 @@ impl HeadLinear for RoutedProjection {
             for (i, &(panel, rows)) in used.iter().enumerate() {
                 let next = match used.get(i + 1) {
                     Some(&(panel, _)) => Some((panel, k.clone())),
-                    None => blocks.peek().map(|k| (used[0].0, k.clone())),
+                    None => match blocks.peek() {
+                        Some(k) => Some((used[0].0, k.clone())),
+                        None => workspace.after(call, &item),
+                    },
                 };
                 let column = panels.padded(item.panels.start, panel);
                 let products = [Product { rows, k: k.clone() }];

@@ -90,7 +90,6 @@ pub(crate) unsafe fn part<I: Isa, T: Element>(isa: I, input: *const T, n: usize)
     unsafe {
         match n {
             0 => isa.splat(0.0),
-            MAX_LANES => isa.widen(input),
             _ => isa.widen_part(input, n),
         }
     }

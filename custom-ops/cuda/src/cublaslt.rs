@@ -379,13 +379,14 @@ fn plan(functions: &'static Functions, product: &Product, key: &Key) -> Option<A
     plan
 }
 
-/// Multiplies on the stream; `false` where there is no library, or it has no way to do so, and nothing was launched.
+/// Multiplies on the stream; `false` where there is no library, it has no way to do so, or the workspace has no memory for it, and nothing was
+/// launched.
 ///
 /// # Safety
 /// The pointers are device memory of the product's sizes, which stays valid until the product has been computed.
 ///
 /// # Errors
-/// Out of workspace memory; an error of the library.
+/// An error of the library.
 pub(crate) unsafe fn multiply(
     product: &Product,
     stream: &Stream<'_>,
@@ -395,7 +396,9 @@ pub(crate) unsafe fn multiply(
     let key = product.key(stream.context());
     let Some(plan) = plan(functions, product, &key) else { return Ok(false) };
     let bytes = plan.choice.workspace;
-    let memory = if bytes > 0 { workspace.allocate(bytes)? } else { 0 };
+    let memory = if bytes > 0 { workspace.allocate(bytes) } else { Ok(0) };
+    // A library whose handle could not be made when the call's memory was counted can have one by now.
+    let Ok(memory) = memory else { return Ok(false) };
     if !stream.launches() {
         return Ok(true);
     }

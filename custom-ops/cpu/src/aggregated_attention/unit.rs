@@ -38,7 +38,7 @@ pub(super) unsafe fn copy<I: Isa, T: Element>(
         for i in 0..I::LANES {
             // SAFETY: the caller's contract; d + n <= dim.
             unsafe {
-                let x = if n == I::LANES { isa.widen(row(i).add(d)) } else { isa.widen_part(row(i).add(d), n) };
+                let x = isa.widen_part(row(i).add(d), n);
                 isa.store(output(i).add(d), x);
                 squares[i] = isa.fma(x, x, squares[i]);
             }

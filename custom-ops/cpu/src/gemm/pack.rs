@@ -117,7 +117,7 @@ impl<T: Element> TransposeRows<T> {
         unsafe {
             for i in 0..rows {
                 let input = input.add(i * self.stride);
-                block[i] = if columns == I::LANES { isa.widen(input) } else { isa.widen_part(input, columns) };
+                block[i] = isa.widen_part(input, columns);
             }
             isa.transpose(&mut block);
             for i in 0..columns {

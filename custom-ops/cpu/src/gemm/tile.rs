@@ -128,8 +128,16 @@ impl Tiles<'_> {
         unsafe {
             let (mut b, k) = (self.b, self.k.len());
             let whole = k - k % STEPS;
+            let mut fetched = 0;
             for start in (0..whole).step_by(STEPS) {
                 self.ahead.fetch(isa);
+                // Stores that wait for lines, all at a tile's end, would be in the way of the next tile's loads. (A product whose output was
+                // not in a cache took 0.91 of the time, another 0.97.)
+                if fetched < G * V {
+                    let output = rows[fetched / V].output.wrapping_add(self.column + fetched % V * I::LANES);
+                    isa.prefetch_output(output.cast_const().cast());
+                    fetched += 1;
+                }
                 // A constant trip count, so that the loop is unrolled.
                 for i in start..start + STEPS {
                     step(isa, &mut acc, &input, b, i);

@@ -1,7 +1,8 @@
 //! x86-64 with AVX2, FMA and F16C: 8 lanes, 16 registers.
 
-use super::{EXP2_FLOOR, Isa, Job, MAX_LANES, exp2_fraction};
+use super::{EXP2_FLOOR, EXP2_NEAREST, EXP2_ROUND, Isa, Job, MAX_LANES, exp2_fraction};
 use moh_operators::{Element, Float};
+use std::arch::asm;
 use std::arch::x86_64::*;
 
 /// Exists only if the processor has the features of [`enabled`].
@@ -87,10 +88,10 @@ impl Isa for Avx2 {
     fn exp2(self, x: __m256) -> __m256 {
         simd!({
             let x = self.max(self.splat(EXP2_FLOOR), x);
-            let floor = _mm256_floor_ps(x);
-            let exponent = _mm256_add_epi32(_mm256_cvtps_epi32(floor), _mm256_set1_epi32(127));
-            let power = _mm256_castsi256_ps(_mm256_slli_epi32::<23>(exponent));
-            self.mul(exp2_fraction(self, self.sub(x, floor)), power)
+            let shifted = self.add(x, self.splat(EXP2_ROUND));
+            let fraction = self.sub(x, self.sub(shifted, self.splat(EXP2_ROUND)));
+            let power = _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_castps_si256(shifted)));
+            self.mul(exp2_fraction(self, &EXP2_NEAREST, fraction), power)
         })
     }
     #[inline(always)]
@@ -105,6 +106,12 @@ impl Isa for Avx2 {
     #[inline(always)]
     fn prefetch(self, ptr: *const u8) {
         simd!(_mm_prefetch::<_MM_HINT_T1>(ptr.cast()))
+    }
+    #[inline(always)]
+    fn prefetch_output(self, ptr: *const u8) {
+        // The intrinsic does not ask for a line to write unless the target has it by name. Where a processor has not, it does nothing.
+        // SAFETY: nothing is read or written.
+        unsafe { asm!("prefetchw [{}]", in(reg) ptr.addr(), options(nomem, nostack, preserves_flags)) }
     }
 
     #[inline(always)]

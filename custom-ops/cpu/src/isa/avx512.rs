@@ -1,7 +1,8 @@
 //! x86-64 with AVX-512 (F, BW, DQ, VL): 16 lanes, 32 registers.
 
-use super::{Isa, Job, MAX_LANES, exp2_fraction};
+use super::{EXP2, Isa, Job, MAX_LANES, exp2_fraction};
 use moh_operators::{Element, Float};
+use std::arch::asm;
 use std::arch::x86_64::*;
 
 /// Exists only if the processor has the features of [`enabled`].
@@ -101,7 +102,7 @@ impl Isa for Avx512 {
     #[inline(always)]
     fn exp2(self, x: __m512) -> __m512 {
         const DOWN: i32 = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
-        simd!(_mm512_scalef_ps(exp2_fraction(self, _mm512_reduce_ps::<DOWN>(x)), x))
+        simd!(_mm512_scalef_ps(exp2_fraction(self, &EXP2, _mm512_reduce_ps::<DOWN>(x)), x))
     }
     #[inline(always)]
     fn sum(self, x: __m512) -> f32 {
@@ -111,6 +112,12 @@ impl Isa for Avx512 {
     #[inline(always)]
     fn prefetch(self, ptr: *const u8) {
         simd!(_mm_prefetch::<_MM_HINT_T1>(ptr.cast()))
+    }
+    #[inline(always)]
+    fn prefetch_output(self, ptr: *const u8) {
+        // The intrinsic does not ask for a line to write unless the target has it by name. Where a processor has not, it does nothing.
+        // SAFETY: nothing is read or written.
+        unsafe { asm!("prefetchw [{}]", in(reg) ptr.addr(), options(nomem, nostack, preserves_flags)) }
     }
 
     #[inline(always)]
@@ -150,6 +157,10 @@ impl Isa for Avx512 {
     }
     #[inline(always)]
     unsafe fn widen_part<T: Element>(self, ptr: *const T, n: usize) -> __m512 {
+        if n == Self::LANES {
+            // SAFETY: the caller's contract.
+            return unsafe { self.widen(ptr) };
+        }
         let mask = ((1u32 << n) - 1) as __mmask16;
         // SAFETY: the caller's contract, and `self`; masked lanes are not read.
         unsafe {
@@ -235,25 +246,6 @@ impl Isa for Avx512 {
             let first = _mm512_mask_mov_epi16(ab, ODD_WORDS, _mm512_slli_epi32::<16>(cd));
             let second = _mm512_mask_mov_epi16(inner(a, b), ODD_WORDS, _mm512_slli_epi32::<16>(inner(c, d)));
             [third, second, first].map(|x| _mm512_castsi512_ps(x))
-        })
-    }
-
-    #[inline(always)]
-    fn of_digits<const BYTE: usize>(self, digits: [__m512; 3]) -> __m512 {
-        simd!({
-            // A digit with its sign in all higher bits.
-            let digit = |x| {
-                let x = _mm512_castps_si512(x);
-                match BYTE {
-                    0 => _mm512_srai_epi32::<24>(_mm512_slli_epi32::<24>(x)),
-                    1 => _mm512_srai_epi32::<24>(_mm512_slli_epi32::<16>(x)),
-                    2 => _mm512_srai_epi32::<24>(_mm512_slli_epi32::<8>(x)),
-                    _ => _mm512_srai_epi32::<24>(x),
-                }
-            };
-            let [first, second, third] = digits.map(digit);
-            let upper = _mm512_add_epi32(_mm512_slli_epi32::<8>(first), second);
-            _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<8>(upper), third))
         })
     }
 

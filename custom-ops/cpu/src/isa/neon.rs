@@ -1,6 +1,6 @@
 //! AArch64: 4 lanes, 32 registers.
 
-use super::{EXP2_FLOOR, Isa, Job, MAX_LANES, exp2_fraction};
+use super::{EXP2_FLOOR, EXP2_NEAREST, EXP2_ROUND, Isa, Job, MAX_LANES, exp2_fraction};
 use moh_operators::{Element, Float};
 use std::arch::aarch64::*;
 use std::arch::asm;
@@ -82,10 +82,10 @@ impl Isa for Neon {
     fn exp2(self, x: float32x4_t) -> float32x4_t {
         simd!({
             let x = self.max(self.splat(EXP2_FLOOR), x);
-            let floor = vrndmq_f32(x);
-            let exponent = vaddq_s32(vcvtq_s32_f32(floor), vdupq_n_s32(127));
-            let power = vreinterpretq_f32_s32(vshlq_n_s32::<23>(exponent));
-            self.mul(exp2_fraction(self, self.sub(x, floor)), power)
+            let shifted = self.add(x, self.splat(EXP2_ROUND));
+            let fraction = self.sub(x, self.sub(shifted, self.splat(EXP2_ROUND)));
+            let power = vreinterpretq_f32_s32(vshlq_n_s32::<23>(vreinterpretq_s32_f32(shifted)));
+            self.mul(exp2_fraction(self, &EXP2_NEAREST, fraction), power)
         })
     }
     #[inline(always)]

@@ -1,6 +1,6 @@
 //! Arrays that the compiler vectorises for the target's baseline; runs on any processor.
 
-use super::{EXP2_FLOOR, Isa, Job, MAX_LANES, exp2_fraction};
+use super::{EXP2_FLOOR, EXP2_NEAREST, EXP2_ROUND, Isa, Job, MAX_LANES, exp2_fraction};
 use moh_operators::Element;
 
 /// Always available.
@@ -84,14 +84,11 @@ impl Isa for Portable {
     }
     #[inline(always)]
     fn exp2(self, x: F32x4) -> F32x4 {
-        // Adding 1.5 * 2^23 rounds to an integer, which is then in the low bits of the sum.
-        const MAGIC: f32 = 12_582_912.0;
-        // If rounded down to -127, the exponent field below is 0, and so is the result.
         let x = self.max(self.splat(EXP2_FLOOR), x);
-        let shifted = zip(x, x, |x, _| (x - 0.5) + MAGIC);
-        let fraction = zip(x, shifted, |x, shifted| x - (shifted - MAGIC));
-        let power = zip(shifted, shifted, |s, _| f32::from_bits((s.to_bits() << 23).wrapping_add(0x3f80_0000)));
-        self.mul(exp2_fraction(self, fraction), power)
+        let shifted = self.add(x, self.splat(EXP2_ROUND));
+        let fraction = self.sub(x, self.sub(shifted, self.splat(EXP2_ROUND)));
+        let power = zip(shifted, shifted, |s, _| f32::from_bits(s.to_bits() << 23));
+        self.mul(exp2_fraction(self, &EXP2_NEAREST, fraction), power)
     }
     #[inline(always)]
     fn sum(self, x: F32x4) -> f32 {

@@ -129,36 +129,25 @@ impl<T: Element> Line<'_, T> {
             let n = (channels - channel).min(I::LANES);
             // SAFETY: channel + n <= channels; the taps are those inside the image, and the output has the pixels.
             unsafe {
-                let mut sums = [load(isa, layer.bias.as_ptr().add(channel), n); G];
+                let mut sums = [isa.widen_part(layer.bias.as_ptr().add(channel), n); G];
                 for row in self.taps.clone() {
                     let y = self.y + row * step_y - layer.pads[0];
                     for column in taps.clone() {
                         let weight = layer.weight.as_ptr().add((row * layer.kernel[1] + column) * channels + channel);
-                        let weight = load(isa, weight, n);
+                        let weight = isa.widen_part(weight, n);
                         for g in 0..G {
                             let x = (first + g) * layer.strides[1] + column * step_x - layer.pads[1];
                             let x = self.x.as_ptr().add((y * self.width + x) * channels + channel);
-                            sums[g] = isa.fma(load(isa, x, n), weight, sums[g]);
+                            sums[g] = isa.fma(isa.widen_part(x, n), weight, sums[g]);
                         }
                     }
                 }
                 for g in 0..G {
                     let output = self.output.add((first + g) * channels + channel);
-                    match n == I::LANES {
-                        true => isa.narrow(output, sums[g]),
-                        false => isa.narrow_part(output, sums[g], n),
-                    }
+                    isa.narrow_part(output, sums[g], n);
                 }
             }
             channel += n;
         }
     }
-}
-
-/// # Safety
-/// `n <= LANES`, and `ptr` is valid for reading `n` elements.
-#[inline(always)]
-unsafe fn load<I: Isa, T: Element>(isa: I, ptr: *const T, n: usize) -> I::V {
-    // SAFETY: the caller's contract.
-    unsafe { if n == I::LANES { isa.widen(ptr) } else { isa.widen_part(ptr, n) } }
 }

@@ -1,15 +1,14 @@
 //! A dense product of few rows: the weight is read where it lies, once for all rows, in the order of memory; or the blocks of it that were packed for a
-//! matrix unit, whose numbers have fewer bits than float32 with the lower precisions, and fewer bytes with each.
+//! matrix unit in one bfloat16 term, half the bytes of float32.
 
 use crate::epilogue::Epilogue;
 use crate::host::{Host, Scratch, Unwritten};
 use crate::isa::unit::TILE;
 use crate::isa::{Isa, Job, MAX_LANES};
-use crate::matrix::{self, Parts, WIDTH};
+use crate::matrix::{self, Parts, Terms, WIDTH};
 use crate::workers::{Shared, share};
 use moh_operators::linear::Problem;
 use moh_operators::{Element, Error};
-use std::marker::PhantomData;
 use std::ops::Range;
 
 /// Rows at most. (On a Zen 4, five to eight rows took 0.64 to 0.79 of the time of two passes of four.)
@@ -47,15 +46,14 @@ pub(super) fn run<I: Isa, T: Element>(
     })
 }
 
-/// Largest number of a row that is multiplied with a packed weight: the weight's whole numbers may be 2^24 times as large as the weight.
-const LARGEST: f32 = 1e30;
+/// What a packed weight is multiplied as.
+pub(super) type One = Terms<1>;
 
-/// As [`run`], of float32, with the weight in blocks of parts `P`. Vectors have [`MAX_LANES`] lanes. Returns `None` if an element of x is not finite, or so
-/// large that sums would not be.
+/// As [`run`], of float32, with the weight in blocks of one term. Vectors have [`MAX_LANES`] lanes. Returns `None` if an element of x is not finite.
 ///
 /// # Safety
 /// The blocks are those of the weight.
-pub(super) unsafe fn run_blocks<I: Isa, T: Element, P: Parts>(
+pub(super) unsafe fn run_blocks<I: Isa, T: Element>(
     isa: I,
     problem: &Problem,
     (x, blocks): (&[T], Shared<f32>),
@@ -68,13 +66,13 @@ pub(super) unsafe fn run_blocks<I: Isa, T: Element, P: Parts>(
         return Ok(Some(0));
     }
     // With zeros for the inner indices that fill the last tile.
-    let pitch = width.next_multiple_of(P::INNER);
+    let pitch = width.next_multiple_of(One::INNER);
     let mut floats = Scratch::new::<f32>(host, rows * pitch)?;
     let floats = floats.as_mut_slice::<f32>();
     for (row, floats) in x.chunks_exact(width).zip(floats.chunks_exact_mut(pitch)) {
         floats.iter_mut().zip(row).for_each(|(float, x)| *float = x.to_f32());
     }
-    if !floats.iter().all(|x| x.abs() <= LARGEST) {
+    if !floats.iter().all(|x| x.is_finite()) {
         return Ok(None);
     }
     let span = span(out_width, host);
@@ -83,7 +81,7 @@ pub(super) unsafe fn run_blocks<I: Isa, T: Element, P: Parts>(
         let columns = item * span..out_width.min((item + 1) * span);
         let part = Part { x, weight: &[], bias, epilogue, width, out_width, rows, columns: columns.clone() };
         let few = Few { part: &part, sums: sums.as_mut_ptr(), output };
-        isa.vectorize(FewOfBlocks { few, x: &*floats, pitch, blocks: { blocks }.0, parts: PhantomData::<P> });
+        isa.vectorize(FewOfBlocks { few, x: &*floats, pitch, blocks: { blocks }.0 });
         (rows * width * columns.len()) as u64
     })?;
     Ok(Some(macs))
@@ -163,10 +161,7 @@ impl<T: Element> Few<'_, T> {
                     });
                     for i in 0..n {
                         let at = start.wrapping_add(i * p.out_width + column);
-                        let weight = match lanes == I::LANES {
-                            true => isa.widen(at),
-                            false => isa.widen_part(at, lanes),
-                        };
+                        let weight = isa.widen_part(at, lanes);
                         for (sum, factors) in sums.iter_mut().zip(&factors) {
                             *sum = isa.fma(weight, isa.splat(factors[i]), *sum);
                         }
@@ -206,15 +201,14 @@ impl<T: Element> Few<'_, T> {
 /// Computes a part of a product with a weight in blocks.
 ///
 /// Contract of the constructor: as of [`Few`], but that `x` are the rows, `pitch` floats apart, and that the weight is in `blocks`.
-struct FewOfBlocks<'a, T, P> {
+struct FewOfBlocks<'a, T> {
     few: Few<'a, T>,
     x: &'a [f32],
     pitch: usize,
     blocks: *const f32,
-    parts: PhantomData<P>,
 }
 
-impl<T: Element, P: Parts> Job for FewOfBlocks<'_, T, P> {
+impl<T: Element> Job for FewOfBlocks<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -230,12 +224,13 @@ impl<T: Element, P: Parts> Job for FewOfBlocks<'_, T, P> {
     }
 }
 
-impl<T: Element, P: Parts> FewOfBlocks<'_, T, P> {
+impl<T: Element> FewOfBlocks<'_, T> {
     /// As [`Few::multiply`].
     #[inline(always)]
     fn multiply<I: Isa, const N: usize>(&self, isa: I) {
         let Part { width, rows, ref columns, .. } = *self.few.part;
-        let (steps, depth, blocks) = (width.div_ceil(P::INNER), matrix::depth::<P>(width), matrix::blocks::<P>(width));
+        let (steps, depth, blocks) =
+            (width.div_ceil(One::INNER), matrix::depth::<One>(width), matrix::blocks::<One>(width));
         let pitch = columns.len().next_multiple_of(MAX_LANES);
         let x: [&[f32]; N] = std::array::from_fn(|i| &self.x[i.min(rows - 1) * self.pitch..][..self.pitch]);
         for column in (0..columns.len()).step_by(WIDTH) {
@@ -245,23 +240,16 @@ impl<T: Element, P: Parts> FewOfBlocks<'_, T, P> {
                 let steps = block * depth..steps.min((block + 1) * depth);
                 // SAFETY: the constructor's contract: the weight has these blocks, steps and columns, or zeros in their place.
                 unsafe {
-                    let start = self.blocks.add((first + block) * P::COLUMNS);
-                    let mut added = [[isa.splat(0.0); HALVES]; N];
+                    let start = self.blocks.add((first + block) * One::COLUMNS);
                     for (step, word) in steps.clone().flat_map(|step| (0..TILE).map(move |word| (step, word))) {
                         for half in 0..HALVES {
-                            let numbers = P::numbers(isa, start, step - steps.start, word, half * MAX_LANES);
-                            for (i, number) in numbers.into_iter().take(P::INNER / TILE).enumerate() {
-                                let inner = step * P::INNER + word + i * TILE;
-                                for (added, x) in added.iter_mut().zip(&x) {
-                                    added[half] = isa.fma(number, isa.splat(*x.get_unchecked(inner)), added[half]);
+                            let numbers = One::numbers(isa, start, step - steps.start, word, half * MAX_LANES);
+                            for (i, number) in numbers.into_iter().enumerate() {
+                                let inner = step * One::INNER + word + i * TILE;
+                                for (sums, x) in sums.iter_mut().zip(&x) {
+                                    sums[half] = isa.fma(number, isa.splat(*x.get_unchecked(inner)), sums[half]);
                                 }
                             }
-                        }
-                    }
-                    for half in 0..HALVES {
-                        let unit = P::unit(isa, start, half * MAX_LANES);
-                        for (sums, added) in sums.iter_mut().zip(&added) {
-                            sums[half] = isa.fma(added[half], unit, sums[half]);
                         }
                     }
                 }

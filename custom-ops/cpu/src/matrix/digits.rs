@@ -3,7 +3,7 @@
 //! what is left out of a sum and what rounding to fixed point changes is less than float32 multiply-adds lose, unless one number of a block is
 //! larger than the others by orders of magnitude and meets one that is as much smaller.
 
-use super::{MOST, PackColumns, PackRows, Parts, STEP, STRIDE, Sums, TILE_FLOATS, Tiles, WIDTH};
+use super::{PackColumns, PackRows, Parts, STEP, STRIDE, Sums, TILE_FLOATS, Tiles, WIDTH};
 use crate::isa::unit::{DigitProduct, TILE, TILE_BYTES};
 use crate::isa::{Isa, LARGEST_OF_DIGITS, MAX_LANES, Multiplier};
 use crate::terms::part;
@@ -115,23 +115,6 @@ impl<const N: usize> Parts for Digits<N> {
             unsafe { isa.store(columns.output.add(place), of_first_place) }
         }
         isa.sum(zero) == 0.0
-    }
-
-    #[inline(always)]
-    unsafe fn numbers<I: Isa>(isa: I, block: *const f32, step: usize, word: usize, column: usize) -> [I::V; MOST] {
-        let mut digits = [isa.splat(0.0); 3];
-        for (digit, vector) in digits.iter_mut().skip(Self::NONE).enumerate() {
-            // SAFETY: the caller's contract.
-            *vector = unsafe { isa.load(block.add(((step * N + digit) * TILE + word) * WIDTH + column)) };
-        }
-        [isa.of_digits::<0>(digits), isa.of_digits::<1>(digits), isa.of_digits::<2>(digits), isa.of_digits::<3>(digits)]
-    }
-
-    #[inline(always)]
-    unsafe fn unit<I: Isa>(isa: I, block: *const f32, column: usize) -> I::V {
-        // SAFETY: the caller's contract; units of the first place follow the tiles.
-        let of_first_place = unsafe { isa.load(block.add(Self::COUNT * Self::DEPTH * TILE * WIDTH + column)) };
-        isa.mul(of_first_place, isa.splat(1.0 / Self::FIRST_PLACE))
     }
 
     #[inline(always)]

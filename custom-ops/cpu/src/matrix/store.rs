@@ -6,6 +6,9 @@ use crate::isa::{Isa, Job, MAX_LANES};
 use crate::terms::part;
 use moh_operators::Element;
 
+/// Rows from the one that is written to the one whose lines are fetched. (A DiT took 0.94 to 0.99 of the time.)
+const AHEAD: usize = 2;
+
 /// Writes what becomes of rows of sums, plus the bias, to an output. Returns false if such a sum is not finite. Rows are written from end to end:
 /// to write the columns of a block when they are complete takes longer, for stores wait for the memory's lines one after the other.
 ///
@@ -32,12 +35,13 @@ impl<T: Element, E: Fn(usize) -> OfRow<T>, F: Fn(usize) -> *mut T> Job for Store
         let full = self.lead == 0 && self.columns.is_multiple_of(WIDTH);
         for row in 0..self.rows {
             let (epilogue, output) = ((self.epilogue)(row), (self.output)(row));
+            let ahead = (self.output)((row + AHEAD).min(self.rows - 1));
             // SAFETY: the constructor's contract.
             unsafe {
                 match (full, epilogue.is_nothing()) {
-                    (true, true) => self.row::<I, true, true>(isa, row, &epilogue, output, &mut zero),
-                    (true, false) => self.row::<I, true, false>(isa, row, &epilogue, output, &mut zero),
-                    (false, _) => self.row::<I, false, false>(isa, row, &epilogue, output, &mut zero),
+                    (true, true) => self.row::<I, true, true>(isa, row, &epilogue, [output, ahead], &mut zero),
+                    (true, false) => self.row::<I, true, false>(isa, row, &epilogue, [output, ahead], &mut zero),
+                    (false, _) => self.row::<I, false, false>(isa, row, &epilogue, [output, ahead], &mut zero),
                 }
             }
         }
@@ -49,14 +53,14 @@ impl<T: Element, E, F> StoreRows<T, E, F> {
     /// A row. `FULL`: columns fill all blocks; `NOTHING`: sums stay as they are. Both are for loops without branches.
     ///
     /// # Safety
-    /// The constructor's contract; there is such a row, and `output` has its columns.
+    /// The constructor's contract; there is such a row, and `output` has its columns; `ahead` is what is written later.
     #[inline(always)]
     unsafe fn row<I: Isa, const FULL: bool, const NOTHING: bool>(
         &self,
         isa: I,
         row: usize,
         epilogue: &OfRow<T>,
-        output: *mut T,
+        [output, ahead]: [*mut T; 2],
         zero: &mut [I::V; 2],
     ) {
         let mut sums = self.sums.wrapping_add(row * WIDTH);
@@ -70,6 +74,7 @@ impl<T: Element, E, F> StoreRows<T, E, F> {
                     continue;
                 }
                 let column = first - lead;
+                isa.prefetch_output(ahead.wrapping_add(column).cast_const().cast());
                 // SAFETY: the caller's contract; column + n <= columns.
                 unsafe {
                     let mut sum = part(isa, sums.add(first - start), n);
@@ -80,11 +85,7 @@ impl<T: Element, E, F> StoreRows<T, E, F> {
                     if !NOTHING {
                         sum = epilogue.apply(isa, sum, column, n);
                     }
-                    let output = output.add(column);
-                    match n == MAX_LANES {
-                        true => isa.narrow(output, sum),
-                        false => isa.narrow_part(output, sum, n),
-                    }
+                    isa.narrow_part(output.add(column), sum, n);
                 }
             }
             sums = sums.wrapping_add(self.block);

@@ -1,7 +1,7 @@
 //! Numbers as sums of bf16 terms.
 
 use super::store::AddRows;
-use super::{MOST, PackColumns, PackRows, Parts, STEP, STRIDE, Sums, TILE_FLOATS, Tiles, WIDTH};
+use super::{PackColumns, PackRows, Parts, STEP, STRIDE, Sums, TILE_FLOATS, Tiles, WIDTH};
 use crate::isa::unit::{TILE, TILE_BYTES, TileProduct};
 use crate::isa::{Isa, Job, MAX_LANES, Multiplier};
 use crate::terms::{load, part, split, terms};
@@ -17,6 +17,24 @@ fn terms_of<I: Isa, T: Element, const N: usize>(isa: I, a: I::V, b: I::V) -> ([I
         1 if terms(T::FLOAT) > 1 => ([isa.pair(a, b); N], isa.add(isa.sub(a, a), isa.sub(b, b))),
         // Numbers of a type that needs no more, though they may be float32 on the way.
         _ => (split(isa, a, b), isa.splat(0.0)),
+    }
+}
+
+impl Terms<1> {
+    /// Numbers of a block of a float32 weight, in a vector of columns from `column` on: of inner index `word` of a step, and of the one [`TILE`] after it.
+    ///
+    /// # Safety
+    /// [`PackColumns`] has made the block; it has the step and the columns. Vectors have [`MAX_LANES`] lanes.
+    #[inline(always)]
+    pub(crate) unsafe fn numbers<I: Isa>(
+        isa: I,
+        block: *const f32,
+        step: usize,
+        word: usize,
+        column: usize,
+    ) -> [I::V; 2] {
+        // SAFETY: the caller's contract.
+        isa.unpair(unsafe { isa.load(block.add((step * TILE + word) * WIDTH + column)) })
     }
 }
 
@@ -100,24 +118,6 @@ impl<const N: usize> Parts for Terms<N> {
             }
         }
         isa.sum(zero) == 0.0
-    }
-
-    #[inline(always)]
-    unsafe fn numbers<I: Isa>(isa: I, block: *const f32, step: usize, word: usize, column: usize) -> [I::V; MOST] {
-        let mut numbers = [isa.splat(0.0); MOST];
-        for term in 0..N {
-            // SAFETY: the caller's contract.
-            let pairs = unsafe { isa.load(block.add(((step * N + term) * TILE + word) * WIDTH + column)) };
-            for (number, half) in numbers.iter_mut().zip(isa.unpair(pairs)) {
-                *number = isa.add(*number, half);
-            }
-        }
-        numbers
-    }
-
-    #[inline(always)]
-    unsafe fn unit<I: Isa>(isa: I, _: *const f32, _: usize) -> I::V {
-        isa.splat(1.0)
     }
 
     #[inline(always)]

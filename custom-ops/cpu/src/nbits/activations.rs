@@ -293,7 +293,7 @@ impl<X: Element> Convert<'_, X> {
                 let n = (range.end - k).min(I::LANES);
                 // SAFETY: the caller's contract; the buffer has room for a vector after the block.
                 unsafe {
-                    let x = if n == I::LANES { isa.widen(input.add(k)) } else { isa.widen_part(input.add(k), n) };
+                    let x = isa.widen_part(input.add(k), n);
                     isa.store(values.as_mut_ptr().add(k - start), x);
                 }
             }

@@ -132,7 +132,7 @@ impl<T: Element> Stream<'_, T> {
                     let mut scales = [[isa.splat(0.0); C]; R];
                     for c in 0..C {
                         let place = self.weight.scales.as_ptr().add((column + c) * blocks + group);
-                        let scale = if count == lanes { isa.widen(place) } else { isa.widen_part(place, count) };
+                        let scale = isa.widen_part(place, count);
                         let rest = match plan.rest {
                             Some(rest) => isa.splat(rest),
                             None => self.weight.zeros(dot, column + c, group, plan.subtracted),

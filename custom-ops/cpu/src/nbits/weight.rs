@@ -196,7 +196,7 @@ impl<'a, T> NBits<'a, T> {
                 let (mut of_group, mut products) = ([isa.splat(0.0); MAX_LANES], [isa.splat(0.0); MAX_LANES]);
                 for lane in 0..lanes {
                     let place = self.scales.as_ptr().add(column(lane) * self.format.blocks() + group);
-                    of_group[lane] = if count == lanes { isa.widen(place) } else { isa.widen_part(place, count) };
+                    of_group[lane] = isa.widen_part(place, count);
                     if self.zero_points.is_some() {
                         products[lane] = isa.mul(of_group[lane], self.zeros(dot, column(lane), group, subtracted));
                     }

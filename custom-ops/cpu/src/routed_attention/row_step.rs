@@ -203,7 +203,7 @@ impl<T: Element> RowStep<T> {
                 let mut x = [isa.splat(0.0); V];
                 for v in 0..V {
                     let value = value.add(v * I::LANES);
-                    x[v] = if lanes == I::LANES { isa.widen(value) } else { isa.widen_part(value, lanes) };
+                    x[v] = isa.widen_part(value, lanes);
                 }
                 for r in 0..R {
                     let weight = isa.splat(*weights.add(r * KEYS + j));

@@ -440,16 +440,9 @@ unsafe fn add<I: Isa>(isa: I, sums: *const f32, start: Start<'_>, output: *mut f
         }
         for c in (0..n).step_by(I::LANES) {
             let (n, output) = ((n - c).min(I::LANES), output.add(c));
-            let load = |from: *const f32| match n == I::LANES {
-                true => isa.load(from.add(c)),
-                false => isa.widen_part(from.add(c), n),
-            };
+            let load = |from: *const f32| isa.widen_part(from.add(c), n);
             let sum = start.map_or(load(sums), |start| isa.add(load(start), load(sums)));
-            if n == I::LANES {
-                isa.store(output, sum);
-            } else {
-                isa.narrow_part(output, sum, n);
-            }
+            isa.narrow_part(output, sum, n);
         }
     }
 }
