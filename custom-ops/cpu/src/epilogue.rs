@@ -1,38 +1,45 @@
 //! What becomes of a dense layer's sums before they are written: an activation function, or a gate and a residual.
 
 use crate::activation::activate;
-use crate::isa::{Isa, Job};
+use crate::isa::{Isa, Job, MAX_LANES};
 use moh_operators::Element;
 use moh_operators::routed_mlp::Activation;
+use std::ops::Range;
 
-/// Another operand of a sum.
+/// Another operand of a sum. A product with 1 and a sum with -0 are exact, so that an operand that is missing is such a number.
 #[derive(Debug, Clone, Copy)]
 enum Operand<'a, T> {
-    Nothing,
     /// The same for all.
-    Number(f32),
+    Number([T; MAX_LANES]),
     /// A row of the operand for so many rows of sums.
     Rows(&'a [T], usize),
 }
 
 impl<'a, T: Element> Operand<'a, T> {
-    /// The operand in `data`, each row of which is for `shared` rows of sums; `neutral` changes nothing.
+    /// The operand in `data`, each row of which is for `shared` rows of sums; `neutral` if there is none.
     fn new(data: Option<&'a [T]>, shared: usize, neutral: f32) -> Operand<'a, T> {
         match data {
-            None => Operand::Nothing,
-            Some(&[number]) if number.to_f32() == neutral => Operand::Nothing,
-            Some(&[number]) => Operand::Number(number.to_f32()),
+            None => Operand::Number([T::from_f32(neutral); MAX_LANES]),
+            Some(&[number]) => Operand::Number([number; MAX_LANES]),
             Some(data) => Operand::Rows(data, shared),
         }
     }
 
+    /// Whether it is this number for all.
+    fn is(&self, neutral: f32) -> bool {
+        matches!(self, Operand::Number([number, ..]) if number.to_f32() == neutral)
+    }
+
     /// From `column` on, for a row of `width` sums.
     #[inline(always)]
-    fn of_row(self, width: usize, row: usize, column: usize) -> RowOperand<T> {
-        match self {
-            Operand::Nothing => RowOperand::Nothing,
-            Operand::Number(number) => RowOperand::Number(number),
-            Operand::Rows(data, shared) => RowOperand::At(data[row / shared * width + column..].as_ptr()),
+    fn of_row(&self, width: usize, row: usize, column: usize) -> RowOperand<T> {
+        match *self {
+            Operand::Number(ref numbers) => RowOperand { start: numbers.as_ptr(), step: 0 },
+            Operand::Rows(data, shared) => {
+                // (Without a division, which takes as long as some vectors.)
+                let row = if shared == 1 { row } else { row / shared };
+                RowOperand { start: data[row * width + column..].as_ptr(), step: 1 }
+            }
         }
     }
 }
@@ -41,15 +48,20 @@ impl<'a, T: Element> Operand<'a, T> {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Epilogue<'a, T> {
     width: usize,
-    activation: Option<Activation>,
-    gate: Operand<'a, T>,
-    residual: Operand<'a, T>,
+    then: Then<'a, T>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Then<'a, T> {
+    Nothing,
+    Activation(Activation),
+    Sum { gate: Operand<'a, T>, residual: Operand<'a, T> },
 }
 
 impl<'a, T: Element> Epilogue<'a, T> {
     /// An activation function, of one column, of rows of `width` sums.
     pub(crate) fn activation(width: usize, activation: Activation) -> Epilogue<'a, T> {
-        Epilogue { width, activation: Some(activation), gate: Operand::Nothing, residual: Operand::Nothing }
+        Epilogue { width, then: Then::Activation(activation) }
     }
 
     /// Rows of `width` sums are multiplied by the gate, whose rows are for `rows_per_gate` rows each, and the residual is added. Both have as
@@ -59,110 +71,172 @@ impl<'a, T: Element> Epilogue<'a, T> {
         (gate, rows_per_gate): (Option<&'a [T]>, usize),
         residual: Option<&'a [T]>,
     ) -> Epilogue<'a, T> {
-        let (gate, residual) = (Operand::new(gate, rows_per_gate, 1.0), Operand::new(residual, 1, 0.0));
-        Epilogue { width, activation: None, gate, residual }
+        let (gate, residual) = (Operand::new(gate, rows_per_gate, 1.0), Operand::new(residual, 1, -0.0));
+        let then = if gate.is(1.0) && residual.is(0.0) { Then::Nothing } else { Then::Sum { gate, residual } };
+        Epilogue { width, then }
     }
 
-    /// What becomes of the sums of a row from `column` on.
+    /// What becomes of the sums of a row from `column` on; valid as long as this is.
     #[inline(always)]
     pub(crate) fn of_row(&self, row: usize, column: usize) -> OfRow<T> {
-        OfRow {
-            activation: self.activation,
-            gate: self.gate.of_row(self.width, row, column),
-            residual: self.residual.of_row(self.width, row, column),
+        match &self.then {
+            Then::Nothing => OfRow::Nothing,
+            Then::Activation(activation) => OfRow::Activation(Function(*activation)),
+            Then::Sum { gate, residual } => OfRow::Sum(Sum {
+                gate: gate.of_row(self.width, row, column),
+                residual: residual.of_row(self.width, row, column),
+            }),
         }
     }
 
     /// Whether sums stay as they are.
     pub(crate) fn is_nothing(&self) -> bool {
-        self.activation.is_none() && matches!((self.gate, self.residual), (Operand::Nothing, Operand::Nothing))
+        matches!(self.then, Then::Nothing)
     }
 }
 
-/// Another operand of a row's sums.
+/// Another operand of a row's sums: its first number, and the distance of the next.
 #[derive(Debug, Clone, Copy)]
-enum RowOperand<T> {
-    Nothing,
-    Number(f32),
-    At(*const T),
+struct RowOperand<T> {
+    start: *const T,
+    step: usize,
 }
 
 impl<T: Element> RowOperand<T> {
-    /// `n` numbers from `column` on.
+    fn at(self, column: usize) -> *const T {
+        self.start.wrapping_add(column * self.step)
+    }
+}
+
+/// What becomes of a row's sums.
+pub(crate) trait Becomes<T>: Copy {
+    /// What becomes of `n` sums from `column` on.
     ///
     /// # Safety
-    /// There are so many.
+    /// The row has so many, at most a vector's.
+    unsafe fn apply<I: Isa>(self, isa: I, sums: I::V, column: usize, n: usize) -> I::V;
+
+    /// Prefetches what that reads.
     #[inline(always)]
-    unsafe fn at<I: Isa>(self, isa: I, column: usize, n: usize) -> Option<I::V> {
-        match self {
-            RowOperand::Nothing => None,
-            RowOperand::Number(number) => Some(isa.splat(number)),
-            RowOperand::At(start) => {
-                // SAFETY: the caller's contract.
-                Some(unsafe { isa.widen_part(start.add(column), n) })
+    fn prefetch<I: Isa>(self, _isa: I, _column: usize) {}
+}
+
+/// They stay as they are.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Same;
+
+impl<T> Becomes<T> for Same {
+    #[inline(always)]
+    unsafe fn apply<I: Isa>(self, _isa: I, sums: I::V, _column: usize, _n: usize) -> I::V {
+        sums
+    }
+}
+
+/// A function of each.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Function(Activation);
+
+impl<T> Becomes<T> for Function {
+    #[inline(always)]
+    unsafe fn apply<I: Isa>(self, isa: I, sums: I::V, _column: usize, _n: usize) -> I::V {
+        activate(isa, self.0, sums)
+    }
+}
+
+/// They are multiplied by a gate, and a residual is added.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sum<T> {
+    gate: RowOperand<T>,
+    residual: RowOperand<T>,
+}
+
+impl<T: Element> Becomes<T> for Sum<T> {
+    #[inline(always)]
+    unsafe fn apply<I: Isa>(self, isa: I, sums: I::V, column: usize, n: usize) -> I::V {
+        // SAFETY: the caller's contract; one number for all is there for a whole vector.
+        unsafe {
+            let gate = isa.widen_part(self.gate.at(column), n);
+            isa.fma(sums, gate, isa.widen_part(self.residual.at(column), n))
+        }
+    }
+
+    #[inline(always)]
+    fn prefetch<I: Isa>(self, isa: I, column: usize) {
+        isa.prefetch(self.gate.at(column).cast());
+        isa.prefetch(self.residual.at(column).cast());
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum OfRow<T> {
+    Nothing,
+    Activation(Function),
+    Sum(Sum<T>),
+}
+
+impl<T: Element> Becomes<T> for OfRow<T> {
+    #[inline(always)]
+    unsafe fn apply<I: Isa>(self, isa: I, sums: I::V, column: usize, n: usize) -> I::V {
+        // SAFETY: the caller's contract.
+        unsafe {
+            match self {
+                OfRow::Nothing => sums,
+                OfRow::Activation(function) => Becomes::<T>::apply(function, isa, sums, column, n),
+                OfRow::Sum(sum) => sum.apply(isa, sums, column, n),
             }
         }
     }
 }
 
-/// What becomes of a row's sums.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct OfRow<T> {
-    activation: Option<Activation>,
-    gate: RowOperand<T>,
-    residual: RowOperand<T>,
-}
-
-impl<T: Element> OfRow<T> {
-    /// They stay as they are.
-    pub(crate) const NOTHING: OfRow<T> =
-        OfRow { activation: None, gate: RowOperand::Nothing, residual: RowOperand::Nothing };
-
-    /// Whether sums stay as they are.
-    #[inline(always)]
-    pub(crate) fn is_nothing(&self) -> bool {
-        self.activation.is_none() && matches!((self.gate, self.residual), (RowOperand::Nothing, RowOperand::Nothing))
-    }
-
-    /// What becomes of `n` sums from `column` on.
-    ///
-    /// # Safety
-    /// The row has so many, at most a vector's.
-    #[inline(always)]
-    pub(crate) unsafe fn apply<I: Isa>(&self, isa: I, mut sums: I::V, column: usize, n: usize) -> I::V {
-        if let Some(activation) = self.activation {
-            sums = activate(isa, activation, sums);
-        }
-        // SAFETY: the caller's contract. (In a closure the code would not have the vectors' features.)
-        let (gate, residual) = unsafe { (self.gate.at(isa, column, n), self.residual.at(isa, column, n)) };
-        match (gate, residual) {
-            (Some(gate), Some(residual)) => isa.fma(sums, gate, residual),
-            (Some(gate), None) => isa.mul(sums, gate),
-            (None, Some(residual)) => isa.add(sums, residual),
-            (None, None) => sums,
-        }
-    }
-}
-
-/// Replaces rows of sums by what becomes of them.
+/// Replaces sums by what becomes of them: `columns` of `rows`, in rows of the epilogue's width.
 ///
-/// Contract of the constructor: the epilogues are those of the rows, from their first columns on.
-pub(crate) struct Replace<R> {
-    pub(crate) rows: R,
+/// Contract of the constructor: `sums`, the first row's first, is valid for reading and writing these rows and columns.
+pub(crate) struct Replace<'a, T> {
+    pub(crate) epilogue: &'a Epilogue<'a, T>,
+    pub(crate) sums: *mut T,
+    pub(crate) rows: Range<usize>,
+    pub(crate) columns: Range<usize>,
 }
 
-impl<'a, T: Element, R: Iterator<Item = (&'a mut [T], OfRow<T>)>> Job for Replace<R> {
+impl<T: Element> Job for Replace<'_, T> {
     type Output = ();
 
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        for (sums, epilogue) in self.rows {
-            for column in (0..sums.len()).step_by(I::LANES) {
-                let n = (sums.len() - column).min(I::LANES);
+        let (width, column) = (self.epilogue.width, self.columns.start);
+        match &self.epilogue.then {
+            Then::Nothing => {}
+            // Each function has a loop of its own, without branches.
+            Then::Activation(Activation::Relu) => self.each(isa, |_| Function(Activation::Relu)),
+            Then::Activation(Activation::Gelu) => self.each(isa, |_| Function(Activation::Gelu)),
+            Then::Activation(Activation::GeluTanh) => self.each(isa, |_| Function(Activation::GeluTanh)),
+            Then::Activation(Activation::Silu | Activation::SwiGlu) => {
+                self.each(isa, |_| Function(Activation::Silu));
+            }
+            Then::Sum { gate, residual } => self.each(isa, |row| Sum {
+                gate: gate.of_row(width, row, column),
+                residual: residual.of_row(width, row, column),
+            }),
+        }
+    }
+}
+
+impl<T: Element> Replace<'_, T> {
+    #[inline(always)]
+    fn each<I: Isa, B: Becomes<T>>(&self, isa: I, of_row: impl Fn(usize) -> B) {
+        /// Rows from the one that is replaced to the one that is prefetched.
+        const AHEAD: usize = 2;
+        let Replace { epilogue, sums, ref rows, ref columns } = *self;
+        for row in rows.clone() {
+            let (becomes, ahead) = (of_row(row), of_row((row + AHEAD).min(rows.end - 1)));
+            let start = sums.wrapping_add((row - rows.start) * epilogue.width);
+            for column in (0..columns.len()).step_by(I::LANES) {
+                let n = (columns.len() - column).min(I::LANES);
+                ahead.prefetch(isa, column);
                 // SAFETY: the constructor's contract.
                 unsafe {
-                    let at = sums.as_mut_ptr().add(column);
-                    let sums = epilogue.apply(isa, isa.widen_part(at, n), column, n);
+                    let at = start.add(column);
+                    let sums = becomes.apply(isa, isa.widen_part(at, n), column, n);
                     isa.narrow_part(at, sums, n);
                 }
             }

@@ -21,23 +21,44 @@ impl<T: Element> Job for Gather<'_, T> {
 
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        let [first, second] = self.factors;
-        let (first, second) = (isa.splat(first), isa.splat(second));
         for lane in (0..self.rows.len()).step_by(I::LANES) {
-            let rows = &self.rows[lane..(lane + I::LANES).min(self.rows.len())];
+            let rows = (self.rows.len() - lane).min(I::LANES);
             for d in (0..self.dim).step_by(I::LANES) {
                 let n = (self.dim - d).min(I::LANES);
-                let mut block = [isa.splat(0.0); MAX_LANES];
-                for i in 0..rows.len() {
-                    // SAFETY: the constructor's contract; d + n <= dim.
-                    let row = unsafe { isa.widen_part(rows[i].add(d), n) };
-                    block[i] = isa.mul(isa.mul(row, first), second);
+                // The next rows, which are anywhere.
+                for next in self.rows.iter().skip(lane + I::LANES).take(I::LANES) {
+                    isa.prefetch(next.wrapping_add(d).cast());
                 }
-                isa.transpose(&mut block);
-                for i in 0..n {
-                    // SAFETY: the constructor's contract; d + i < dim.
-                    unsafe { isa.store(self.output.add((d + i) * self.width + lane), block[i]) }
+                // SAFETY: the constructor's contract.
+                unsafe {
+                    if rows == I::LANES && n == I::LANES {
+                        // Constant loop bounds keep the block in registers.
+                        self.block(isa, lane, d, I::LANES, I::LANES);
+                    } else {
+                        self.block(isa, lane, d, rows, n);
+                    }
                 }
+            }
+        }
+    }
+}
+
+impl<T: Element> Gather<'_, T> {
+    /// # Safety
+    /// There are so many rows from `lane` on, and elements of each from `d` on.
+    #[inline(always)]
+    unsafe fn block<I: Isa>(&self, isa: I, lane: usize, d: usize, rows: usize, n: usize) {
+        let [first, second] = self.factors.map(|factor| isa.splat(factor));
+        let mut block = [isa.splat(0.0); MAX_LANES];
+        // SAFETY: the caller's contract, and the constructor's.
+        unsafe {
+            for i in 0..rows {
+                let row = isa.widen_part(self.rows.get_unchecked(lane + i).add(d), n);
+                block[i] = isa.mul(isa.mul(row, first), second);
+            }
+            isa.transpose(&mut block);
+            for i in 0..n {
+                isa.store(self.output.add((d + i) * self.width + lane), block[i]);
             }
         }
     }
@@ -61,27 +82,49 @@ impl<T: Element> Job for Scatter<'_, T> {
 
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) -> bool {
-        let mut zero = isa.splat(0.0);
+        // Several, so that they need not wait for each other.
+        let mut zeros = [isa.splat(0.0); ZEROS];
         for lane in (0..self.rows.len()).step_by(I::LANES) {
-            let rows = &self.rows[lane..(lane + I::LANES).min(self.rows.len())];
-            // SAFETY: the constructor's contract.
-            let factors = unsafe { isa.load(self.factors.add(lane)) };
+            let rows = (self.rows.len() - lane).min(I::LANES);
             for d in (0..self.dim).step_by(I::LANES) {
                 let n = (self.dim - d).min(I::LANES);
-                let mut block = [isa.splat(0.0); MAX_LANES];
-                for i in 0..n {
-                    // SAFETY: the constructor's contract; d + i < dim.
-                    block[i] = isa.mul(unsafe { isa.load(self.input.add((d + i) * self.width + lane)) }, factors);
-                    zero = isa.add(zero, isa.sub(block[i], block[i]));
-                }
-                isa.transpose(&mut block);
-                for i in 0..rows.len() {
-                    // SAFETY: the constructor's contract; d + n <= dim.
-                    unsafe { isa.narrow_part(rows[i].add(d), block[i], n) }
+                // SAFETY: the constructor's contract.
+                unsafe {
+                    if rows == I::LANES && n == I::LANES {
+                        // Constant loop bounds keep the block in registers.
+                        self.block(isa, lane, d, I::LANES, I::LANES, &mut zeros);
+                    } else {
+                        self.block(isa, lane, d, rows, n, &mut zeros);
+                    }
                 }
             }
         }
-        isa.sum(zero) == 0.0
+        let [a, b, c, d] = zeros;
+        isa.sum(isa.add(isa.add(a, b), isa.add(c, d))) == 0.0
+    }
+}
+
+/// Sums of 0 for numbers that are finite, and NaN for others.
+const ZEROS: usize = 4;
+
+impl<T: Element> Scatter<'_, T> {
+    /// # Safety
+    /// There are so many rows from `lane` on, and elements of each from `d` on.
+    #[inline(always)]
+    unsafe fn block<I: Isa>(&self, isa: I, lane: usize, d: usize, rows: usize, n: usize, zeros: &mut [I::V; ZEROS]) {
+        let mut block = [isa.splat(0.0); MAX_LANES];
+        // SAFETY: the caller's contract, and the constructor's.
+        unsafe {
+            let factors = isa.load(self.factors.add(lane));
+            for i in 0..n {
+                block[i] = isa.mul(isa.load(self.input.add((d + i) * self.width + lane)), factors);
+                zeros[i % ZEROS] = isa.add(zeros[i % ZEROS], isa.sub(block[i], block[i]));
+            }
+            isa.transpose(&mut block);
+            for i in 0..rows {
+                isa.narrow_part(self.rows.get_unchecked(lane + i).add(d), block[i], n);
+            }
+        }
     }
 }
 

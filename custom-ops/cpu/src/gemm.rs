@@ -201,6 +201,9 @@ impl<'h> Gemm<'h> {
                 (self.panel.at(0).cast_const(), limit)
             }
         };
+        let tiled = || products.iter().filter(|product| product.rows.len() > limit);
+        let prefetches = tiled().map(|p| tile::prefetches(p.rows.len(), width / I::LANES, p.k.len())).sum();
+        ahead = ahead.distribute(tiled().map(|product| product.rows.len()).sum(), prefetches);
         let mut macs = 0;
         for product in products.iter().filter(|product| product.rows.len() <= limit) {
             if let Source::Matrix(matrix) = source {
@@ -214,7 +217,7 @@ impl<'h> Gemm<'h> {
         let mut done = 0;
         while done < rows.len() {
             let end = done.saturating_add(near);
-            for product in products.iter().filter(|product| product.rows.len() > limit) {
+            for product in tiled() {
                 let before = |row: usize| product.rows.partition_point(|&r| (r as usize) < row);
                 let picked = &product.rows[before(done)..before(end)];
                 let (vectors, k) = (width / I::LANES, product.k.clone());

@@ -212,28 +212,30 @@ pub(crate) struct Workspace<'h, T> {
     /// Stride of the rows of sums; 0 if the sums are accumulated in the output itself.
     pub(crate) pitch: usize,
     pub(crate) copies: Memory<'h>,
+    /// Of the tokens of a chunk, and which that is.
     pub(crate) rows: Vec<Row>,
+    pub(crate) chunk: Option<usize>,
     pub(crate) pairs: Vec<(*const f32, *mut T)>,
 }
 
 impl<T: Element> Workspace<'_, T> {
-    /// Sets up a row for each of the item's tokens.
-    pub(crate) fn load<I: Isa>(&mut self, call: &Call<'_, I, T>, item: &Item) {
+    /// Sets up a row for each token of the item's chunk, unless that is done. Returns the panel whose columns come first in the rows of sums.
+    pub(crate) fn load<I: Isa>(&mut self, call: &Call<'_, I, T>, item: &Item) -> usize {
         let (tokens, panels) = (&item.tokens, &call.weight.panels);
-        let width = call.weight.panels.k;
-        let input = |row: usize| call.x[(tokens.start + row) * width..].as_ptr();
-        // SAFETY: x has `width` elements for every token; `copies` has room for all tokens of a chunk.
-        unsafe { gemm::load(call.isa, tokens.len(), width, input, &mut self.copies, &mut self.rows) };
-        let (columns, start) =
-            (panels.all_columns(), panels.columns(&(item.panels.start..item.panels.start + 1)).start);
-        for (i, row) in self.rows.iter_mut().enumerate() {
-            row.output = match self.pitch {
-                // SAFETY: the output has `columns` elements for every token, and its elements are floats if the pitch
-                // is 0.
-                0 => unsafe { call.output.0.add((tokens.start + i) * columns + start).cast() },
-                pitch => self.sums.at(i * pitch),
-            };
+        if self.chunk != Some(item.chunk) {
+            let input = |row: usize| call.x[(tokens.start + row) * panels.k..].as_ptr();
+            // SAFETY: x has `k` elements for every token; `copies` has room for all tokens of a chunk.
+            unsafe { gemm::load(call.isa, tokens.len(), panels.k, input, &mut self.copies, &mut self.rows) };
+            for (i, row) in self.rows.iter_mut().enumerate() {
+                row.output = match self.pitch {
+                    // SAFETY: the output has all columns for every token, and its elements are floats if the pitch is 0.
+                    0 => unsafe { call.output.0.add((tokens.start + i) * panels.all_columns()).cast() },
+                    pitch => self.sums.at(i * pitch),
+                };
+            }
+            self.chunk = Some(item.chunk);
         }
+        if self.in_place() { 0 } else { item.panels.start }
     }
 
     /// What the next span of columns begins with, which this worker mostly multiplies next: to prefetch.
@@ -278,7 +280,8 @@ fn execute<I: Isa, T: Element, O: HeadLinear>(call: Call<'_, I, T>, host: &dyn H
         gemm::copies::<T>(cut.chunk, call.weight.panels.k, &mut copies)?;
         let gemm = Gemm::new::<I, T>(cut.chunk, O::unit(p), &call.weight, host)?;
         let (sums, copies) = (sums.allocate(host)?, copies.allocate(host)?);
-        Ok(Workspace { gemm, sums, pitch, copies, rows: Vec::new(), pairs: Vec::new() })
+        let rows = Vec::with_capacity(cut.chunk);
+        Ok(Workspace { gemm, sums, pitch, copies, rows, chunk: None, pairs: Vec::new() })
     };
     let work = |workspace: &mut Workspace<'_, T>, index: usize| {
         let (chunk, part, span) = (index / spans.len() / parts, index / spans.len() % parts, index % spans.len());

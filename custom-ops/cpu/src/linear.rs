@@ -87,10 +87,11 @@ impl<I: Isa, T: Element> Layer<'_, I, T> {
     }
 }
 
-/// Without a matrix unit the kernel does what hosts do, and better only with a weight that is packed once. (Measured with AVX-512; hosts that pack take
-/// 1.0 to 1.25 of the time.)
+/// Without a matrix unit the kernel does what hosts do, and better only with a weight that is packed once. (Measured with AVX-512 and AVX2; hosts that
+/// pack take 1.0 to 1.3 of the time.)
 pub(crate) fn is_left_to_body<I: Isa>(unit: Option<MatrixUnit>, precision: Precision, packs: bool) -> bool {
-    unit_for::<f32>(unit, precision).is_none() && !(packs && I::LANES == MAX_LANES)
+    const LEAST_LANES: usize = 8;
+    unit_for::<f32>(unit, precision).is_none() && !(packs && I::LANES >= LEAST_LANES)
 }
 
 /// Packs the weight: for a matrix unit in parts, beside the tensor, else for vectors. 16-bit elements are packed on request only, because that

@@ -54,11 +54,12 @@ impl HeadLinear for RoutedCombine {
         workspace: &mut Workspace<'_, T>,
     ) -> u64 {
         let (p, panels) = (call.problem, &call.weight.panels);
-        workspace.load(call, &item);
+        let first = workspace.load(call, &item);
         let columns = panels.columns(&item.panels);
         let bias = call.bias.map(|bias| &bias[columns.clone()]);
         let width = panels.padded(item.panels.start, item.panels.end);
-        workspace.begin(item.part.clone(), 0, width, bias.filter(|_| workspace.in_place()));
+        let start = panels.padded(first, item.panels.start);
+        workspace.begin(item.part.clone(), start, width, bias.filter(|_| workspace.in_place()));
         let mut macs = 0;
         let mut blocks = workspace.gemm.blocks(panels.k).peekable();
         while let Some(k) = blocks.next() {
@@ -71,7 +72,7 @@ impl HeadLinear for RoutedCombine {
                         None => workspace.after(call, &item),
                     },
                 };
-                let column = panels.padded(item.panels.start, panel);
+                let column = panels.padded(first, panel);
                 // SAFETY: from each input on, x has all heads' blocks; a row of sums has room for the span's padded
                 // panels; the weight has all elements of its panels.
                 macs += unsafe {

@@ -55,7 +55,7 @@ impl HeadLinear for RoutedProjection {
         workspace: &mut Workspace<'_, T>,
     ) -> u64 {
         let panels = &call.weight.panels;
-        workspace.load(call, &item);
+        let first = workspace.load(call, &item);
         let used: Vec<(usize, &[u32])> = panels
             .blocks(&item.panels)
             .flat_map(|head| of_item(&item, panels, head).map(move |panel| (panel, head)))
@@ -70,6 +70,7 @@ impl HeadLinear for RoutedProjection {
         let floats = |bias: &'_ [T]| unsafe { std::slice::from_raw_parts(bias.as_ptr().cast::<f32>(), bias.len()) };
         let bias = call.bias.filter(|_| workspace.in_place()).map(floats);
         let mut macs = 0;
+        let mut finished = item.panels.start;
         let mut blocks = workspace.gemm.blocks(panels.k).peekable();
         while let Some(k) = blocks.next() {
             for (i, &(panel, rows)) in used.iter().enumerate() {
@@ -80,7 +81,7 @@ impl HeadLinear for RoutedProjection {
                         None => workspace.after(call, &item),
                     },
                 };
-                let column = panels.padded(item.panels.start, panel);
+                let column = panels.padded(first, panel);
                 let products = [Product { rows, k: k.clone() }];
                 let bias = bias.map(|bias| &bias[panels.columns(&(panel..panel + 1))]);
                 let begin = Start::of_block(&k, bias);
@@ -94,7 +95,11 @@ impl HeadLinear for RoutedProjection {
                     && k.end == panels.k
                     && workspace.in_place()
                 {
-                    finish(call, epilogue, &item, rows, panels.columns(&(panel..panel + 1)));
+                    let sums = panels.columns(&(finished..panel + 1));
+                    if sums.len() >= AT_ONCE || panel + 1 == item.panels.end {
+                        finish(call, epilogue, &item, sums);
+                        finished = panel + 1;
+                    }
                 }
             }
         }
@@ -114,27 +119,21 @@ impl HeadLinear for RoutedProjection {
             let bias = call.bias.map(|bias| bias[columns.clone()].as_ptr());
             call.isa.vectorize(Store { rows: &workspace.pairs, columns: columns.len(), bias });
             if let Some(epilogue) = call.epilogue {
-                finish(call, epilogue, &item, tokens, columns);
+                finish(call, epilogue, &item, columns);
             }
         }
         macs
     }
 }
 
-/// Replaces the sums of these tokens and columns by what becomes of them.
-fn finish<I: Isa, T: Element>(
-    call: &Call<'_, I, T>,
-    epilogue: &Epilogue<'_, T>,
-    item: &Item,
-    tokens: &[u32],
-    columns: Range<usize>,
-) {
-    let row = |token: u32| item.tokens.start + token as usize;
-    // SAFETY: these columns of this token belong to this item alone.
-    let sums =
-        |token: u32| unsafe { std::slice::from_raw_parts_mut(output(call, item, token, columns.start), columns.len()) };
-    let rows = tokens.iter().map(|&token| (sums(token), epilogue.of_row(row(token), columns.start)));
-    call.isa.vectorize(Replace { rows });
+/// Columns of sums that are replaced together, at least: of fewer, memory gives each row's too slowly, and the caches do not hold many more.
+const AT_ONCE: usize = 64;
+
+/// Replaces these columns of the item's sums by what becomes of them. Every token has them.
+fn finish<I: Isa, T: Element>(call: &Call<'_, I, T>, epilogue: &Epilogue<'_, T>, item: &Item, columns: Range<usize>) {
+    let sums = output(call, item, item.part.start as u32, columns.start);
+    let rows = item.tokens.start + item.part.start..item.tokens.start + item.part.end;
+    call.isa.vectorize(Replace { epilogue, sums, rows, columns });
 }
 
 /// The panels of a head that are in the item's span.

@@ -390,7 +390,7 @@ impl<I: Isa, T: Element> Call<'_, I, T> {
                 rows,
                 (self.weight.lead(&item.columns), item.columns.len()),
                 bias,
-                |_| OfRow::NOTHING,
+                |_| OfRow::Nothing,
                 output,
             )
         };

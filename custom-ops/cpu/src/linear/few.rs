@@ -1,7 +1,7 @@
 //! A dense product of few rows: the weight is read where it lies, once for all rows, in the order of memory; or the blocks of it that were packed for a
 //! matrix unit in one bfloat16 term, half the bytes of float32.
 
-use crate::epilogue::Epilogue;
+use crate::epilogue::{Becomes, Epilogue};
 use crate::host::{Host, Scratch, Unwritten};
 use crate::isa::unit::TILE;
 use crate::isa::{Isa, Job, MAX_LANES};

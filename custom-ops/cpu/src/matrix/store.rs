@@ -1,7 +1,7 @@
 //! What becomes of sums.
 
 use super::WIDTH;
-use crate::epilogue::OfRow;
+use crate::epilogue::{Becomes, OfRow, Same};
 use crate::isa::{Isa, Job, MAX_LANES};
 use crate::terms::part;
 use moh_operators::Element;
@@ -38,10 +38,12 @@ impl<T: Element, E: Fn(usize) -> OfRow<T>, F: Fn(usize) -> *mut T> Job for Store
             let ahead = (self.output)((row + AHEAD).min(self.rows - 1));
             // SAFETY: the constructor's contract.
             unsafe {
-                match (full, epilogue.is_nothing()) {
-                    (true, true) => self.row::<I, true, true>(isa, row, &epilogue, [output, ahead], &mut zero),
-                    (true, false) => self.row::<I, true, false>(isa, row, &epilogue, [output, ahead], &mut zero),
-                    (false, _) => self.row::<I, false, false>(isa, row, &epilogue, [output, ahead], &mut zero),
+                let (to, zero) = ([output, ahead], &mut zero);
+                match epilogue {
+                    OfRow::Nothing if full => self.row::<I, true>(isa, row, Same, to, zero),
+                    OfRow::Activation(function) if full => self.row::<I, true>(isa, row, function, to, zero),
+                    OfRow::Sum(sum) if full => self.row::<I, true>(isa, row, sum, to, zero),
+                    any => self.row::<I, false>(isa, row, any, to, zero),
                 }
             }
         }
@@ -50,16 +52,16 @@ impl<T: Element, E: Fn(usize) -> OfRow<T>, F: Fn(usize) -> *mut T> Job for Store
 }
 
 impl<T: Element, E, F> StoreRows<T, E, F> {
-    /// A row. `FULL`: columns fill all blocks; `NOTHING`: sums stay as they are. Both are for loops without branches.
+    /// A row. `FULL`: columns fill all blocks, for a loop without branches.
     ///
     /// # Safety
     /// The constructor's contract; there is such a row, and `output` has its columns; `ahead` is what is written later.
     #[inline(always)]
-    unsafe fn row<I: Isa, const FULL: bool, const NOTHING: bool>(
+    unsafe fn row<I: Isa, const FULL: bool>(
         &self,
         isa: I,
         row: usize,
-        epilogue: &OfRow<T>,
+        becomes: impl Becomes<T>,
         [output, ahead]: [*mut T; 2],
         zero: &mut [I::V; 2],
     ) {
@@ -82,10 +84,7 @@ impl<T: Element, E, F> StoreRows<T, E, F> {
                         sum = isa.add(sum, part(isa, bias.add(column), n));
                     }
                     *zero = isa.add(*zero, isa.sub(sum, sum));
-                    if !NOTHING {
-                        sum = epilogue.apply(isa, sum, column, n);
-                    }
-                    isa.narrow_part(output.add(column), sum, n);
+                    isa.narrow_part(output.add(column), becomes.apply(isa, sum, column, n), n);
                 }
             }
             sums = sums.wrapping_add(self.block);

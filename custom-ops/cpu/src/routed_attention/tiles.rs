@@ -150,8 +150,8 @@ impl<I: Isa, T: Element> Chunk<'_, '_, I, T> {
         let (call, head, width) = (self.call, self.head, self.memory.tiling.width);
         let p = call.problem;
         // A key is read contiguously, but values are read in pieces across many keys, so strided values are copied
-        // sooner.
-        let key = self.panel(call.keys(head, start), keys, p.head_dim, 4, self.memory.keys);
+        // sooner. (With up to 16 tiles, reading keys where they are takes 0.95 to 1.0 of the time of copying them first.)
+        let key = self.panel(call.keys(head, start), keys, p.head_dim, 16, self.memory.keys);
         let value = self.panel(call.values(head, start), keys, p.value_dim, 1, self.memory.values);
         let queries = self.at(self.memory.queries);
         let outputs = self.at(self.memory.outputs);
