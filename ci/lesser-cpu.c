@@ -1,7 +1,7 @@
 /* Hides instruction sets of an x86-64 processor from a program and all of its libraries.
  *
  * Preloaded by ci/lesser-cpu.sh. The processor is told to fault on CPUID (Linux, arch_prctl(ARCH_SET_CPUID)); the handler runs the instruction
- * and clears what MOH_LESSER_CPU asks for: "avx512" hides AMX, "avx2" AVX-512, too. Threads inherit the setting; a program that is
+ * and clears what MOH_LESSER_CPU asks for: "avx512" hides AMX, "avxvnni" AVX-512, too, "avx2" AVX-VNNI, too. Threads inherit the setting; a program that is
  * executed sets it again. Nothing stops a program from using what it does not ask about. */
 #define _GNU_SOURCE
 #include <signal.h>
@@ -23,7 +23,9 @@ static const uint32_t AVX512_ECX = BIT(1) | BIT(6) | BIT(11) | BIT(12) | BIT(14)
 static const uint32_t AVX512_EDX = BIT(2) | BIT(3) | BIT(8) | BIT(23);
 static const uint32_t SUB1_EAX_AVX512 = BIT(5);                               /* AVX512-BF16 */
 static const uint32_t SUB1_EAX_AMX = BIT(21);                                 /* AMX-FP16 */
-static int hides_avx512;
+static const uint32_t SUB1_EAX_AVXVNNI = BIT(4) | BIT(23);                    /* AVX-VNNI, AVX-IFMA */
+static const uint32_t SUB1_EDX_AVXVNNI = BIT(4) | BIT(5) | BIT(10);           /* AVX-VNNI-INT8, AVX-NE-CONVERT, AVX-VNNI-INT16 */
+static int hides_avx512, hides_avxvnni;
 
 static void on_fault(int signal, siginfo_t *info, void *context) {
     greg_t *registers = ((ucontext_t *)context)->uc_mcontext.gregs;
@@ -51,6 +53,10 @@ static void on_fault(int signal, siginfo_t *info, void *context) {
         a &= ~SUB1_EAX_AMX;
         if (hides_avx512)
             a &= ~SUB1_EAX_AVX512;
+        if (hides_avxvnni) {
+            a &= ~SUB1_EAX_AVXVNNI;
+            d &= ~SUB1_EDX_AVXVNNI;
+        }
     }
     registers[REG_RAX] = a;
     registers[REG_RBX] = b;
@@ -63,7 +69,8 @@ __attribute__((constructor)) static void hide(void) {
     const char *what = getenv("MOH_LESSER_CPU");
     if (!what)
         return;
-    hides_avx512 = strcmp(what, "avx2") == 0;
+    hides_avxvnni = strcmp(what, "avx2") == 0;
+    hides_avx512 = hides_avxvnni || strcmp(what, "avxvnni") == 0;
     struct sigaction action = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_NODEFER};
     if (sigaction(SIGSEGV, &action, NULL) != 0 || syscall(SYS_arch_prctl, ARCH_SET_CPUID, 0) != 0) {
         perror("lesser-cpu: this kernel or processor cannot fault on CPUID");

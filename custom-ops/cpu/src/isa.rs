@@ -9,6 +9,7 @@ mod tests;
 pub(crate) mod unit;
 
 use moh_operators::Element;
+use std::mem::MaybeUninit;
 use unit::Unit;
 
 /// All vector instruction sets, best first: module and token type.
@@ -478,6 +479,18 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
 pub(crate) const LARGEST_OF_DIGITS: i32 = 0x7f_7f7f;
 /// The maximum of [`Isa::LANES`].
 pub(crate) const MAX_LANES: usize = 16;
+
+/// As [`std::array::from_fn`], of which the compiler sometimes makes a call: its vectors then go through memory, and it is compiled
+/// without the features of the instruction set.
+#[inline(always)]
+pub(crate) fn array<T: Copy, const N: usize>(element: impl Fn(usize) -> T) -> [T; N] {
+    let mut array = [MaybeUninit::<T>::uninit(); N];
+    for (i, place) in array.iter_mut().enumerate() {
+        place.write(element(i));
+    }
+    // SAFETY: each element was written.
+    unsafe { array.as_ptr().cast::<[T; N]>().read() }
+}
 /// The maximum of [`Isa::TILE`].
 pub(crate) const MAX_TILE: usize = 3;
 

@@ -4,7 +4,7 @@
 use crate::epilogue::{Becomes, Epilogue};
 use crate::host::{Host, Scratch, Unwritten};
 use crate::isa::unit::TILE;
-use crate::isa::{Isa, Job, MAX_LANES};
+use crate::isa::{Isa, Job, MAX_LANES, array};
 use crate::matrix::{self, Parts, Terms, WIDTH};
 use crate::workers::{Shared, share};
 use moh_operators::linear::Problem;
@@ -136,7 +136,7 @@ impl<T: Element> Few<'_, T> {
     fn multiply<I: Isa, const N: usize>(&self, isa: I) {
         let p = self.part;
         let len = p.columns.len();
-        let rows: [&[T]; N] = std::array::from_fn(|i| {
+        let rows: [&[T]; N] = array(|i| {
             let row = i.min(p.rows - 1);
             &p.x[row * p.width..(row + 1) * p.width]
         });
@@ -155,7 +155,7 @@ impl<T: Element> Few<'_, T> {
                 // SAFETY: the constructor's contract: the weight has these inner indices and columns, and there are sums for whole vectors,
                 // which the first inner indices write.
                 unsafe {
-                    let mut sums: [I::V; N] = std::array::from_fn(|row| match inner {
+                    let mut sums: [I::V; N] = array(|row| match inner {
                         0 => isa.splat(0.0),
                         _ => isa.load(self.sums.add(row * len.next_multiple_of(I::LANES) + column)),
                     });
@@ -232,7 +232,7 @@ impl<T: Element> FewOfBlocks<'_, T> {
         let (steps, depth, blocks) =
             (width.div_ceil(One::INNER), matrix::depth::<One>(width), matrix::blocks::<One>(width));
         let pitch = columns.len().next_multiple_of(MAX_LANES);
-        let x: [&[f32]; N] = std::array::from_fn(|i| &self.x[i.min(rows - 1) * self.pitch..][..self.pitch]);
+        let x: [&[f32]; N] = array(|i| &self.x[i.min(rows - 1) * self.pitch..][..self.pitch]);
         for column in (0..columns.len()).step_by(WIDTH) {
             let first = (columns.start + column) / WIDTH * blocks;
             let mut sums = [[isa.splat(0.0); HALVES]; N];

@@ -5,7 +5,7 @@
 
 use super::{PackColumns, PackRows, Parts, STEP, STRIDE, Sums, TILE_FLOATS, Tiles, WIDTH};
 use crate::isa::unit::{DigitProduct, TILE, TILE_BYTES};
-use crate::isa::{Isa, LARGEST_OF_DIGITS, MAX_LANES, Multiplier};
+use crate::isa::{Isa, LARGEST_OF_DIGITS, MAX_LANES, Multiplier, array};
 use crate::terms::part;
 use moh_operators::Element;
 
@@ -72,7 +72,7 @@ impl<const N: usize> Parts for Digits<N> {
                 zero = isa.add(zero, isa.sub(largest, largest));
                 let [scale, of_first_place] = Self::scales(isa, largest);
                 for step in 0..steps {
-                    let quarters = std::array::from_fn(|i| x(step * Self::INNER + i * MAX_LANES));
+                    let quarters = array(|i| x(step * Self::INNER + i * MAX_LANES));
                     for (digit, vector) in isa.digits(quarters, scale).into_iter().skip(Self::NONE).enumerate() {
                         let place = (digit * Self::DEPTH + step) * TILE_FLOATS + row * TILE;
                         // SAFETY: a tile has this row.
@@ -102,7 +102,7 @@ impl<const N: usize> Parts for Digits<N> {
             for step in 0..columns.inner.div_ceil(Self::INNER) {
                 for word in 0..TILE {
                     let inner = step * Self::INNER + word;
-                    let quarters = std::array::from_fn(|i| columns.at(isa, inner + i * TILE, column));
+                    let quarters = array(|i| columns.at(isa, inner + i * TILE, column));
                     for (digit, vector) in isa.digits(quarters, scale).into_iter().skip(Self::NONE).enumerate() {
                         let place = ((step * N + digit) * TILE + word) * WIDTH + column;
                         // SAFETY: the constructor's contract.

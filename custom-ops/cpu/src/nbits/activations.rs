@@ -1,6 +1,6 @@
 //! The left matrix, converted for products with weights in blocks.
 
-use super::isa::{ByteDot, DotJob, Engine};
+use super::isa::{ByteDot, DotJob, Engine, Words16};
 use super::weight::Format;
 use super::{FEW, Level, panel::Tiled};
 use crate::host::Host;
@@ -26,8 +26,8 @@ pub(crate) struct Parts<'a> {
 /// A vector of a weight has 4 * LANES bytes: 8 * LANES values of 4 bits, or 4 * LANES of 8 bits. A row is stored in chunks
 /// of as many values:
 ///
-/// - 8-bit activations: for weights of 8 bits, in order; of 4 bits, the values of even index, then those of odd index, as
-///   they are in the low and in the high halves of the weight's bytes.
+/// - 8-bit activations: for weights of 8 bits, in order, for many rows perhaps in 16 bits each ([`Words16`]); of 4 bits, the values of
+///   even index, then those of odd index, as they are in the low and in the high halves of the weight's bytes.
 /// - f32 for few rows: value i of each word of the weight's vector, for i = 0, 1, ..
 /// - f32 for many rows: in order, without chunks.
 ///
@@ -100,10 +100,12 @@ impl<'h> Activations<'h> {
         // Parts of several rows in a step of the unit would need copies.
         let apart = parts.is_none() || format.block.is_multiple_of(Tiled::INNER);
         let unit = engine.unit().filter(|_| !few && level == Level::Int8 && apart);
+        let widened = !few && format.bits == 8 && engine.widens_bytes();
         let values = match level {
             _ if unit.is_some() => Tiled::of(format.k).floats() / TILE,
             Level::Float if !few => crate::gemm::pitch(format.k),
             Level::Float => format.k.next_multiple_of(chunk),
+            Level::Int8 if widened => format.k / 2,
             Level::Int8 => format.k.next_multiple_of(chunk) / 4,
         };
         let blocks = format.blocks().next_multiple_of(MAX_LANES) + MAX_LANES;
@@ -115,7 +117,8 @@ impl<'h> Activations<'h> {
         let mut sections = Sections::default();
         sections.add(rows_of_memory, pitch)?;
         let mut memory = sections.allocate_unwritten(host)?;
-        if unit.is_none() {
+        // Few rows are read in whole vectors, and vectors of blocks.
+        if unit.is_none() && few {
             memory.clear();
         }
         let layout = Layout { pitch, scales: values, corrections: values + blocks, starts: values + 2 * blocks };
@@ -239,7 +242,8 @@ struct Convert<'a, X> {
 
 /// Maximum values of a block.
 const MAX_BLOCK: usize = 256;
-type Values = [f32; MAX_BLOCK + MAX_LANES];
+/// As many blocks as a vector has lanes, and a vector after them.
+type Values = [f32; (MAX_BLOCK + 1) * MAX_LANES];
 
 impl<X: Element> DotJob for Convert<'_, X> {
     type Output = ();
@@ -247,33 +251,28 @@ impl<X: Element> DotJob for Convert<'_, X> {
     #[inline(always)]
     fn run<D: ByteDot>(self, dot: D) {
         let (format, isa) = (self.format, dot.vectors());
-        let mut values: Values = [0.0; MAX_BLOCK + MAX_LANES];
+        let mut values: Values = [0.0; (MAX_BLOCK + 1) * MAX_LANES];
         for row in self.rows.clone() {
             let input = (self.input)(row);
-            if self.tiled {
-                // SAFETY: the constructor's contract.
-                unsafe { self.round(isa, row, input, &mut values) };
-                continue;
-            }
-            for block in 0..format.blocks() {
-                // SAFETY: the constructor's contract; a block has at most MAX_BLOCK values, and the layout has room for
-                // the values and sums of all blocks.
-                unsafe {
-                    self.read(isa, row, input, block, &mut values);
-                    let output = self.base.add(row * self.layout.pitch);
-                    let scale = output.add(self.layout.scales + block);
-                    let correction = output.add(self.layout.corrections + block);
-                    if self.level == Level::Float {
-                        *correction = -values[..format.block].iter().sum::<f32>();
-                        self.store_floats::<D>(&values, output, block);
-                        continue;
+            // SAFETY: the constructor's contract: the layout has room for the values and sums of all blocks.
+            unsafe {
+                if self.tiled {
+                    self.round(isa, row, input, &mut values);
+                    continue;
+                }
+                let output = self.base.add(row * self.layout.pitch);
+                if self.level == Level::Int8 {
+                    for first in (0..format.blocks()).step_by(D::Vectors::LANES) {
+                        let blocks = first..(first + D::Vectors::LANES).min(format.blocks());
+                        self.quantise(dot, row, input, blocks, output, &mut values);
                     }
-                    let (step, sum) = quantise(isa, &mut values, format.block);
-                    *scale = step;
-                    *correction = -(sum as f32 * step);
-                    let zero = format.default_zero() - D::SUBTRACTED[usize::from(format.bits == 8)];
-                    *output.add(self.layout.starts + block).cast() = -sum * i32::from(zero);
-                    self.store_bytes(dot, &values, output.cast(), block);
+                    continue;
+                }
+                for block in 0..format.blocks() {
+                    self.read(isa, row, input, block, &mut values);
+                    let sum: f32 = values[..format.block].iter().sum();
+                    *output.add(self.layout.corrections + block) = -sum;
+                    self.store_floats::<D>(&values, output, block);
                 }
             }
         }
@@ -286,12 +285,12 @@ impl<X: Element> Convert<'_, X> {
     /// # Safety
     /// As the constructor's contract; `input` is the row.
     #[inline(always)]
-    unsafe fn read<I: Isa>(&self, isa: I, row: usize, input: *const X, block: usize, values: &mut Values) {
+    unsafe fn read<I: Isa>(&self, isa: I, row: usize, input: *const X, block: usize, values: &mut [f32]) {
         let (start, end) = (block * self.format.block, (block + 1) * self.format.block);
         let mut copy = |range: Range<usize>| {
             for k in range.clone().step_by(I::LANES) {
                 let n = (range.end - k).min(I::LANES);
-                // SAFETY: the caller's contract; the buffer has room for a vector after the block.
+                // SAFETY: the caller's contract; a block is a multiple of a vector, and the values have room for one.
                 unsafe {
                     let x = isa.widen_part(input.add(k), n);
                     isa.store(values.as_mut_ptr().add(k - start), x);
@@ -359,69 +358,100 @@ impl<X: Element> Convert<'_, X> {
         }
     }
 
+    /// Quantises blocks, as many as a vector has lanes at most: what is done once for each is done for all of them in one vector.
+    ///
+    /// A block's scale is max |x| / 127: NaN if a value is not finite, and 0 if all are (nearly) 0.
+    ///
+    /// # Safety
+    /// As the constructor's contract; `input` and `output` are the row's.
+    #[inline(always)]
+    unsafe fn quantise<D: ByteDot>(
+        &self,
+        dot: D,
+        row: usize,
+        input: *const X,
+        blocks: Range<usize>,
+        output: *mut f32,
+        values: &mut Values,
+    ) {
+        /// Added to an integer, gives a float whose low bits are the integer. The sum is rounded to nearest even.
+        const MAGIC: f32 = 12_582_912.0;
+        /// Below it, the reciprocal of the scale overflows.
+        const LEAST: f32 = 1e-36;
+        let (isa, lanes, len) = (dot.vectors(), D::Vectors::LANES, self.format.block);
+        let (zero, magic) = (isa.splat(0.0), isa.splat(MAGIC));
+        let (mut most, mut sums) = ([zero; MAX_LANES], [zero; MAX_LANES]);
+        // SAFETY: the caller's contract; the values are those of the blocks, whose length is a multiple of the vectors' length.
+        unsafe {
+            for (i, block) in blocks.clone().enumerate() {
+                self.read(isa, row, input, block, &mut values[i * len..]);
+                let values = values.as_ptr().add(i * len);
+                for at in (0..len).step_by(lanes) {
+                    let x = isa.load(values.add(at));
+                    most[i] = isa.max(isa.max(x, isa.sub(zero, x)), most[i]);
+                }
+            }
+            let most = across(isa, most, |a, b| isa.max(a, b));
+            let inverse = most.map(|most| if most >= LEAST { 127.0 / most } else { 0.0 });
+            for (i, block) in blocks.clone().enumerate() {
+                let (values, inverse) = (values.as_ptr().add(i * len), isa.splat(inverse[i]));
+                for at in (0..len).step_by(lanes) {
+                    let integers = isa.add(isa.mul(isa.load(values.add(at)), inverse), magic);
+                    sums[i] = isa.add(sums[i], isa.sub(integers, magic));
+                    self.store_bytes(dot, integers, output.cast(), block * len + at);
+                }
+            }
+            // Of integers, exact; NaN if a number is not finite.
+            let sums = across(isa, sums, |a, b| isa.add(a, b));
+            let zero = self.format.default_zero() - D::SUBTRACTED[usize::from(self.format.bits == 8)];
+            for (i, block) in blocks.enumerate() {
+                let step = match (sums[i].is_nan(), inverse[i] > 0.0) {
+                    (true, _) => f32::NAN,
+                    (false, false) => 0.0,
+                    (false, true) => most[i] / 127.0,
+                };
+                *output.add(self.layout.scales + block) = step;
+                *output.add(self.layout.corrections + block) = -(sums[i] * step);
+                // Of NaN: 0.
+                *output.add(self.layout.starts + block).cast() = -(sums[i] as i32) * i32::from(zero);
+            }
+        }
+    }
+
+    /// Stores the integers of a vector's values, from inner index `k` on, which are in their low bytes.
+    ///
     /// # Safety
     /// `output` has room for the row.
     #[inline(always)]
-    unsafe fn store_bytes<D: ByteDot>(&self, dot: D, values: &Values, output: *mut u8, block: usize) {
-        let (isa, lanes) = (dot.vectors(), D::Vectors::LANES);
-        for i in (0..self.format.block).step_by(lanes) {
-            let k = block * self.format.block + i;
-            // SAFETY: the caller's contract. A vector's bytes are neighbours: their number divides a vector of the weight.
-            unsafe {
-                let values = isa.load(values.as_ptr().add(i));
-                if self.format.bits == 8 {
-                    dot.store_bytes(values, output.add(k));
-                } else {
-                    let place = output.add(k / 2 / (4 * lanes) * 8 * lanes + k / 2 % (4 * lanes));
-                    dot.store_bytes_apart(values, place, place.add(4 * lanes));
-                }
+    unsafe fn store_bytes<D: ByteDot>(&self, dot: D, values: <D::Vectors as Isa>::V, output: *mut u8, k: usize) {
+        let lanes = D::Vectors::LANES;
+        // SAFETY: the caller's contract. A vector's bytes are neighbours: their number divides a vector of the weight.
+        unsafe {
+            if let Some(words) = dot.parts().filter(|_| self.format.bits == 8 && !self.few) {
+                words.store_low(values, output.add(2 * k));
+            } else if self.format.bits == 8 {
+                dot.store_bytes(values, output.add(k));
+            } else {
+                let place = output.add(k / 2 / (4 * lanes) * 8 * lanes + k / 2 % (4 * lanes));
+                dot.store_bytes_apart(values, place, place.add(4 * lanes));
             }
         }
     }
 }
 
-/// Quantises the first `count` values: returns the scale and the sum of the integers, which are in the values' low bytes.
-///
-/// The scale is max |x| / 127: NaN if a value is not finite, and 0 if all are (nearly) 0.
+/// Of each vector, what `both` makes of its lanes.
 #[inline(always)]
-fn quantise<I: Isa>(isa: I, values: &mut Values, count: usize) -> (f32, i32) {
-    /// Added to an integer, gives a float whose low bits are the integer. The sum is rounded to nearest even.
-    const MAGIC: f32 = 12_582_912.0;
-    /// Below it, the reciprocal of the scale overflows.
-    const LEAST: f32 = 1e-36;
-    let zero = isa.splat(0.0);
-    let mut most = zero;
-    let start = values.as_mut_ptr();
-    // SAFETY: `count` is a block's length, a multiple of the vectors' length.
-    unsafe {
-        for i in (0..count).step_by(I::LANES) {
-            let x = isa.load(start.add(i));
-            most = isa.max(isa.max(x, isa.sub(zero, x)), most);
+fn across<I: Isa>(isa: I, mut vectors: [I::V; MAX_LANES], both: impl Fn(I::V, I::V) -> I::V) -> [f32; MAX_LANES] {
+    isa.transpose(&mut vectors);
+    let mut half = I::LANES / 2;
+    while half > 0 {
+        for i in 0..half {
+            vectors[i] = both(vectors[i], vectors[i + half]);
         }
-        let mut lanes = [0.0f32; MAX_LANES];
-        isa.store(lanes.as_mut_ptr(), most);
-        let mut half = MAX_LANES / 2;
-        // In halves, which are vectors, and not one after the other.
-        while half > 0 {
-            for i in 0..half {
-                lanes[i] = if lanes[i + half] > lanes[i] { lanes[i + half] } else { lanes[i] };
-            }
-            half /= 2;
-        }
-        let most = lanes[0];
-        let inverse = if most >= LEAST { 127.0 / most } else { 0.0 };
-        let mut sum = zero;
-        for i in (0..count).step_by(I::LANES) {
-            let integer = isa.add(isa.mul(isa.load(start.add(i)), isa.splat(inverse)), isa.splat(MAGIC));
-            isa.store(start.add(i), integer);
-            sum = isa.add(sum, isa.sub(integer, isa.splat(MAGIC)));
-        }
-        // Of integers, exact; NaN if a number is not finite.
-        let sum = isa.sum(sum);
-        match (sum.is_nan(), inverse > 0.0) {
-            (true, _) => (f32::NAN, 0),
-            (false, false) => (0.0, 0),
-            (false, true) => (most / 127.0, sum as i32),
-        }
+        half /= 2;
     }
+    let mut lanes = [0.0; MAX_LANES];
+    // SAFETY: the array holds a vector.
+    unsafe { isa.store(lanes.as_mut_ptr(), vectors[0]) }
+    lanes
 }

@@ -33,8 +33,8 @@ pub(crate) trait ByteDot: Copy + Send + Sync + 'static {
     type Vectors: Isa;
     /// A vector of words.
     type W: Copy;
-    /// What [`ByteDot::parts`] returns: [`Never`] without sums of 16 bits.
-    type Parts: PartSums<Self::W>;
+    /// What [`ByteDot::parts`] returns: [`Never`] without words of 16 bits.
+    type Parts: Words16<Self::W, <Self::Vectors as Isa>::V>;
     /// The name, for tests.
     #[cfg_attr(not(test), allow(dead_code))]
     const NAME: &'static str;
@@ -87,7 +87,7 @@ pub(crate) trait ByteDot: Copy + Send + Sync + 'static {
     fn dot4(self, sum: Self::W, w: Self::W, x: Self::W) -> Self::W;
     /// The same for weights from 0 to 255, less `SUBTRACTED[1]`.
     fn dot8(self, sum: Self::W, w: Self::W, x: Self::W) -> Self::W;
-    /// Sums of 16 bits, if they take fewer instructions than [`ByteDot::dot4`].
+    /// Words of 16 bits, if products of those take fewer instructions than [`ByteDot::dot4`] and [`ByteDot::dot8`].
     #[inline(always)]
     fn parts(self) -> Option<Self::Parts> {
         None
@@ -155,23 +155,42 @@ pub(crate) trait ByteDot: Copy + Send + Sync + 'static {
     }
 }
 
-/// Sums of products of 4-bit weights in words of 16 bits.
-pub(crate) trait PartSums<W>: Copy {
-    /// As [`ByteDot::dot4`], for a sum that begins with 0 and ends, after at most eight calls, in [`PartSums::add`].
+/// Words of 16 bits, two in one of 32, with sums of products of 4-bit weights, or with 8-bit weights and activations.
+pub(crate) trait Words16<W, V>: Copy {
+    /// As [`ByteDot::dot4`], for a sum that begins with 0 and ends, after at most eight calls, in [`Words16::add`].
     fn dot4(self, part: W, w: W, x: W) -> W;
     /// Adds the sums of 16 bits in `part` to those of 32 bits.
     fn add(self, sum: W, part: W) -> W;
+
+    /// The first two bytes of each word and the last two, each weight less `SUBTRACTED[1]`.
+    fn widen(self, words: W) -> [W; 2];
+    /// Adds to each word the sum of the products of its two integers.
+    fn dot2(self, sum: W, w: W, x: W) -> W;
+    /// Writes the low 16 bits of every lane.
+    ///
+    /// # Safety
+    /// `output` is valid for writing `2 * LANES` bytes.
+    unsafe fn store_low(self, x: V, output: *mut u8);
 }
 
 /// The token of what an instruction set lacks: there is none.
 #[derive(Clone, Copy)]
 pub(crate) enum Never {}
 
-impl<W> PartSums<W> for Never {
+impl<W, V> Words16<W, V> for Never {
     fn dot4(self, _: W, _: W, _: W) -> W {
         match self {}
     }
     fn add(self, _: W, _: W) -> W {
+        match self {}
+    }
+    fn widen(self, _: W) -> [W; 2] {
+        match self {}
+    }
+    fn dot2(self, _: W, _: W, _: W) -> W {
+        match self {}
+    }
+    unsafe fn store_low(self, _: V, _: *mut u8) {
         match self {}
     }
 }
@@ -237,6 +256,13 @@ macro_rules! engine {
             pub(crate) fn name(self) -> &'static str {
                 match self.dots {
                     $(#[$cfg] Dots::$token(_) => $module::$token::NAME,)*
+                }
+            }
+
+            /// Whether products of 8-bit weights with many rows are products of words of 16 bits.
+            pub(crate) fn widens_bytes(self) -> bool {
+                match self.dots {
+                    $(#[$cfg] Dots::$token(token) => token.parts().is_some(),)*
                 }
             }
 

@@ -3,7 +3,7 @@
 use super::activations::Converted;
 use super::isa::{ByteDot, DotJob, FLOAT_SUBTRACTED};
 use super::{Activations, Level, NBits, Row};
-use crate::isa::{Isa, MAX_LANES};
+use crate::isa::{Isa, MAX_LANES, array};
 use moh_operators::Element;
 use std::ops::Range;
 
@@ -60,7 +60,7 @@ impl<T: Element> Stream<'_, T> {
         let mut indices = [dot.zero(); MAX_LANES];
         for unit in 0..lanes {
             let block = |lane: usize| if words <= lanes { (unit * lanes + lane) / words } else { unit };
-            indices[unit] = dot.indices(&std::array::from_fn(|lane| block(lane) as u32));
+            indices[unit] = dot.indices(&array(|lane| block(lane) as u32));
         }
         let subtracted = if INT { D::SUBTRACTED } else { FLOAT_SUBTRACTED }[BITS / 8];
         let rest = f32::from(self.weight.format.default_zero() - subtracted);
@@ -112,7 +112,7 @@ impl<T: Element> Stream<'_, T> {
     ) {
         let (isa, lanes, format) = (dot.vectors(), D::Vectors::LANES, self.weight.format);
         let (row_bytes, block_bytes, blocks) = (format.row_bytes(), format.block_bytes(), format.blocks());
-        let input: [Converted; R] = std::array::from_fn(|r| self.x.row(rows[r].index as usize));
+        let input: [Converted; R] = array(|r| self.x.row(rows[r].index as usize));
         let mut sums = [[isa.splat(0.0); C]; R];
         // SAFETY: the constructor's contract: the weight has these columns and blocks, and the activations these rows, with
         // whole vectors of scales and corrections after the last block.
@@ -149,7 +149,7 @@ impl<T: Element> Stream<'_, T> {
                     let bytes = count * block_bytes;
                     let start = group * block_bytes;
                     let data = self.weight.data.as_ptr().wrapping_add(column * row_bytes + start);
-                    let values: [*const u8; R] = std::array::from_fn(|r| {
+                    let values: [*const u8; R] = array(|r| {
                         let of_vector = if INT { 4 * lanes * 8 / BITS } else { 4 * lanes * 32 / BITS };
                         input[r].values.cast::<u8>().add(start / (4 * lanes) * of_vector)
                     });
@@ -277,7 +277,7 @@ unsafe fn unit_of<D: ByteDot, const BITS: usize, const INT: bool, const R: usize
     // SAFETY: the caller's contract.
     unsafe {
         for vector in run {
-            let w: [D::W; C] = std::array::from_fn(|c| load(c, vector));
+            let w: [D::W; C] = array(|c| load(c, vector));
             match (INT, BITS) {
                 (true, 4) => {
                     for r in 0..R {

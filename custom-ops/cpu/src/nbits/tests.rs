@@ -402,6 +402,20 @@ fn dense_layers_with_bias() {
     });
 }
 
+/// The first panel's products begin the sums, with the bias; those of the others are added.
+#[test]
+fn inner_indices_of_several_panels() {
+    let mut random = Random(12);
+    for bits in [4, 8] {
+        for level in [Level::Float, Level::Int8] {
+            for (zero_points, n) in [(false, 21), (true, 33)] {
+                let shape = Shape { bits, block: 32, n, k: 4096 + 256, rows: FEW + 5, zero_points, level };
+                dense::<f32>(shape, 2, &mut random);
+            }
+        }
+    }
+}
+
 #[test]
 fn more_rows_than_are_converted_at_once() {
     for (bits, level) in [(4, Level::Float), (8, Level::Int8)] {

@@ -19,7 +19,7 @@ impl<'h> Worker<'h> {
     /// [`Error::OutOfMemory`].
     pub(crate) fn new(x: &Activations<'_>, host: &'h dyn Host) -> Result<Worker<'h>, Error> {
         let mut panel = panel::sections(x)?.allocate_unwritten(host)?;
-        if x.unit.is_none() {
+        if x.unit.is_none() && x.level == Level::Float {
             panel.clear();
         }
         Ok(Worker { panel })
@@ -47,8 +47,9 @@ impl<'h> Worker<'h> {
         if rows.is_empty() || columns.is_empty() {
             return 0;
         }
-        // Products of all inner indices are written at once.
-        let is_written = x.unit.is_some() && matches!(x.used, Used::Segments(None)) && weight.format.k > 0;
+        // The first products of rows that use all inner indices are written, not added.
+        let at_once = x.unit.is_some() || x.level == Level::Int8;
+        let is_written = at_once && matches!(x.used, Used::Segments(None)) && weight.format.k > 0;
         let start = match start {
             Start::New(bias) if !is_written => {
                 for row in rows {
@@ -82,6 +83,7 @@ impl<'h> Worker<'h> {
                 rows,
                 columns,
                 segments: segments.as_deref(),
+                start,
                 panel: &self.panel,
             }),
             (Used::Segments(segments), Level::Float) => x.engine.run(panel::Floats {

@@ -1,6 +1,6 @@
 //! x86-64 with AVX2: 8 words. [`words_of_256_bits`] is shared with its VNNI.
 
-use super::{ByteDot, DotJob, PartSums};
+use super::{ByteDot, DotJob, Words16};
 use crate::isa::avx2::Avx2;
 use crate::isa::{Isa, MAX_LANES};
 use std::arch::x86_64::*;
@@ -129,6 +129,29 @@ macro_rules! words_of_256_bits {
             }
 
             #[inline(always)]
+            unsafe fn store_bytes(self, x: __m256, output: *mut u8) {
+                // SAFETY: the caller's contract, and `self`.
+                unsafe {
+                    let low = _mm256_set1_epi32(i32::from_le_bytes([0, 4, 8, 12]));
+                    let bytes = _mm256_shuffle_epi8(_mm256_castps_si256(x), low);
+                    let both = (_mm256_castsi256_si128(bytes), _mm256_extracti128_si256::<1>(bytes));
+                    _mm_storel_epi64(output.cast(), _mm_unpacklo_epi32(both.0, both.1));
+                }
+            }
+            #[inline(always)]
+            unsafe fn store_bytes_apart(self, x: __m256, even: *mut u8, odd: *mut u8) {
+                // SAFETY: the caller's contract, and `self`.
+                unsafe {
+                    let low = _mm256_set1_epi32(i32::from_le_bytes([0, 8, 4, 12]));
+                    let bytes = _mm256_shuffle_epi8(_mm256_castps_si256(x), low);
+                    let both = (_mm256_castsi256_si128(bytes), _mm256_extracti128_si256::<1>(bytes));
+                    let apart = _mm_unpacklo_epi16(both.0, both.1);
+                    even.cast::<i32>().write_unaligned(_mm_cvtsi128_si32(apart));
+                    odd.cast::<i32>().write_unaligned(_mm_extract_epi32::<1>(apart));
+                }
+            }
+
+            #[inline(always)]
             fn indices(self, lanes: &[u32; MAX_LANES]) -> __m256i {
                 // SAFETY: the array holds a vector; `self`.
                 unsafe { _mm256_loadu_si256(lanes.as_ptr().cast()) }
@@ -185,7 +208,7 @@ words_of_256_bits!(
     }
 );
 
-impl PartSums<__m256i> for Avx2Dot {
+impl Words16<__m256i, __m256> for Avx2Dot {
     #[inline(always)]
     fn dot4(self, part: __m256i, w: __m256i, x: __m256i) -> __m256i {
         // Words of 16 bits, at most 8 * 2 * 15 * 127 = 30480.
@@ -194,5 +217,32 @@ impl PartSums<__m256i> for Avx2Dot {
     #[inline(always)]
     fn add(self, sum: __m256i, part: __m256i) -> __m256i {
         simd!(_mm256_add_epi32(sum, _mm256_madd_epi16(part, _mm256_set1_epi16(1))))
+    }
+
+    #[inline(always)]
+    fn widen(self, words: __m256i) -> [__m256i; 2] {
+        simd!({
+            let signed = _mm256_xor_si256(words, _mm256_set1_epi8(-128));
+            // Each byte as the upper half of 16 bits, which are then shifted down.
+            let first = _mm_setr_epi8(-1, 0, -1, 1, -1, 4, -1, 5, -1, 8, -1, 9, -1, 12, -1, 13);
+            let last = _mm_setr_epi8(-1, 2, -1, 3, -1, 6, -1, 7, -1, 10, -1, 11, -1, 14, -1, 15);
+            let first = _mm256_shuffle_epi8(signed, _mm256_broadcastsi128_si256(first));
+            let last = _mm256_shuffle_epi8(signed, _mm256_broadcastsi128_si256(last));
+            [_mm256_srai_epi16::<8>(first), _mm256_srai_epi16::<8>(last)]
+        })
+    }
+    #[inline(always)]
+    fn dot2(self, sum: __m256i, w: __m256i, x: __m256i) -> __m256i {
+        simd!(_mm256_add_epi32(sum, _mm256_madd_epi16(w, x)))
+    }
+    #[inline(always)]
+    unsafe fn store_low(self, x: __m256, output: *mut u8) {
+        // SAFETY: the caller's contract, and `self`.
+        unsafe {
+            let low = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, -1, -1, -1, -1, -1, -1, -1, -1);
+            let words = _mm256_shuffle_epi8(_mm256_castps_si256(x), _mm256_broadcastsi128_si256(low));
+            let both = (_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
+            _mm_storeu_si128(output.cast(), _mm_unpacklo_epi64(both.0, both.1));
+        }
     }
 }

@@ -1,11 +1,11 @@
 //! Products of 8-bit activations with unpacked weights of 8 bits.
 
 use super::products;
-use crate::isa::{Isa, MAX_LANES};
+use crate::isa::{Isa, MAX_LANES, array};
 use crate::memory::{Sections, Uncleared};
 use crate::nbits::activations::Segment;
-use crate::nbits::isa::{ByteDot, DotJob, PartSums};
-use crate::nbits::{Activations, NBits, Row};
+use crate::nbits::isa::{ByteDot, DotJob, Words16};
+use crate::nbits::{Activations, NBits, Row, Start};
 use moh_operators::{Element, Error};
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ pub(super) struct Layout {
     scales: usize,
     /// Scales times what the products have not subtracted from the weights.
     zeros: usize,
-    /// Words, in order: for weights of 4 bits, first the low halves of a word's bytes, then the high ones.
+    /// Words, in order: for weights of 4 bits, first the low halves of a word's bytes, then the high ones. Widened bytes are two words.
     words: usize,
 }
 
@@ -31,7 +31,8 @@ impl Layout {
         let blocks = DEPTH / x.format.block;
         let scales = sections.add(blocks, COLUMNS)?;
         let zeros = sections.add(blocks, COLUMNS)?;
-        let words = sections.add(DEPTH / 4, COLUMNS)?;
+        let widened = x.format.bits == 8 && x.engine.widens_bytes();
+        let words = sections.add(DEPTH / if widened { 2 } else { 4 }, COLUMNS)?;
         Ok(Layout { scales, zeros, words })
     }
 }
@@ -45,6 +46,8 @@ pub(in crate::nbits) struct Bytes<'a, T> {
     pub(in crate::nbits) rows: &'a [Row],
     pub(in crate::nbits) columns: Range<usize>,
     pub(in crate::nbits) segments: Option<&'a [Segment]>,
+    /// What the sums begin with: their own numbers, unless all rows use all blocks.
+    pub(in crate::nbits) start: Start<'a>,
     pub(in crate::nbits) panel: &'a Uncleared<'a>,
 }
 
@@ -89,13 +92,21 @@ impl<T: Element> DotJob for Bytes<'_, T> {
 
     #[inline(always)]
     fn run<D: ByteDot>(self, dot: D) -> u64 {
-        match (self.weight.format.bits, D::Vectors::REGISTERS >= 32) {
-            (4, true) => self.all::<D, 2, 6, 2>(dot),
-            (_, true) => self.all::<D, 1, 6, 2>(dot),
-            (4, false) => self.all::<D, 2, 4, 2>(dot),
-            (_, false) => self.all::<D, 1, 4, 1>(dot),
+        match (self.weight.format.bits, D::Vectors::REGISTERS >= 32, dot.parts().is_some()) {
+            (8, true, _) => self.all::<D, 1, 6, 2>(dot),
+            // A product before it is added needs a register.
+            (8, false, true) => self.all::<D, 1, 4, 2>(dot),
+            (8, false, false) => self.all::<D, 1, 6, 2>(dot),
+            (_, false, true) => self.all::<D, 2, 4, 2>(dot),
+            _ => self.all::<D, 2, 6, 2>(dot),
         }
     }
+}
+
+/// Words that a panel has for each word of a weight with `H` values in each byte.
+#[inline(always)]
+fn words_of<D: ByteDot, const H: usize>(dot: D) -> usize {
+    if H == 1 && dot.parts().is_none() { 1 } else { 2 }
 }
 
 impl<T: Element> Bytes<'_, T> {
@@ -181,13 +192,16 @@ impl<T: Element> Bytes<'_, T> {
                     }
                     isa.transpose(&mut words);
                     for word in 0..lanes {
-                        let output = panel.words.add((((at - start) / 4 + word) * H * C + c) * lanes);
                         let words = dot.as_words(words[word]);
-                        if H == 1 {
-                            isa.store(output, dot.as_floats(words));
-                        } else {
-                            isa.store(output, dot.as_floats(dot.low(words)));
-                            isa.store(output.add(C * lanes), dot.as_floats(dot.high(words)));
+                        let parts = match dot.parts().filter(|_| H == 1) {
+                            Some(words16) => words16.widen(words),
+                            None if H == 1 => [words; 2],
+                            None => [dot.low(words), dot.high(words)],
+                        };
+                        let in_word = words_of::<D, H>(dot);
+                        let output = panel.words.add((((at - start) / 4 + word) * in_word * C + c) * lanes);
+                        for (i, part) in parts.into_iter().enumerate().take(in_word) {
+                            isa.store(output.add(i * C * lanes), dot.as_floats(part));
                         }
                     }
                 }
@@ -249,13 +263,14 @@ impl<T: Element> Bytes<'_, T> {
         picked: &[u32],
     ) {
         let (isa, lanes) = (dot.vectors(), D::Vectors::LANES);
-        let row: [Row; R] = std::array::from_fn(|r| self.rows[picked[r] as usize]);
-        let x: [*const f32; R] = std::array::from_fn(|r| self.x.row(row[r].index as usize).values);
+        let row: [Row; R] = array(|r| self.rows[picked[r] as usize]);
+        let x: [*const f32; R] = array(|r| self.x.row(row[r].index as usize).values);
         let layout = self.x.layout;
         let words = self.weight.format.block_bytes() / 4;
         // SAFETY: the caller's contract.
         unsafe {
-            let mut sums = [[isa.splat(0.0); C]; R];
+            let zero = isa.splat(0.0);
+            let mut sums = [[zero; C]; R];
             for block in blocks.clone() {
                 let mut products = [[dot.zero(); C]; R];
                 if !Z {
@@ -264,42 +279,45 @@ impl<T: Element> Bytes<'_, T> {
                     }
                 }
                 let in_panel = block - panel.blocks.start;
-                let mut w = panel.words.cast_const().add(in_panel * words * H * C * lanes).cast::<u8>();
+                let in_word = words_of::<D, H>(dot);
+                let mut w = panel.words.cast_const().add(in_panel * words * in_word * C * lanes).cast::<u8>();
                 let (mut word, end) = (block * words, (block + 1) * words);
                 if H == 2
                     && let Some(sums) = dot.parts()
                 {
                     while end - word >= 4 {
                         let place = (word / lanes * H * lanes + word % lanes) * 4;
-                        let input: [*const u8; R] = std::array::from_fn(|r| x[r].cast::<u8>().add(place));
+                        let input: [*const u8; R] = array(|r| x[r].cast::<u8>().add(place));
                         self.four_words(dot, sums, w, input, &mut products);
                         w = w.add(4 * H * C * 4 * lanes);
                         word += 4;
                     }
+                }
+                // Not in fours: the compiler would add up four products first, for which there are no registers.
+                if H == 1
+                    && let Some(words16) = dot.parts()
+                {
+                    for place in 2 * word..2 * end {
+                        step(dot, w, &x, place, &mut products, |sum, w, x| words16.dot2(sum, w, x));
+                        w = w.add(4 * lanes * C);
+                    }
+                    word = end;
                 }
                 // Words of a block come in fours, or in twos with two values in each byte, inside a vector of the weight.
                 while word < end {
                     let first = word / lanes * H * lanes + word % lanes;
                     for place in first..first + 4 / H {
                         for h in 0..H {
-                            let mut weights = [dot.zero(); C];
-                            for c in 0..C {
-                                weights[c] = dot.load(w.add(4 * lanes * c));
-                            }
+                            let product = |sum, w, x| if H == 1 { dot.dot8(sum, w, x) } else { dot.dot4(sum, w, x) };
+                            step(dot, w, &x, place + h * lanes, &mut products, product);
                             w = w.add(4 * lanes * C);
-                            for r in 0..R {
-                                let values = dot.broadcast(x[r].add(place + h * lanes).cast());
-                                for c in 0..C {
-                                    products[r][c] = match H {
-                                        1 => dot.dot8(products[r][c], weights[c], values),
-                                        _ => dot.dot4(products[r][c], weights[c], values),
-                                    };
-                                }
-                            }
                         }
                     }
                     word += 4 / H;
                 }
+                // With few registers the products need all of them, and the sums are in memory. Left alone, the compiler copies them there
+                // and back twice.
+                let sums = if D::Vectors::REGISTERS >= 32 { &mut sums } else { std::hint::black_box(&mut sums) };
                 let place = in_panel * C * lanes;
                 let mut scales = [isa.splat(0.0); C];
                 for c in 0..C {
@@ -320,13 +338,19 @@ impl<T: Element> Bytes<'_, T> {
             let column = panel.columns.start - self.columns.start;
             for c in 0..C {
                 let n = panel.columns.len().saturating_sub(c * lanes).min(lanes);
+                if n == 0 {
+                    break;
+                }
                 for r in 0..R {
-                    let output = row[r].output.wrapping_add(column + c * lanes);
-                    if n == lanes {
-                        isa.store(output, isa.add(isa.load(output), sums[r][c]));
-                    } else if n > 0 {
-                        isa.narrow_part(output, isa.add(isa.widen_part(output, n), sums[r][c]), n);
-                    }
+                    let output = row[r].output.add(column + c * lanes);
+                    let before = match self.start {
+                        Start::New(bias) if blocks.start == 0 => match bias {
+                            Some(bias) => isa.widen_part(bias.as_ptr().add(column + c * lanes), n),
+                            None => zero,
+                        },
+                        _ => isa.widen_part(output, n),
+                    };
+                    isa.narrow_part(output, isa.add(before, sums[r][c]), n);
                 }
             }
         }
@@ -350,7 +374,7 @@ impl<T: Element> Bytes<'_, T> {
         // SAFETY: the caller's contract.
         unsafe {
             for i in 0..8 {
-                let weights: [D::W; C] = std::array::from_fn(|c| dot.load(w.add((i * C + c) * bytes)));
+                let weights: [D::W; C] = array(|c| dot.load(w.add((i * C + c) * bytes)));
                 for r in 0..R {
                     let values = dot.broadcast(input[r].add(i % 2 * bytes + i / 2 * 4));
                     for c in 0..C {
@@ -362,6 +386,31 @@ impl<T: Element> Bytes<'_, T> {
         for r in 0..R {
             for c in 0..C {
                 products[r][c] = sums.add(products[r][c], parts[r][c]);
+            }
+        }
+    }
+}
+
+/// Adds the products of a word in each of `C` vectors' columns with word `place` of each row.
+///
+/// # Safety
+/// `w` is valid for reading `C` vectors, and `x` for reading these words.
+#[inline(always)]
+unsafe fn step<D: ByteDot, const R: usize, const C: usize>(
+    dot: D,
+    w: *const u8,
+    x: &[*const f32; R],
+    place: usize,
+    sums: &mut [[D::W; C]; R],
+    product: impl Fn(D::W, D::W, D::W) -> D::W,
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let weights: [D::W; C] = array(|c| dot.load(w.add(4 * D::Vectors::LANES * c)));
+        for r in 0..R {
+            let values = dot.broadcast(x[r].add(place).cast());
+            for c in 0..C {
+                sums[r][c] = product(sums[r][c], weights[c], values);
             }
         }
     }
