@@ -72,6 +72,13 @@ CALLS = [
     ("40 tokens", "Linear", {}, [QUERY, half(WIDTH, WIDTH)], QUERY),
     ("40 tokens", "LinearActivation", {"activation": 2}, [QUERY, half(WIDTH, WIDTH)], QUERY),
     ("40 tokens", "LayerNorm", {"epsilon": 1e-5}, [QUERY, half(WIDTH)], QUERY),
+    (
+        "5 x 8 pixels",
+        "DepthwiseConv",
+        {"channels": WIDTH, "activation": 1},
+        [half(1, 5, 8, WIDTH), half(WIDTH, 1, 3, 3)],
+        half(1, 5, 8, WIDTH),
+    ),
     ("40 tokens", "CacheUpdate", {}, [LONG_CACHE, QUERY, ("i64", (1, 900)), ("i64", (1,))], LONG_CACHE),
     ("one query", "RoutedCachedAttention", CACHED, [TOKEN, LONG_CACHE, LONG_CACHE, TOKEN_GATES, *STARTS], TOKEN),
     ("40 queries", "RoutedCachedAttention", CACHED, [QUERY, LONG_CACHE, LONG_CACHE, GATES, *STARTS], QUERY),

@@ -340,7 +340,7 @@ stage_A() {
     tests attention-hopper 120 -- "${attention[@]}"
     tests products-widths 60 -- head_linear::widths_of_tiles
     tests products-tiles 60 -- head_linear::large_tiles
-    tests norms 60 -- layer_norm::
+    tests norms 60 -- layer_norm:: depthwise_conv::
     tests dense 60 MOH_CUDA_CUBLASLT=0 -- linear:: "${dense[@]}"
     part dense-cublaslt 60 "$root/ci/gpu.sh" --run with_cublaslt linear:: "${dense[@]}"
     tests caches 120 -- "${caches[@]}"

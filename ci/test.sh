@@ -78,6 +78,9 @@ models+=(target/ci-models/default/model.onnx)
 # Dense layers as operators of ours: a body with numbers in the place of gates, and one with a string for its GELU.
 target/release/moh-export examples/checkpoints/digits-moh-dit -o target/ci-models/layers/model.onnx --for ort-cpu --opset 20 --ir-version 9 --force --quiet
 models+=(target/ci-models/layers/model.onnx)
+# Depthwise convolutions, too.
+target/release/moh-export examples/checkpoints/digits-moh-vit -o target/ci-models/images/model.onnx --for ort-cpu --opset 20 --ir-version 9 --force --quiet
+models+=(target/ci-models/images/model.onnx)
 # The weights in the checkpoint's own file; and quantised, with the cache in place.
 text=examples/checkpoints/shakespeare-moh-llama
 for options in "linked --weights link" "quantised --quantize int4 --form moh --keep *.down_proj --cache in-place"; do

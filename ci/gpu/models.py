@@ -100,7 +100,7 @@ def kernels_of(path, library, providers, feeds, work):
     profile = made.end_profiling()
     events = [event.get("args", {}) for event in json.load(open(profile))]
     os.remove(profile)
-    ours = ("Routed", "TopKRouter", "CacheUpdate", "Linear", "LayerNorm")
+    ours = ("Routed", "TopKRouter", "CacheUpdate", "Linear", "LayerNorm", "DepthwiseConv")
     found = {(a["op_name"], a["provider"].removesuffix("ExecutionProvider")) for a in events if a.get("op_name", "").startswith(ours) and a["op_name"] != "LayerNormalization"}
     return ", ".join(sorted(f"{op} on {provider}" for op, provider in found)) or "none"
 

@@ -59,6 +59,7 @@ impl Chosen {
             ("--cache", options.cache.is_some_and(|cache| cache != row.cache)),
             ("--dense-layers", options.passes.dense.style.is_some_and(|style| style != row.dense)),
             ("--norms", options.passes.norms.style.is_some_and(|style| style != row.norms)),
+            ("--convolutions", options.passes.convolutions.style.is_some_and(|style| style != row.convolutions)),
             ("--head-layers", options.passes.heads.style.is_some_and(|style| style != row.heads)),
             ("--form", quantization.as_ref().is_some_and(|how| how.form != form)),
             ("--activations", quantization.as_ref().is_some_and(|how| how.activations != row.activations)),

@@ -61,6 +61,7 @@ passes! {
     gates::ShowGates,
     dense::DenseLayers,
     norms::Norms,
+    convolutions::Convolutions,
     bodies::WriteBodies,
     gemm::FlattenProducts,
     fold::FoldShapes,
@@ -87,6 +88,7 @@ impl Options {
         self.dense.standard |= as_stored || portable;
         if portable {
             self.norms.style = Some(DenseStyle::Onnx);
+            self.convolutions.style = Some(DenseStyle::Onnx);
         }
     }
 }

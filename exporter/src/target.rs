@@ -3,7 +3,7 @@
 use crate::cache::Cache;
 use crate::error::Error;
 use crate::graph::ElementType;
-use crate::passes::{self, DenseLayers, HeadLayers, Norms};
+use crate::passes::{self, Convolutions, DenseLayers, HeadLayers, Norms};
 use crate::place::Layout;
 use crate::quantize::{Activations, Form};
 use crate::{AttentionType, DEFAULT_OPSET, DenseStyle, HeadStyle, Options};
@@ -47,6 +47,8 @@ pub struct Row {
     pub dense: DenseStyle,
     /// How layer normalisation is written.
     pub norms: DenseStyle,
+    /// How depthwise convolutions are written.
+    pub convolutions: DenseStyle,
     /// How projections into heads and out of them are written.
     pub heads: HeadStyle,
     /// How quantised dense layers are written where no library is given: see [`Target::form`].
@@ -71,6 +73,7 @@ pub const TARGETS: [Row; 5] = [
         cache: Cache::InPlace,
         dense: DenseStyle::Moh,
         norms: DenseStyle::Moh,
+        convolutions: DenseStyle::Moh,
         heads: HeadStyle::Routed,
         form: Form::Moh,
         activations: Activations::Int8,
@@ -87,6 +90,7 @@ pub const TARGETS: [Row; 5] = [
         cache: Cache::InPlace,
         dense: DenseStyle::Moh,
         norms: DenseStyle::Moh,
+        convolutions: DenseStyle::Onnx,
         heads: HeadStyle::Dense,
         form: Form::Nbits,
         activations: Activations::Float,
@@ -103,6 +107,7 @@ pub const TARGETS: [Row; 5] = [
         cache: Cache::InPlace,
         dense: DenseStyle::Onnx,
         norms: DenseStyle::Moh,
+        convolutions: DenseStyle::Onnx,
         heads: HeadStyle::Routed,
         form: Form::Moh,
         activations: Activations::Int8,
@@ -119,6 +124,7 @@ pub const TARGETS: [Row; 5] = [
         cache: Cache::Concat,
         dense: DenseStyle::Onnx,
         norms: DenseStyle::Onnx,
+        convolutions: DenseStyle::Onnx,
         heads: HeadStyle::Routed,
         form: Form::Nbits,
         activations: Activations::Float,
@@ -135,6 +141,7 @@ pub const TARGETS: [Row; 5] = [
         cache: Cache::InPlace,
         dense: DenseStyle::Onnx,
         norms: DenseStyle::Onnx,
+        convolutions: DenseStyle::Onnx,
         heads: HeadStyle::Routed,
         form: Form::Nbits,
         activations: Activations::Int8,
@@ -165,6 +172,7 @@ impl Target {
             passes: passes::Options {
                 dense: DenseLayers { style: Some(row.dense), standard: false },
                 norms: Norms { style: Some(row.norms) },
+                convolutions: Convolutions { style: Some(row.convolutions) },
                 heads: HeadLayers { style: Some(row.heads) },
                 ..Default::default()
             },
@@ -179,15 +187,15 @@ impl Target {
             let (form, activations) = (row.form.name(), row.activations.name());
             let cache = if row.cache == Cache::InPlace { "`in-place`" } else { "`concat`" };
             let style = |style| if style == DenseStyle::Moh { "`moh`" } else { "`onnx`" };
-            let (dense, norms) = (style(row.dense), style(row.norms));
+            let (dense, norms, convolutions) = (style(row.dense), style(row.norms), style(row.convolutions));
             let heads = if row.heads == HeadStyle::Dense { "`dense`" } else { "`routed`" };
             let Row { name, what, dtype, opset, .. } = row;
             format!(
-                "| `{name}` | {what} | {dtype} | {opset} | {layout} | {cache} | {dense} | {norms} | {heads} | `{form}` | `{activations}` |\n"
+                "| `{name}` | {what} | {dtype} | {opset} | {layout} | {cache} | {dense} | {norms} | {convolutions} | {heads} | `{form}` | `{activations}` |\n"
             )
         };
-        let head = "| `--for` | | `--dtype` | `--opset` | `--layout` | `--cache` | `--dense-layers` | `--norms` | `--head-layers` | `--form` | `--activations` |\n\
-             |---|---|---|---|---|---|---|---|---|---|---|\n";
+        let head = "| `--for` | | `--dtype` | `--opset` | `--layout` | `--cache` | `--dense-layers` | `--norms` | `--convolutions` | `--head-layers` | `--form` | `--activations` |\n\
+             |---|---|---|---|---|---|---|---|---|---|---|---|\n";
         head.to_owned() + &TARGETS.iter().map(line).collect::<String>()
     }
 

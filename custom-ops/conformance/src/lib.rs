@@ -11,6 +11,7 @@ pub mod aggregated_attention;
 pub mod cache;
 mod call;
 mod data;
+pub mod depthwise_conv;
 mod examples;
 pub mod head_linear;
 pub mod layer_norm;

@@ -193,6 +193,17 @@ struct LayerNormParams {
     float epsilon;
 };
 
+// depthwise_conv.cu. T (images, height, width, channels) unless noted; the bias may be absent.
+struct DepthwiseConvParams {
+    const void* x;
+    const void* weight; // (channels, 1, rows, columns)
+    const void* bias;   // (channels)
+    void* output;
+    int32_t images, height, width, channels;
+    int32_t rows, columns;
+    int32_t activation; // -1: none
+};
+
 // linear_sm90.cu, combine_sm90.cu and expert_products_sm90.cu.
 struct LinearSm90Params {
     TensorMap x_map;      // (tokens, row of x), boxes of tile_rows x 64, with shares_x of half of the rows

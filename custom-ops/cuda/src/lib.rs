@@ -49,6 +49,7 @@ operators! {
     linear::Linear,
     linear_activation::LinearActivation,
     layer_norm::LayerNorm,
+    depthwise_conv::DepthwiseConv,
     linear_nbits::LinearNBits,
     cache_update::CacheUpdate,
     routed_cached_attention::RoutedCachedAttention,

@@ -248,6 +248,26 @@ pub struct LayerNormParams {
 // SAFETY: as above.
 unsafe impl Params for LayerNormParams {}
 
+/// `DepthwiseConvParams`, for `depthwise_conv.cu`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct DepthwiseConvParams {
+    pub x: RawPtr,
+    pub weight: RawPtr,
+    pub bias: RawPtr,
+    pub output: RawPtr,
+    pub images: i32,
+    pub height: i32,
+    pub width: i32,
+    pub channels: i32,
+    pub rows: i32,
+    pub columns: i32,
+    pub activation: i32,
+}
+// SAFETY: as above.
+unsafe impl Params for DepthwiseConvParams {}
+
 /// `LinearSm90Params`, for `linear_sm90.cu`, `combine_sm90.cu` and `expert_products_sm90.cu`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]

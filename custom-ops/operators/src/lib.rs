@@ -60,6 +60,7 @@ operators! {
     linear::Linear,
     linear_activation::LinearActivation,
     layer_norm::LayerNorm,
+    depthwise_conv::DepthwiseConv,
     cache_update::CacheUpdate,
     routed_cached_attention::RoutedCachedAttention,
 }

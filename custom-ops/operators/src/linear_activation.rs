@@ -4,7 +4,7 @@ use crate::attributes::attributes;
 use crate::error::Error;
 use crate::inputs::{ElementType, List, Operand, Reader, inputs};
 use crate::linear::{self, Product, products};
-use crate::operator::{Body, BodyValue, Builder, Definition, Example, Part, Variant};
+use crate::operator::{Body, Builder, Definition, Example, Part, Variant};
 use crate::routed_mlp::Activation;
 use crate::shape::{OutputDim, PartialShape};
 use crate::tensor::Tensor;
@@ -105,15 +105,8 @@ impl Definition for LinearActivation {
         if variant.optional_inputs > 0 {
             h = b.node("Add", &[&h, "bias"], "sum");
         }
-        match Activation::ALL.iter().find(|&&activation| activation as i64 == variant.kind) {
-            Some(Activation::Gelu) => b.node("Gelu", &[&h], "output"),
-            Some(Activation::GeluTanh) => b.with("Gelu", &[&h], "output", &[("approximate", BodyValue::Text("tanh"))]),
-            Some(Activation::Silu | Activation::SwiGlu) => {
-                let gate = b.node("Sigmoid", &[&h], "sigmoid");
-                b.node("Mul", &[&h, &gate], "output")
-            }
-            Some(Activation::Relu) | None => b.node("Relu", &[&h], "output"),
-        };
+        let function = Activation::ALL.iter().find(|&&activation| activation as i64 == variant.kind);
+        b.activation(function.copied().unwrap_or(Activation::Relu), &h, Self::OUTPUT.name);
         b.finish()
     }
 

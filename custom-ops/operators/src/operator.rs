@@ -26,7 +26,7 @@ pub enum Part {
     Router,
     /// Feed-forward layers.
     Mlp,
-    /// Dense layers of any part: a node's name says which.
+    /// Dense layers and convolutions of any part: a node's name says which.
     Dense,
     /// Normalisation.
     Norms,

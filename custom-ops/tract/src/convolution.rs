@@ -8,14 +8,14 @@ use tract_onnx::tract_hir::internal::*;
 
 /// A depthwise convolution, channels last, of (batch, height, width, channels); the batch size may be symbolic.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct DepthwiseConv {
+pub(crate) struct DepthwiseLayer {
     layer: Depthwise,
     /// Zero-padding below and right of the image.
     after: [usize; 2],
 }
 
 // Not reflexive if a weight is NaN; tract then treats equal convolutions as different.
-impl Eq for DepthwiseConv {}
+impl Eq for DepthwiseLayer {}
 
 /// Replaces tract's depthwise convolutions, whose fast kernel requires fully known shapes.
 pub(crate) fn convolution(
@@ -52,11 +52,12 @@ pub(crate) fn convolution(
         pads: before,
         weight: (0..taps * channels).map(|i| weight[i % channels * taps + i / channels]).collect(),
         bias: (0..channels).map(|channel| bias[channel % bias.len()]).collect(),
+        activation: None,
     };
-    TypedModelPatch::replace_single_op(model, node, &node.inputs[..1], DepthwiseConv { layer, after }).map(Some)
+    TypedModelPatch::replace_single_op(model, node, &node.inputs[..1], DepthwiseLayer { layer, after }).map(Some)
 }
 
-impl DepthwiseConv {
+impl DepthwiseLayer {
     /// Output length along `axis` (height or width) for an input of length `input`.
     fn length<D: DimLike>(&self, axis: usize, input: &D) -> TractResult<D> {
         let reach = (self.layer.kernel[axis] - 1) * self.layer.dilations[axis] + 1;
@@ -65,9 +66,9 @@ impl DepthwiseConv {
     }
 }
 
-impl Op for DepthwiseConv {
+impl Op for DepthwiseLayer {
     fn name(&self) -> StaticName {
-        "DepthwiseConv".into()
+        "Depthwise".into()
     }
 
     fn info(&self) -> TractResult<Vec<String>> {
@@ -85,11 +86,11 @@ impl Op for DepthwiseConv {
     op_as_typed_op!();
 }
 
-impl TypedOp for DepthwiseConv {
+impl TypedOp for DepthwiseLayer {
     fn output_facts(&self, inputs: &[&TypedFact]) -> TractResult<TVec<TypedFact>> {
-        let &[x] = inputs else { bail!("DepthwiseConv: expected 1 input, found {}", inputs.len()) };
+        let &[x] = inputs else { bail!("Depthwise: expected 1 input, found {}", inputs.len()) };
         let [batch, height, width, channels] = x.shape.dims() else {
-            bail!("DepthwiseConv: expected (batch, height, width, channels), found {x:?}")
+            bail!("Depthwise: expected (batch, height, width, channels), found {x:?}")
         };
         let shape = [batch.clone(), self.length(0, height)?, self.length(1, width)?, channels.clone()];
         Ok(tvec!(x.datum_type.fact(shape)))
@@ -98,13 +99,13 @@ impl TypedOp for DepthwiseConv {
     as_op!();
 }
 
-impl EvalOp for DepthwiseConv {
+impl EvalOp for DepthwiseLayer {
     op_out_of_plan!();
 
     fn eval(&self, _: &EvalContext, inputs: TVec<TValue>) -> TractResult<TVec<TValue>> {
         let x = args_1!(inputs);
         let &[batch, height, width, channels] = x.shape() else {
-            bail!("DepthwiseConv: expected (batch, height, width, channels), found {x:?}")
+            bail!("Depthwise: expected (batch, height, width, channels), found {x:?}")
         };
         let size = [self.length(0, &height)?, self.length(1, &width)?];
         let (image, shape) = ([batch, height, width], [batch, size[0], size[1], channels]);

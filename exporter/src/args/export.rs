@@ -44,7 +44,7 @@ pub(super) struct ExportArgs {
     #[arg(long, value_enum)]
     part: Option<ExportedPart>,
 
-    /// Where the model is to run: chooses --dtype, --opset, --layout, --dense-layers, --head-layers, and how --quantize writes weights, where they are not given.
+    /// Where the model is to run: chooses --dtype, --opset, --layout, --dense-layers, --norms, --convolutions, --head-layers, and how --quantize writes weights, where they are not given.
     #[arg(long = "for", value_enum, value_name = "TARGET")]
     target: Option<Target>,
     /// How a language model's key-value cache grows: `in-place` copies nothing where past and present share memory, as in moh-run
@@ -185,6 +185,10 @@ impl ExportArgs {
             passes: passes::Options {
                 dense: if args.passes.dense.style.is_some() { args.passes.dense } else { base.passes.dense },
                 norms: if args.passes.norms.style.is_some() { args.passes.norms } else { base.passes.norms },
+                convolutions: match args.passes.convolutions.style {
+                    Some(_) => args.passes.convolutions,
+                    None => base.passes.convolutions,
+                },
                 heads: if args.passes.heads.style.is_some() { args.passes.heads } else { base.passes.heads },
                 ..args.passes
             },

@@ -10,7 +10,7 @@ use moh_operators::routed_mlp::Activation;
 use moh_operators::{DOMAIN, Definition, Linear, LinearActivation, linear};
 use std::collections::BTreeMap;
 
-/// How dense layers, or norms, are written.
+/// How dense layers, norms or convolutions are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum DenseStyle {
     /// As ONNX's own operators.
@@ -125,7 +125,9 @@ impl Search {
         }
         // A body is of one activation function: that of the layers of many rows.
         let has_many_rows = graph.value(&layer.inputs[0]).is_some_and(|x| x.dims.len() >= 3);
-        if let Some((activation, parts)) = self.activation(graph, &layer).filter(|_| has_many_rows) {
+        if let Some((activation, parts)) =
+            activation(graph, &self.readers, layer.output(graph)).filter(|_| has_many_rows)
+        {
             layer.activation = Some(activation);
             layer.parts.extend(parts);
             return layer;
@@ -156,32 +158,31 @@ impl Search {
         let [a, b] = &node.inputs[..] else { return None };
         (!self.taken[reader]).then_some((reader, if a == output { b } else { a }))
     }
+}
 
-    /// The activation function that the layer's output goes through, and its nodes.
-    fn activation(&self, graph: &Graph, layer: &Layer) -> Option<(Activation, Vec<usize>)> {
-        let output = layer.output(graph);
-        let node = |i: usize| graph.nodes.get(i).filter(|node| node.domain.is_empty());
-        match self.readers.get(output)?[..] {
-            [Some(i)] => {
-                let node = node(i)?;
-                let is_tanh = node.attributes.contains(&("approximate", Attribute::String("tanh")));
-                let activation = match node.op_type {
-                    "Gelu" if is_tanh => Activation::GeluTanh,
-                    "Gelu" => Activation::Gelu,
-                    "Relu" => Activation::Relu,
-                    _ => return None,
-                };
-                Some((activation, vec![i]))
-            }
-            [Some(sigmoid), Some(mul)] => {
-                let gate = &node(sigmoid).filter(|node| node.op_type == "Sigmoid")?.outputs[0];
-                let is_only = self.readers.get(gate)?[..] == [Some(mul)];
-                let mul_node = node(mul).filter(|node| node.op_type == "Mul" && is_only)?;
-                let is_silu = mul_node.inputs.contains(gate) && mul_node.inputs.iter().any(|name| name == output);
-                is_silu.then(|| (Activation::Silu, vec![sigmoid, mul]))
-            }
-            _ => None,
+/// The activation function that all of a value goes through, and its nodes.
+pub(super) fn activation(graph: &Graph, readers: &Readers, output: &str) -> Option<(Activation, Vec<usize>)> {
+    let node = |i: usize| graph.nodes.get(i).filter(|node| node.domain.is_empty());
+    match readers.get(output)?[..] {
+        [Some(i)] => {
+            let node = node(i)?;
+            let is_tanh = node.attributes.contains(&("approximate", Attribute::String("tanh")));
+            let activation = match node.op_type {
+                "Gelu" if is_tanh => Activation::GeluTanh,
+                "Gelu" => Activation::Gelu,
+                "Relu" => Activation::Relu,
+                _ => return None,
+            };
+            Some((activation, vec![i]))
         }
+        [Some(sigmoid), Some(mul)] => {
+            let gate = &node(sigmoid).filter(|node| node.op_type == "Sigmoid")?.outputs[0];
+            let is_only = readers.get(gate)?[..] == [Some(mul)];
+            let mul_node = node(mul).filter(|node| node.op_type == "Mul" && is_only)?;
+            let is_silu = mul_node.inputs.contains(gate) && mul_node.inputs.iter().any(|name| name == output);
+            is_silu.then(|| (Activation::Silu, vec![sigmoid, mul]))
+        }
+        _ => None,
     }
 }
 

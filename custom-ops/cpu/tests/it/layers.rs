@@ -70,7 +70,7 @@ fn depthwise_convolution_equals_scalar_loops() {
         let (channels, threads) = (pick(1, 40), pick(1, 4));
         let weight = numbers(&mut random, kernel[0] * kernel[1] * channels);
         let bias = numbers(&mut random, channels);
-        let layer = Depthwise { kernel, strides, dilations, pads, weight, bias };
+        let layer = Depthwise { kernel, strides, dilations, pads, weight, bias, activation: None };
         match case % 4 {
             0 => check::<f16>(&layer, image, threads, &mut random),
             _ => check::<f32>(&layer, image, threads, &mut random),
@@ -87,6 +87,7 @@ fn wrong_lengths_are_refused() {
         pads: [0, 0],
         weight: vec![1.0; 2],
         bias: vec![0.0; 2],
+        activation: None,
     };
     let error = layer.run(&[0.0f32; 7], [1, 2, 2], &mut [0.0; 8], [2, 2], &Threads::new(1)).unwrap_err();
     assert!(matches!(error, Error::Length { tensor: "x", expected: 8, found: 7, .. }), "{error}");

@@ -4,6 +4,7 @@
 
 mod aggregated_attention;
 mod cache;
+mod depthwise_conv;
 mod errors;
 mod every_operator;
 mod head_linear;

@@ -4,6 +4,7 @@
 
 mod aggregated_attention;
 mod cache_update;
+mod depthwise_conv;
 mod device;
 mod driver;
 mod emulator;

@@ -1,9 +1,9 @@
 //! Kernel parameters have the same layout in `kernels/params.h`, according to a C++ compiler, and in Rust.
 
 use moh_cuda::params::{
-    AggregatedParams, AttentionParams, AttentionSm90Params, CacheUpdateParams, DequantizeParams, LayerNormParams,
-    LinearEpilogueParams, LinearParams, LinearSm90Params, NbitsParams, PlanParams, QuantizedParams, RouterParams,
-    TileParams,
+    AggregatedParams, AttentionParams, AttentionSm90Params, CacheUpdateParams, DepthwiseConvParams, DequantizeParams,
+    LayerNormParams, LinearEpilogueParams, LinearParams, LinearSm90Params, NbitsParams, PlanParams, QuantizedParams,
+    RouterParams, TileParams,
 };
 use std::mem::offset_of;
 use std::process::Command;
@@ -50,6 +50,9 @@ fn layouts() -> Vec<Layout> {
         }
         LayerNormParams {
             x, weight, bias, scale, shift, output, rows, width, rows_per_scale, rows_per_shift, epsilon,
+        }
+        DepthwiseConvParams {
+            x, weight, bias, output, images, height, width, channels, rows, columns, activation,
         }
         LinearSm90Params { x_map, weight_map, linear, tile_rows, shares_x }
         AggregatedParams {

@@ -1,6 +1,7 @@
 //! The operators' bodies in standard ONNX operators: what a runtime without our library runs.
 
 use super::{Definition, Operator};
+use crate::routed_mlp::Activation;
 
 /// What a body must be written for, because it can ask for it neither in its inputs nor in its attributes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -151,6 +152,19 @@ impl Builder {
 
     pub(crate) fn concat(&mut self, parts: &[&str], output: &str) -> String {
         self.with("Concat", parts, output, &[("axis", BodyValue::Int(0))])
+    }
+
+    /// The function of `x`; for SwiGLU that of the gate.
+    pub(crate) fn activation(&mut self, activation: Activation, x: &str, output: &str) -> String {
+        match activation {
+            Activation::Relu => self.node("Relu", &[x], output),
+            Activation::Gelu => self.node("Gelu", &[x], output),
+            Activation::GeluTanh => self.with("Gelu", &[x], output, &[("approximate", BodyValue::Text("tanh"))]),
+            Activation::Silu | Activation::SwiGlu => {
+                let gate = self.node("Sigmoid", &[x], "sigmoid");
+                self.node("Mul", &[x, &gate], output)
+            }
+        }
     }
 
     pub(crate) fn cast_f32(&mut self, x: &str, output: &str) -> String {

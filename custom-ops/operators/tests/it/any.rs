@@ -8,7 +8,7 @@ use moh_conformance::{
 };
 use moh_operators::routed_mlp::Activation;
 use moh_operators::{
-    Attributes, DType, Definition, Error, LayerNorm, LinearNBits, OPERATORS, Operator, RoutedCombine,
+    Attributes, DType, Definition, DepthwiseConv, Error, LayerNorm, LinearNBits, OPERATORS, Operator, RoutedCombine,
     RoutedCombineNBits, RoutedMlp, RoutedMlpNBits, RoutedProjection, RoutedProjectionNBits, Tensor, Variant,
     problem_of, routed_projection,
 };
@@ -44,7 +44,7 @@ fn calls() -> Vec<Call> {
     };
     let quantised = [RoutedProjectionNBits::OPERATOR, RoutedCombineNBits::OPERATOR, RoutedMlpNBits::OPERATOR];
     calls.extend(quantised.map(complete));
-    calls.extend([LinearNBits::OPERATOR, LayerNorm::OPERATOR].map(complete));
+    calls.extend([LinearNBits::OPERATOR, LayerNorm::OPERATOR, DepthwiseConv::OPERATOR].map(complete));
     assert_eq!(calls.len(), OPERATORS.len());
     calls
 }

@@ -4,6 +4,7 @@
 
 mod aggregated_attention;
 mod any;
+mod depthwise_conv;
 mod head_linear;
 mod layer_norm;
 mod linear;

@@ -38,7 +38,7 @@ fn check(shape: &[usize], model: &TypedModel) -> Vec<String> {
 fn check_up_to(largest: f32, shape: &[usize], model: &TypedModel) -> Vec<String> {
     let ours = moh_tract::optimize(model.clone()).unwrap();
     let names = ours.nodes().iter().map(|node| node.op.name().into_owned());
-    let names = names.filter(|name| ["Linear", "DepthwiseConv"].contains(&name.as_str())).collect();
+    let names = names.filter(|name| ["Linear", "Depthwise"].contains(&name.as_str())).collect();
     let options = RunOptions { executor: Some(moh_tract::executor(2).unwrap()), ..RunOptions::default() };
     let ours = ours.into_runnable_with_options(&options).unwrap();
     let tracts = model.clone().into_optimized().unwrap().into_runnable().unwrap();
@@ -141,7 +141,7 @@ fn depthwise_convolutions_use_our_kernels() {
             let conv = Conv { pool_spec, kernel_fmt: KernelFormat::OIHW, group: 20, q_params: None };
             model.wire_node("conv", conv, &[x, kernel, bias]).unwrap()[0]
         });
-        let expected: &[&str] = if format == DataFormat::NHWC { &["DepthwiseConv"] } else { &[] };
+        let expected: &[&str] = if format == DataFormat::NHWC { &["Depthwise"] } else { &[] };
         assert_eq!(check(&x, &model), expected);
     }
 }
