@@ -22,6 +22,8 @@ pub(super) struct Layout {
 
 /// Inner indices of a panel: a multiple of every block and of the values in a vector of any weight. Sums are read and written once for each.
 const DEPTH: usize = 2048;
+/// The same for widened bytes, of which more do not fit into the first-level cache beside rows that are widened as well.
+const WIDENED_DEPTH: usize = 512;
 /// Vectors of columns of a panel, at most.
 const VECTORS: usize = 2;
 const COLUMNS: usize = VECTORS * MAX_LANES;
@@ -31,8 +33,8 @@ impl Layout {
         let blocks = DEPTH / x.format.block;
         let scales = sections.add(blocks, COLUMNS)?;
         let zeros = sections.add(blocks, COLUMNS)?;
-        let widened = x.format.bits == 8 && x.engine.widens_bytes();
-        let words = sections.add(DEPTH / if widened { 2 } else { 4 }, COLUMNS)?;
+        // Enough for widened bytes, which are twice as many.
+        let words = sections.add(DEPTH / 4, COLUMNS)?;
         Ok(Layout { scales, zeros, words })
     }
 }
@@ -119,8 +121,10 @@ impl<T: Element> Bytes<'_, T> {
         let [scales, zeros, words] = [scales, zeros, words].map(|offset| self.panel.at(offset));
         let mut macs = 0;
         let width = C * D::Vectors::LANES;
-        for first in (0..format.blocks()).step_by(DEPTH / format.block) {
-            let blocks = first..(first + DEPTH / format.block).min(format.blocks());
+        let is_widened = words_of::<D, H>(dot) > H;
+        let depth = (if is_widened { WIDENED_DEPTH } else { DEPTH }) / format.block;
+        for first in (0..format.blocks()).step_by(depth) {
+            let blocks = first..(first + depth).min(format.blocks());
             let products = products(&blocks, self.rows, self.x.rows, self.segments);
             if products.is_empty() {
                 continue;
@@ -132,7 +136,7 @@ impl<T: Element> Bytes<'_, T> {
                 unsafe {
                     self.unpack::<D, H, C>(dot, &panel);
                     let tiles = products.iter().map(|(_, picked)| picked.len().div_ceil(R)).sum();
-                    let mut ahead = self.ahead::<D>(dot, &panel, width, tiles);
+                    let mut ahead = self.ahead::<D>(dot, &panel, width, depth, tiles);
                     for (blocks, picked) in &products {
                         self.multiply::<D, H, R, C>(dot, &panel, blocks, picked, &mut ahead);
                         macs += picked.len() * blocks.len() * format.block * width;
@@ -145,7 +149,7 @@ impl<T: Element> Bytes<'_, T> {
 
     /// What to read ahead while `tiles` tiles are multiplied with a panel: the next one's weights.
     #[inline(always)]
-    fn ahead<D: ByteDot>(&self, dot: D, panel: &Panel, width: usize, tiles: usize) -> Ahead {
+    fn ahead<D: ByteDot>(&self, dot: D, panel: &Panel, width: usize, depth: usize, tiles: usize) -> Ahead {
         let format = self.weight.format;
         let (mut column, mut block) = (panel.columns.end, panel.blocks.start);
         if column == self.columns.end && panel.blocks.end < format.blocks() {
@@ -153,7 +157,7 @@ impl<T: Element> Bytes<'_, T> {
         }
         // The columns after the last one belong to the next work item.
         let columns = (self.weight.n - column).min(width);
-        let bytes = (format.blocks() - block).min(DEPTH / format.block) * format.block_bytes();
+        let bytes = (format.blocks() - block).min(depth) * format.block_bytes();
         for column in column..column + columns {
             dot.vectors().prefetch(self.weight.scales.as_ptr().wrapping_add(column * format.blocks() + block).cast());
         }
