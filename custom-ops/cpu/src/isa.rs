@@ -479,6 +479,8 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
 pub(crate) const LARGEST_OF_DIGITS: i32 = 0x7f_7f7f;
 /// The maximum of [`Isa::LANES`].
 pub(crate) const MAX_LANES: usize = 16;
+/// The maximum of [`Isa::TILE`].
+pub(crate) const MAX_TILE: usize = 3;
 
 /// As [`std::array::from_fn`], of which the compiler sometimes makes a call: its vectors then go through memory, and it is compiled
 /// without the features of the instruction set.
@@ -491,8 +493,6 @@ pub(crate) fn array<T: Copy, const N: usize>(element: impl Fn(usize) -> T) -> [T
     // SAFETY: each element was written.
     unsafe { array.as_ptr().cast::<[T; N]>().read() }
 }
-/// The maximum of [`Isa::TILE`].
-pub(crate) const MAX_TILE: usize = 3;
 
 /// Code that is compiled for every [`Isa`]. Only `#[inline(always)]` functions called from `run` get the features.
 pub(crate) trait Job {

@@ -43,22 +43,22 @@ struct Convolution {
 }
 
 impl Convolution {
-    /// The one whose product node `i` is.
+    /// The one that node `i` is, if it is one that the operator computes.
     fn of(graph: &Graph, readers: &Readers, i: usize) -> Option<Convolution> {
         let node = &graph.nodes[i];
         let weight = graph.value(node.inputs.get(1)?)?;
         let [Dim::Fixed(channels), Dim::Fixed(1), Dim::Fixed(rows), Dim::Fixed(columns)] = weight.dims[..] else {
             return None;
         };
-        let ints = |name: &str| node.attributes.iter().find(|(found, _)| *found == name).map(|(_, value)| value);
+        let attribute = |name: &str| node.attributes.iter().find(|(found, _)| *found == name).map(|(_, value)| value);
         let are = |name: &str, expected: &[usize]| {
             let expected = Attribute::Ints(expected.iter().map(|&n| n as i64).collect());
-            ints(name) == Some(&expected)
+            attribute(name) == Some(&expected)
         };
         let [above, left] = [rows / 2, columns / 2];
         let same_size = rows % 2 == 1 && columns % 2 == 1 && are("pads", &[above, left, above, left]);
-        let each_pixel = are("strides", &[1, 1]) && ints("dilations").is_none() && ints("auto_pad").is_none();
-        let depthwise = ints("group") == Some(&Attribute::Int(channels as i64));
+        let each_pixel = are("strides", &[1, 1]) && attribute("dilations").is_none() && attribute("auto_pad").is_none();
+        let depthwise = attribute("group") == Some(&Attribute::Int(channels as i64));
         if node.op_type != "Conv" || !node.domain.is_empty() || !same_size || !each_pixel || !depthwise {
             return None;
         }
