@@ -69,6 +69,8 @@ CALLS = [
     ),
     ("one token", "LinearNBits", INT4, [TOKEN, *quantised(WIDTH, WIDTH)], TOKEN),
     ("40 tokens", "LinearNBits", INT4, [QUERY, *quantised(WIDTH, WIDTH)], QUERY),
+    ("one token", "LinearActivationNBits", dict(activation=2, **INT4), [TOKEN, *quantised(WIDTH, WIDTH)], TOKEN),
+    ("40 tokens", "LinearActivationNBits", dict(activation=2, **INT4), [QUERY, *quantised(WIDTH, WIDTH)], QUERY),
     ("40 tokens", "Linear", {}, [QUERY, half(WIDTH, WIDTH)], QUERY),
     ("40 tokens", "LinearActivation", {"activation": 2}, [QUERY, half(WIDTH, WIDTH)], QUERY),
     ("40 tokens", "LayerNorm", {"epsilon": 1e-5}, [QUERY, half(WIDTH)], QUERY),

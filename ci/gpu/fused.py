@@ -11,7 +11,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 LINEAR = ("RoutedProjection", "RoutedCombine")
-QUANTISED = ("RoutedProjectionNBits", "RoutedCombineNBits", "LinearNBits")
+QUANTISED = ("RoutedProjectionNBits", "RoutedCombineNBits", "LinearNBits", "LinearActivationNBits")
+ACTIVATIONS = ("Relu", "Gelu", "Gelu")
 
 
 class Rewriter:
@@ -56,14 +57,25 @@ class Rewriter:
         self.biased("MatMul", [node.input[0], transposed], node.input[3:4], name)
 
     def quantised(self, node, attributes):
-        gates = node.op_type != "LinearNBits"
+        gates = node.op_type.startswith("Routed")
         x, weight, scales = node.input[:3]
         bias, zero_points = (list(node.input[3 + gates :]) + [""] * 2)[:2]
         rows, blocks, _ = self.shapes[weight]
         sizes = {"N": rows, "K": blocks * attributes["block_size"], **attributes}
         sizes.pop("num_heads", None)
+        activation = sizes.pop("activation", None)
+        output = node.output[0] if activation is None else node.output[0] + "/sum"
         inputs = [x, weight, scales, *([zero_points] if zero_points else [])]
-        self.biased("MatMulNBits", inputs, [bias] if bias else [], node.output[0], domain="com.microsoft", **sizes)
+        self.biased("MatMulNBits", inputs, [bias] if bias else [], output, domain="com.microsoft", **sizes)
+        if activation is not None:
+            self.activation(activation, output, node.output[0])
+
+    def activation(self, number, x, output):
+        """ReLU, GELU, GELU by tanh, SiLU."""
+        if number == 3:
+            self.add("Mul", [x, self.add("Sigmoid", [x], [output + "/gate"])], [output])
+        else:
+            self.add(ACTIVATIONS[number], [x], [output], **({"approximate": "tanh"} if number == 2 else {}))
 
     def biased(self, op, inputs, bias, output, **attributes):
         found = self.add(op, inputs, [output + "/product" if bias else output], **attributes)

@@ -159,7 +159,7 @@ def run(model, feeds, library):
     profile = Path(session.end_profiling())
     ran = {event["args"]["op_name"] for event in json.loads(profile.read_text()) if event["name"].endswith("_kernel_time")}
     profile.unlink()
-    return outputs, any(re.match("Routed|TopKRouter|HeadLinear|LinearNBits|CacheUpdate|Aggregated", name) for name in ran)
+    return outputs, any(re.match("Routed|TopKRouter|HeadLinear|Linear(Activation)?NBits|CacheUpdate|Aggregated", name) for name in ran)
 
 
 def reason(error):

@@ -1,9 +1,10 @@
 //! Test cases of the operators with quantised weights, made from those of the operators that they quantise.
 
 use crate::{Buffer, Call, Random, head_linear, routed_mlp};
+use moh_operators::routed_mlp::Activation;
 use moh_operators::{
-    Attributes, DType, LinearNBits, RoutedCombineNBits, RoutedMlpNBits, RoutedProjectionNBits, linear_nbits,
-    routed_mlp_nbits, routed_projection_nbits,
+    Attributes, DType, LinearActivationNBits, LinearNBits, RoutedCombineNBits, RoutedMlpNBits, RoutedProjectionNBits,
+    linear_activation_nbits, linear_nbits, routed_mlp_nbits, routed_projection_nbits,
 };
 
 /// How weights are quantised, and activations may be.
@@ -127,7 +128,7 @@ impl Case {
     }
 }
 
-/// A case of LinearNBits.
+/// A case of LinearNBits or LinearActivationNBits.
 #[derive(Debug, Clone, Copy)]
 pub struct LinearCase {
     /// Rows of x.
@@ -138,6 +139,8 @@ pub struct LinearCase {
     pub out_width: usize,
     /// Whether there is a bias.
     pub bias: bool,
+    /// The activation function of the sums, if there is one.
+    pub activation: Option<Activation>,
     /// The element type T.
     pub dtype: DType,
     /// Seed of the random numbers.
@@ -153,13 +156,21 @@ impl LinearCase {
     pub fn call(&self) -> Call {
         let LinearCase { rows, width, out_width, quantisation, .. } = *self;
         let (bits, block_size, accuracy_level) = quantisation.attributes();
-        let attributes = linear_nbits::Attributes { bits, block_size, accuracy_level };
+        let attributes = match self.activation {
+            Some(activation) => Attributes::new::<LinearActivationNBits>(linear_activation_nbits::Attributes {
+                activation,
+                bits,
+                block_size,
+                accuracy_level,
+            }),
+            None => Attributes::new::<LinearNBits>(linear_nbits::Attributes { bits, block_size, accuracy_level }),
+        };
         let mut random = Random(self.seed);
         let mut numbers: Vec<f32> = (0..rows * width).map(|_| (random.signed() * 127.0).round() / 128.0).collect();
         numbers.iter_mut().step_by(block_size).for_each(|x| *x = (127.0f32 / 128.0).copysign(*x));
         let matrix = quantisation.matrix(&mut random, out_width, width, 2.0 * (3.0 / width as f32).sqrt(), |_, _| None);
         let blocks = width / block_size;
-        let mut call = Call::new(Attributes::new::<LinearNBits>(attributes).unwrap(), self.dtype);
+        let mut call = Call::new(attributes.unwrap(), self.dtype);
         call.input(&[rows, width], &numbers);
         call.bytes(&[out_width, blocks, block_size * bits / 8], &matrix.weight);
         call.input(&[out_width, blocks], &matrix.scales);

@@ -22,10 +22,24 @@ use std::ops::Range;
 use stream::{Axpy, Dots};
 pub(crate) use tile::{Ahead, Tiles, vectors};
 
-/// Floats of the left matrix per block of the inner dimension: they stay in the L2 cache while panels are read.
-const BLOCK: usize = 128 << 10;
-/// Minimum and maximum inner length of a block.
-const DEPTH: [usize; 2] = [128, 1024];
+/// How products of many rows are cut.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Blocks {
+    /// Rows that are multiplied with a panel, at most.
+    pub(crate) rows: usize,
+    /// Floats of the left matrix per block of the inner dimension: they stay in the L2 cache while panels are read.
+    floats: usize,
+    /// Maximum inner length of a block.
+    depth: usize,
+}
+
+/// A packed panel is reused often, and a panel's sums fit the L2 cache.
+const BLOCKS: Blocks = Blocks { rows: 384, floats: 128 << 10, depth: 1024 };
+/// For packed weights and narrow tiles, which read and write sums for fewer products: few blocks of many inner indices, and as many rows as fit the
+/// cache beside them. (A weight that is not packed would be packed for each part of the rows.)
+const NARROW: Blocks = Blocks { rows: 128, floats: 256 << 10, depth: 2048 };
+/// Minimum inner length of a block.
+const LEAST_DEPTH: usize = 128;
 /// Maximum rows for which reading the weight in place is faster than packing it: if columns of the weight are
 /// contiguous, and if its rows are.
 const MAX_STREAMED: [usize; 2] = [stream::ROWS, 4];
@@ -42,6 +56,16 @@ pub(crate) fn few(rows: usize) -> bool {
 pub(crate) struct Weight<'a, T> {
     pub(crate) panels: Panels,
     pub(crate) source: Source<'a, T>,
+}
+
+impl<T> Weight<'_, T> {
+    /// How products with it are cut.
+    pub(crate) fn blocks<I: Isa>(&self) -> Blocks {
+        match self.source {
+            Source::Packed(_) if tile::vectors::<I>() == 2 => NARROW,
+            _ => BLOCKS,
+        }
+    }
 }
 
 /// Storage of a weight's elements.
@@ -135,7 +159,8 @@ impl<'h> Gemm<'h> {
         host: &'h dyn Host,
     ) -> Result<Gemm<'h>, Error> {
         let k = weight.panels.k;
-        let most = (BLOCK / rows.max(1)).clamp(DEPTH[0], DEPTH[1]);
+        let blocks = weight.blocks::<I>();
+        let most = (blocks.floats / rows.max(1)).clamp(LEAST_DEPTH, blocks.depth);
         let unit = if unit <= most { unit } else { MAX_LANES };
         let depth = k.div_ceil(k.div_ceil(most).max(1)).next_multiple_of(unit).min(k).max(1);
         let mut sections = Sections::default();

@@ -163,8 +163,6 @@ struct Cut {
     span: usize,
 }
 
-/// Maximum tokens per chunk: a packed panel is reused often, and a panel's sums fit the L2 cache.
-const CHUNK: usize = 384;
 /// Maximum columns per span.
 const SPAN: usize = 512;
 /// Maximum columns per span for chunks of few tokens.
@@ -176,9 +174,9 @@ const PANEL: usize = 4;
 const BEGIN: usize = 4;
 
 impl Cut {
-    fn new<I, T: Element>(call: &Call<'_, I, T>, workers: usize) -> Cut {
+    fn new<I: Isa, T: Element>(call: &Call<'_, I, T>, workers: usize) -> Cut {
         let (p, panels) = (call.problem, &call.weight.panels);
-        let chunks = p.tokens.div_ceil(gemm::rows_at_once::<T>(CHUNK, panels.k)).max(1);
+        let chunks = p.tokens.div_ceil(gemm::rows_at_once::<T>(call.weight.blocks::<I>().rows, panels.k)).max(1);
         let chunk = p.tokens.div_ceil(chunks).max(1);
         let widest = (0..panels.len()).map(|panel| panels.width(panel)).max().unwrap_or(1);
         let most = if few(chunk) { FEW_SPAN } else { SPAN } / widest;

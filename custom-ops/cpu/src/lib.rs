@@ -60,6 +60,7 @@ operators! {
     linear_nbits::LinearNBits,
     linear::Linear,
     linear_activation::LinearActivation,
+    linear_activation_nbits::LinearActivationNBits,
     layer_norm::LayerNorm,
     depthwise_conv::DepthwiseConv,
     cache_update::CacheUpdate,

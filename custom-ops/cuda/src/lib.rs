@@ -48,6 +48,7 @@ operators! {
     routed_mlp_nbits::RoutedMlpNBits,
     linear::Linear,
     linear_activation::LinearActivation,
+    linear_activation_nbits::LinearActivationNBits,
     layer_norm::LayerNorm,
     depthwise_conv::DepthwiseConv,
     linear_nbits::LinearNBits,

@@ -33,6 +33,53 @@ pub(crate) struct Layer<'p, 'c> {
     pub(crate) workspace: &'c dyn Workspace,
 }
 
+/// What is done with sums in the output's place: `kernels/linear_epilogue.cu`. Tensors may be null.
+pub(crate) struct Then<'p> {
+    pub(crate) problem: &'p Problem,
+    /// One number.
+    pub(crate) bias: RawPtr,
+    pub(crate) gate: RawPtr,
+    pub(crate) residual: RawPtr,
+    pub(crate) activation: Option<Activation>,
+    pub(crate) output: RawPtr,
+    pub(crate) dtype: DType,
+}
+
+impl Then<'_> {
+    /// Launches the kernel on the stream.
+    ///
+    /// # Safety
+    /// As [`CudaOperator::launch`], with these tensors.
+    pub(crate) unsafe fn launch(&self, stream: &Stream<'_>) -> Result<(), Error> {
+        let &Then { problem: p, bias, gate, residual, activation, output, dtype } = self;
+        let params = LinearEpilogueParams {
+            bias,
+            gate,
+            residual,
+            output,
+            rows: int(p.rows)?,
+            columns: int(p.out_width)?,
+            rows_per_gate: int(p.rows_per_gate)?,
+            activation: activation.map_or(-1, |activation| activation as i32),
+            gate_is_number: p.gate_is_number.into(),
+            residual_is_number: p.residual_is_number.into(),
+        };
+        let (wide, narrow, width) = match dtype {
+            DType::F16 => (c"moh_linear_epilogue_f16_8", c"moh_linear_epilogue_f16_1", 8),
+            DType::BF16 => (c"moh_linear_epilogue_bf16_8", c"moh_linear_epilogue_bf16_1", 8),
+            _ => (c"moh_linear_epilogue_float_4", c"moh_linear_epilogue_float_1", 4),
+        };
+        let rows = [p.gate_is_number, p.residual_is_number].into_iter().zip([gate, residual]);
+        let aligned =
+            rows.filter(|(is_number, _)| !is_number).chain([(false, output)]).all(|(_, at)| at.is_multiple_of(16));
+        let (name, width) = if aligned && p.out_width.is_multiple_of(width) { (wide, width) } else { (narrow, 1) };
+        let kernel = Kernel { module: modules::LINEAR_EPILOGUE, name };
+        let blocks = int((p.rows * p.out_width).div_ceil(THREADS * width))?.unsigned_abs();
+        // SAFETY: the caller's contract.
+        unsafe { stream.launch(kernel, [blocks, 1, 1], THREADS as u32, 0, &params) }
+    }
+}
+
 impl CudaOperator for Linear {
     unsafe fn launch(call: &Call<'_, Self>) -> Result<(), Error> {
         let &Call { ref problem, inputs, output, dtype, stream, workspace } = call;
@@ -63,31 +110,8 @@ impl Layer<'_, '_> {
         if activation.is_none() && [bias, gate, residual] == [0; 3] {
             return Ok(());
         }
-        let params = LinearEpilogueParams {
-            bias,
-            gate,
-            residual,
-            output,
-            rows: int(p.rows)?,
-            columns: int(p.out_width)?,
-            rows_per_gate: int(p.rows_per_gate)?,
-            activation: activation.map_or(-1, |activation| activation as i32),
-            gate_is_number: p.gate_is_number.into(),
-            residual_is_number: p.residual_is_number.into(),
-        };
-        let (wide, narrow, width) = match dtype {
-            DType::F16 => (c"moh_linear_epilogue_f16_8", c"moh_linear_epilogue_f16_1", 8),
-            DType::BF16 => (c"moh_linear_epilogue_bf16_8", c"moh_linear_epilogue_bf16_1", 8),
-            _ => (c"moh_linear_epilogue_float_4", c"moh_linear_epilogue_float_1", 4),
-        };
-        let rows = [p.gate_is_number, p.residual_is_number].into_iter().zip([gate, residual]);
-        let aligned =
-            rows.filter(|(is_number, _)| !is_number).chain([(false, output)]).all(|(_, at)| at.is_multiple_of(16));
-        let (name, width) = if aligned && p.out_width.is_multiple_of(width) { (wide, width) } else { (narrow, 1) };
-        let kernel = Kernel { module: modules::LINEAR_EPILOGUE, name };
-        let blocks = int((p.rows * p.out_width).div_ceil(THREADS * width))?.unsigned_abs();
         // SAFETY: the call's tensors, of the sizes of its problem.
-        unsafe { stream.launch(kernel, [blocks, 1, 1], THREADS as u32, 0, &params) }
+        unsafe { Then { problem: p, bias, gate, residual, activation, output, dtype }.launch(stream) }
     }
 
     /// The product with the bias, by our own kernels.

@@ -1,21 +1,45 @@
 //! LinearNBits on CUDA: a projection with one head, which every token uses.
 
 use crate::call::{Call, CudaOperator};
+use crate::driver::RawPtr;
 use crate::nbits::{Few, Operation, Weight};
 use crate::params::LinearParams;
 use crate::plan::int;
 use crate::product::{Product, dense};
-use crate::workspace::Reused;
-use moh_operators::linear_nbits::Inputs;
-use moh_operators::{DType, Error, LinearNBits};
+use crate::stream::Stream;
+use crate::workspace::{Reused, Workspace};
+use moh_operators::linear_nbits::{Inputs, Problem};
+use moh_operators::{DType, Error, LinearNBits, List};
 
 /// Maximum bytes of dequantised weights, of which an output head has many.
 const WEIGHT_BYTES: usize = 256 << 20;
 
+/// A dense layer.
+pub(crate) struct Layer<'p, 'c> {
+    pub(crate) problem: &'p Problem,
+    pub(crate) inputs: Inputs<List<'c, RawPtr>>,
+    pub(crate) output: RawPtr,
+    pub(crate) dtype: DType,
+    pub(crate) stream: &'c Stream<'c>,
+    pub(crate) workspace: &'c dyn Workspace,
+}
+
 impl CudaOperator for LinearNBits {
     unsafe fn launch(call: &Call<'_, Self>) -> Result<(), Error> {
-        let p = &call.problem;
-        let Inputs { x, weight, scales, bias, zero_points } = call.inputs;
+        let &Call { ref problem, inputs, output, dtype, stream, workspace } = call;
+        // SAFETY: the call's tensors.
+        unsafe { Layer { problem, inputs, output, dtype, stream, workspace }.launch() }
+    }
+}
+
+impl Layer<'_, '_> {
+    /// Launches the kernels on the stream.
+    ///
+    /// # Safety
+    /// As [`CudaOperator::launch`], with these tensors.
+    pub(crate) unsafe fn launch(&self) -> Result<(), Error> {
+        let &Layer { problem: p, inputs, output, dtype, stream, workspace } = self;
+        let Inputs { x, weight, scales, bias, zero_points } = inputs;
         let (rows, depth, format) = (p.out_width, p.width, Some(p.format));
         let quantised = Weight { weight, scales, zero_points, matrices: 1, rows, depth, format };
         let few = Few {
@@ -24,31 +48,31 @@ impl CudaOperator for LinearNBits {
             x,
             gates: 0,
             bias: bias.unwrap_or(0),
-            output: call.output,
+            output,
             tokens: p.rows,
             heads: 1,
             head_width: rows,
             activation: None,
-            dtype: call.dtype,
+            dtype,
         };
         if few.fits() {
             // SAFETY: the call's tensors.
-            return unsafe { few.launch(call.stream) };
+            return unsafe { few.launch(stream) };
         }
         int(rows)?;
-        let size = if call.dtype == DType::F32 { 4 } else { 2 };
-        let workspace = Reused::new(call.workspace);
+        let size = if dtype == DType::F32 { 4 } else { 2 };
+        let reused = Reused::new(workspace);
         for (first, part) in quantised.parts(size, WEIGHT_BYTES) {
-            workspace.start_round();
+            reused.start_round();
             let at = |tensor: u64| tensor + (first * size) as u64;
             // SAFETY: the call's tensors, of the weight the rows of this part; its values are in the workspace until the next
             // part's are.
             unsafe {
                 let params = LinearParams {
                     x,
-                    weight: part.dequantize(None, false, call.dtype, call.stream, &workspace)?,
+                    weight: part.dequantize(None, false, dtype, stream, &reused)?,
                     bias: bias.map_or(0, at),
-                    output: at(call.output),
+                    output: at(output),
                     x_row: depth as i64,
                     weight_row: depth as i64,
                     weight_head: (part.rows * depth) as i64,
@@ -59,7 +83,7 @@ impl CudaOperator for LinearNBits {
                     columns: int(part.rows)?,
                     ..LinearParams::NONE
                 };
-                dense(&Product { params, dtype: call.dtype, per_head: false }, call.stream)?;
+                dense(&Product { params, dtype, per_head: false }, stream)?;
             }
         }
         Ok(())

@@ -1,5 +1,5 @@
 //! Shared by the linear operators with quantised weights: RoutedProjectionNBits, RoutedCombineNBits and, for what heads have no
-//! part in, LinearNBits.
+//! part in, LinearNBits and LinearActivationNBits.
 
 use crate::attributes::{attributes, name_of};
 use crate::error::Error;

@@ -165,7 +165,7 @@ macro_rules! inputs {
         impl<R: $crate::inputs::Reader> Copy for $name<R> {}
 
         impl<R: $crate::inputs::Reader> $name<R> {
-            const OPERANDS: &'static [$crate::inputs::Operand] = &[$($crate::inputs::Operand {
+            pub(crate) const OPERANDS: &'static [$crate::inputs::Operand] = &[$($crate::inputs::Operand {
                 name: stringify!($field),
                 ty: $crate::inputs::element_type!($kind),
                 optional: $crate::inputs::is_optional!($($optional)?),
@@ -173,7 +173,7 @@ macro_rules! inputs {
                 doc: $doc,
             }),+];
 
-            fn read(reader: &R) -> Result<Self, R::Error> {
+            pub(crate) fn read(reader: &R) -> Result<Self, R::Error> {
                 let mut position = 0..;
                 $(let $field = {
                     let input = position.next().unwrap_or(usize::MAX);
@@ -184,7 +184,7 @@ macro_rules! inputs {
         }
 
         impl<V: Copy> $name<$crate::inputs::List<'_, V>> {
-            fn list(&self) -> Vec<Option<V>> {
+            pub(crate) fn list(&self) -> Vec<Option<V>> {
                 vec![$($crate::inputs::list_field!(self.$field $($optional)?)),+]
             }
         }

@@ -108,18 +108,25 @@ pub(crate) fn shared_dims(gate: PartialShape<'_>, leading: PartialShape<'_>, out
 }
 
 impl Problem {
-    /// A layer without gate and residual.
-    pub(crate) fn new(x: &[usize], weight: &[usize], bias: Option<&[usize]>) -> Problem {
-        let (&width, leading) = x.split_last().unwrap_or((&0, &[]));
+    /// A layer without bias, gate and residual.
+    pub fn of_rows(rows: usize, width: usize, out_width: usize) -> Problem {
         Problem {
-            rows: leading.iter().product(),
+            rows,
             width,
-            out_width: weight.get(1).copied().unwrap_or(0),
+            out_width,
             rows_per_gate: 1,
-            bias_is_number: bias.is_some_and(|bias| bias == [1]),
+            bias_is_number: false,
             gate_is_number: false,
             residual_is_number: false,
         }
+    }
+
+    /// A layer without gate and residual.
+    pub(crate) fn new(x: &[usize], weight: &[usize], bias: Option<&[usize]>) -> Problem {
+        let (&width, leading) = x.split_last().unwrap_or((&0, &[]));
+        let out_width = weight.get(1).copied().unwrap_or(0);
+        let layer = Problem::of_rows(leading.iter().product(), width, out_width);
+        Problem { bias_is_number: bias.is_some_and(|bias| bias == [1]), ..layer }
     }
 }
 

@@ -40,6 +40,25 @@ pub struct Problem {
     pub activation: Activation,
 }
 
+/// Refuses the functions of two columns.
+pub(crate) fn check(operator: &'static str, activation: Activation) -> Result<(), Error> {
+    match activation.columns() {
+        1 => Ok(()),
+        _ => Err(Error::Attribute {
+            operator,
+            attribute: "activation",
+            expected: "0 to 3".to_owned(),
+            found: (activation as i64).to_string(),
+        }),
+    }
+}
+
+/// The function of a body whose variant has it as its kind.
+pub(crate) fn of_kind(variant: Variant) -> Activation {
+    let function = Activation::ALL.iter().find(|&&activation| activation as i64 == variant.kind);
+    function.copied().unwrap_or(Activation::Relu)
+}
+
 impl Definition for LinearActivation {
     const NAME: &'static str = "LinearActivation";
     const DOC: &'static str = "A dense layer and an activation function, `act(x W + bias)` along the last dimension. Kernels may do with \
@@ -69,15 +88,7 @@ impl Definition for LinearActivation {
     }
 
     fn check(attributes: &Attributes) -> Result<(), Error> {
-        match attributes.activation.columns() {
-            1 => Ok(()),
-            _ => Err(Error::Attribute {
-                operator: Self::NAME,
-                attribute: "activation",
-                expected: "0 to 3".to_owned(),
-                found: (attributes.activation as i64).to_string(),
-            }),
-        }
+        check(Self::NAME, attributes.activation)
     }
 
     fn infer(_: &Attributes, inputs: &Inputs<List<'_, PartialShape<'_>>>) -> Result<Vec<OutputDim>, Error> {
@@ -105,8 +116,7 @@ impl Definition for LinearActivation {
         if variant.optional_inputs > 0 {
             h = b.node("Add", &[&h, "bias"], "sum");
         }
-        let function = Activation::ALL.iter().find(|&&activation| activation as i64 == variant.kind);
-        b.activation(function.copied().unwrap_or(Activation::Relu), &h, Self::OUTPUT.name);
+        b.activation(of_kind(variant), &h, Self::OUTPUT.name);
         b.finish()
     }
 

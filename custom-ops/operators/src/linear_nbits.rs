@@ -55,13 +55,72 @@ pub struct Problem {
 }
 
 impl Attributes {
-    fn format(&self) -> Format {
+    pub(crate) fn format(&self) -> Format {
         Format { bits: self.bits, block: self.block_size }
     }
 
-    fn int8_activations(&self) -> bool {
+    pub(crate) fn int8_activations(&self) -> bool {
         self.accuracy_level == nbits::INT8
     }
+}
+
+impl Problem {
+    /// Of a call whose shapes are valid.
+    pub(crate) fn new(attributes: &Attributes, shapes: &Inputs<List<'_, &[usize]>>) -> Problem {
+        let (width, leading) = shapes.x.split_last().unwrap_or((&0, &[]));
+        Problem {
+            rows: leading.iter().product(),
+            width: *width,
+            out_width: shapes.weight.first().copied().unwrap_or(0),
+            format: attributes.format(),
+            int8_activations: attributes.int8_activations(),
+        }
+    }
+}
+
+/// Validates the shapes of a dense layer with a quantised weight, and returns the output's.
+pub(crate) fn infer(
+    operator: &'static str,
+    format: Format,
+    inputs: &Inputs<List<'_, PartialShape<'_>>>,
+) -> Result<Vec<OutputDim>, Error> {
+    let Inputs { x, weight, scales, bias, zero_points } = *inputs;
+    let bad = |input, expected: &str, found| {
+        Err(Error::Shape { operator, input, expected: expected.to_owned(), found: show(found) })
+    };
+    let Some((&width, leading)) = x.split_last().filter(|(width, _)| **width != Some(0)) else {
+        return bad("x", "(.., width)", x);
+    };
+    nbits::check_inner(operator, "x", format, x, width)?;
+    let out = match format.dense(weight, 3).as_deref() {
+        Some(&[out, k]) if Agreed(width).accept(k) => out,
+        _ => return Err(nbits::wrong_weight(operator, "weight", format, "out_width", ("width", width), weight)),
+    };
+    if let Some(bias) = bias
+        && !(bias.len() == 1 && Agreed(out).accept(bias[0]))
+    {
+        return bad("bias", &format!("({})", Agreed(out).show("out_width")), bias);
+    }
+    nbits::check_scales(operator, format, weight, [("scales", Some(scales)), ("zero_points", zero_points)])?;
+    let same = (0..leading.len()).map(|axis| OutputDim::SameAs { input: 0, axis });
+    Ok(same.chain([out.map_or(OutputDim::Unknown, OutputDim::Size)]).collect())
+}
+
+/// What stands in for an absent input: see [`Definition::filler`].
+pub(crate) fn filler(format: Format, input: usize) -> u8 {
+    let packed = LinearNBits::INPUTS.get(input).is_some_and(|input| input.name == "zero_points");
+    if packed { format.zero_point_byte() } else { 0 }
+}
+
+/// The products in f64, with the bias: (rows, out_width).
+pub(crate) fn products(p: &Problem, inputs: &Inputs<List<'_, Tensor<'_>>>) -> impl Iterator<Item = f64> {
+    let (Inputs { x, weight, scales, bias, zero_points }, Problem { rows, width, out_width, .. }) = (*inputs, *p);
+    let w = nbits::dequantised(p.format, width, &weight, &scales, zero_points.as_ref());
+    (0..rows * out_width).map(move |i| {
+        let (row, n) = (i / out_width, i % out_width);
+        let sum: f64 = (0..width).map(|i| x.data.at(row * width + i) * w[n * width + i]).sum();
+        sum + bias.map_or(0.0, |bias| bias.data.at(n))
+    })
 }
 
 impl Definition for LinearNBits {
@@ -96,38 +155,11 @@ impl Definition for LinearNBits {
     }
 
     fn infer(attributes: &Attributes, inputs: &Inputs<List<'_, PartialShape<'_>>>) -> Result<Vec<OutputDim>, Error> {
-        let Inputs { x, weight, scales, bias, zero_points } = *inputs;
-        let format = attributes.format();
-        let bad = |input, expected: &str, found| {
-            Err(Error::Shape { operator: Self::NAME, input, expected: expected.to_owned(), found: show(found) })
-        };
-        let Some((&width, leading)) = x.split_last().filter(|(width, _)| **width != Some(0)) else {
-            return bad("x", "(.., width)", x);
-        };
-        nbits::check_inner(Self::NAME, "x", format, x, width)?;
-        let out = match format.dense(weight, 3).as_deref() {
-            Some(&[out, k]) if Agreed(width).accept(k) => out,
-            _ => return Err(nbits::wrong_weight(Self::NAME, "weight", format, "out_width", ("width", width), weight)),
-        };
-        if let Some(bias) = bias
-            && !(bias.len() == 1 && Agreed(out).accept(bias[0]))
-        {
-            return bad("bias", &format!("({})", Agreed(out).show("out_width")), bias);
-        }
-        nbits::check_scales(Self::NAME, format, weight, [("scales", Some(scales)), ("zero_points", zero_points)])?;
-        let same = (0..leading.len()).map(|axis| OutputDim::SameAs { input: 0, axis });
-        Ok(same.chain([out.map_or(OutputDim::Unknown, OutputDim::Size)]).collect())
+        infer(Self::NAME, attributes.format(), inputs)
     }
 
     fn problem(attributes: &Attributes, shapes: &Inputs<List<'_, &[usize]>>) -> Result<Problem, Error> {
-        let (width, leading) = shapes.x.split_last().unwrap_or((&0, &[]));
-        Ok(Problem {
-            rows: leading.iter().product(),
-            width: *width,
-            out_width: shapes.weight.first().copied().unwrap_or(0),
-            format: attributes.format(),
-            int8_activations: attributes.int8_activations(),
-        })
+        Ok(Problem::new(attributes, shapes))
     }
 
     fn variant(_: &Attributes, inputs: &Inputs<List<'_, PartialShape<'_>>>) -> Variant {
@@ -139,8 +171,7 @@ impl Definition for LinearNBits {
     }
 
     fn filler(attributes: &Attributes, input: usize) -> u8 {
-        let packed = Self::INPUTS.get(input).is_some_and(|input| input.name == "zero_points");
-        if packed { attributes.format().zero_point_byte() } else { 0 }
+        filler(attributes.format(), input)
     }
 
     fn body(variant: Variant) -> Body {
@@ -151,16 +182,7 @@ impl Definition for LinearNBits {
     }
 
     fn reference(p: &Problem, inputs: &Inputs<List<'_, Tensor<'_>>>) -> Vec<f64> {
-        let Inputs { x, weight, scales, bias, zero_points } = *inputs;
-        let w = nbits::dequantised(p.format, p.width, &weight, &scales, zero_points.as_ref());
-        let mut output = Vec::with_capacity(p.rows * p.out_width);
-        for row in 0..p.rows {
-            output.extend((0..p.out_width).map(|n| {
-                let sum: f64 = (0..p.width).map(|i| x.data.at(row * p.width + i) * w[n * p.width + i]).sum();
-                sum + bias.map_or(0.0, |bias| bias.data.at(n))
-            }));
-        }
-        output
+        products(p, inputs).collect()
     }
 
     fn rounding(attributes: &Attributes) -> f64 {

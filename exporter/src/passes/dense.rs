@@ -1,13 +1,13 @@
 //! Dense layers, with what is done with their outputs, as `ai.moh.Linear` and `ai.moh.LinearActivation`, whose bodies are a product and the
 //! operations after it: libmoh_ops computes them itself on processors where it is faster than onnxruntime, and leaves them to the body
-//! elsewhere.
+//! elsewhere. `ai.moh.LinearNBits` takes its bias with it wherever it is written, and becomes `ai.moh.LinearActivationNBits`.
 
 use super::Pass;
 use super::bodies::constant;
 use crate::error::Error;
 use crate::graph::{Attribute, Dim, ElementType, Graph, Node, Source};
 use moh_operators::routed_mlp::Activation;
-use moh_operators::{DOMAIN, Definition, Linear, LinearActivation, linear};
+use moh_operators::{DOMAIN, Definition, Linear, LinearActivation, LinearActivationNBits, LinearNBits, linear};
 use std::collections::BTreeMap;
 
 /// How dense layers, norms or convolutions are written.
@@ -19,6 +19,9 @@ pub enum DenseStyle {
     /// As operators of ai.moh.
     Moh,
 }
+
+/// Number of LinearNBits's bias among its inputs.
+const QUANTISED_BIAS: usize = 3;
 
 /// Columns from which a matrix is worth it: a router's has fewer.
 const NARROW: usize = 32;
@@ -38,18 +41,18 @@ pub struct DenseLayers {
 
 impl Pass for DenseLayers {
     fn run(&self, graph: &mut Graph) -> Result<(), Error> {
-        if self.style == Some(DenseStyle::Moh) && !self.standard {
-            fuse(graph);
-        }
+        fuse(graph, self.style == Some(DenseStyle::Moh) && !self.standard);
         Ok(())
     }
 }
 
-fn fuse(graph: &mut Graph) {
+/// Writes layers with quantised weights, and with `all` those in floating point.
+fn fuse(graph: &mut Graph, all: bool) {
     let mut search = Search { readers: readers(graph), taken: vec![false; graph.nodes.len()] };
     let mut fused: BTreeMap<usize, Node> = BTreeMap::new();
     for i in 0..graph.nodes.len() {
-        if !is_dense(graph, &graph.nodes[i]) {
+        let node = &graph.nodes[i];
+        if !(is_quantised(node) || all && is_dense(graph, node)) {
             continue;
         }
         let layer = search.layer(graph, i);
@@ -77,6 +80,11 @@ fn is_dense(graph: &Graph, node: &Node) -> bool {
             let is_float = matches!(init.ty, ElementType::F32 | ElementType::F16 | ElementType::BF16);
             is_weight && is_float && init.dims[1] >= NARROW
         })
+}
+
+/// Whether it is a layer with a quantised weight.
+fn is_quantised(node: &Node) -> bool {
+    node.op_type == LinearNBits::NAME && node.domain == DOMAIN
 }
 
 /// Numbers of the nodes that read a value; `None` for an output of the model.
@@ -116,9 +124,14 @@ impl Search {
     fn layer(&self, graph: &Graph, i: usize) -> Layer {
         let inputs = graph.nodes[i].inputs.clone();
         let mut layer = Layer { parts: vec![i], inputs, bias: None, gate: None, residual: None, activation: None };
-        let is_vector = |name: &str| graph.initializers.iter().any(|init| init.name == name && init.dims.len() == 1);
+        let quantised = is_quantised(&graph.nodes[i]);
+        let dims = |name: &str| graph.initializers.iter().find(|init| init.name == name).map(|init| &init.dims[..]);
+        // LinearNBits has no bias of one number.
+        let rows = dims(&layer.inputs[1]).filter(|_| quantised).map(|weight| &weight[..1]);
+        let is_bias =
+            |name: &str| dims(name).is_some_and(|bias| bias.len() == 1 && rows.is_none_or(|rows| bias == rows));
         if let Some((add, other)) = self.next(graph, &layer, "Add")
-            && is_vector(other)
+            && is_bias(other)
         {
             layer.bias = Some(other.to_owned());
             layer.parts.push(add);
@@ -130,6 +143,9 @@ impl Search {
         {
             layer.activation = Some(activation);
             layer.parts.extend(parts);
+            return layer;
+        }
+        if quantised {
             return layer;
         }
         let y = graph.value(layer.output(graph)).map_or(Vec::new(), |y| y.dims);
@@ -201,7 +217,30 @@ impl Layer {
 
     /// The node that replaces its parts.
     fn node(&self, graph: &mut Graph) -> Node {
-        let (first, output) = (graph.nodes[self.parts[0]].name.clone(), self.output(graph).to_owned());
+        let first = &graph.nodes[self.parts[0]];
+        match is_quantised(first) {
+            true => self.quantised_node(first.clone(), self.output(graph).to_owned()),
+            false => self.dense_node(graph, first.name.clone()),
+        }
+    }
+
+    /// LinearNBits with what follows it.
+    fn quantised_node(&self, first: Node, output: String) -> Node {
+        let activation = self.activation.map(|activation| ("activation", Attribute::Int(activation as i64)));
+        let op_type = if self.activation.is_some() { LinearActivationNBits::NAME } else { first.op_type };
+        let mut inputs = first.inputs;
+        if let Some(bias) = &self.bias {
+            // Where there are zero points, a bias of zeros was there for them.
+            let (optional, bias) = (QUANTISED_BIAS..(QUANTISED_BIAS + 1).min(inputs.len()), bias.clone());
+            inputs.splice(optional, [bias]);
+        }
+        let attributes = activation.into_iter().chain(first.attributes).collect();
+        Node { op_type, inputs, outputs: vec![output], attributes, ..first }
+    }
+
+    /// Linear, or LinearActivation.
+    fn dense_node(&self, graph: &mut Graph, first: String) -> Node {
+        let output = self.output(graph).to_owned();
         let operator = if self.activation.is_some() { LinearActivation::OPERATOR } else { Linear::OPERATOR };
         let mut inputs = self.inputs.clone();
         let optional = [&self.bias, &self.gate, &self.residual];
@@ -395,6 +434,48 @@ mod tests {
         let mut options = Options { dense: MOH, ..Options::default() };
         options.settle(false);
         assert_eq!(written(graph(ElementType::F32, false), options.dense).len(), 2);
+    }
+
+    /// The layer of `followed` with a weight of 8 bits, with zero points or without.
+    fn quantised(zero_points: bool, nodes: Vec<Node>) -> Graph {
+        let mut graph = followed(nodes);
+        graph.initializers[0].dims = vec![NARROW, 1, 16];
+        let optional = if zero_points { &["zeros", "zero_points"][..] } else { &[] };
+        let inputs = [&["x", "weight", "scales"][..], optional].concat();
+        let attributes = vec![("bits", Attribute::Int(8))];
+        graph.nodes[0] = Node { domain: DOMAIN, attributes, ..node("LinearNBits", &inputs, "product") };
+        graph
+    }
+
+    #[test]
+    fn quantised_layers_take_their_bias_and_activation() {
+        let gelu = || vec![node("Gelu", &["sum"], "y")];
+        for zero_points in [false, true] {
+            let inputs =
+                [&["x", "weight", "scales", "bias"][..], &["zero_points"][..usize::from(zero_points)]].concat();
+            // In any style.
+            for pass in [MOH, DenseLayers::default(), DenseLayers { standard: true, ..MOH }] {
+                let found = written(quantised(zero_points, gelu()), pass);
+                assert_eq!(found, [layer("ai.moh:LinearActivationNBits", &inputs, "y")]);
+            }
+            let gated = vec![node("Mul", &["gate", "sum"], "y")];
+            let found = written(quantised(zero_points, gated), MOH);
+            assert_eq!(found[0], layer("ai.moh:LinearNBits", &inputs, "sum"));
+            assert_eq!(found[1], layer(":Mul", &["gate", "sum"], "y"));
+        }
+        let mut graph = quantised(false, gelu());
+        MOH.run(&mut graph).unwrap();
+        let [activation, bits] = [("activation", Activation::Gelu as i64), ("bits", 8)];
+        assert_eq!(graph.nodes[0].attributes, [activation, bits].map(|(name, value)| (name, Attribute::Int(value))));
+        assert!(!graph.values.contains_key("product") && !graph.values.contains_key("sum"));
+        // One number for all columns.
+        let mut graph = quantised(false, gelu());
+        graph.initializers[1].dims = vec![1];
+        assert_eq!(written(graph, MOH).len(), 3);
+        // A single row of each sequence.
+        let mut graph = quantised(false, gelu());
+        graph.inputs[0].dims.remove(1);
+        assert_eq!(written(graph, MOH)[0].0, "ai.moh:LinearNBits");
     }
 
     /// Layers of one row of each sequence, such as a time's, would choose the body of all.

@@ -76,24 +76,20 @@ impl Ahead {
         Ahead { lines: lines.clamp(1, most.min(of_row * rows.max(1))), ..self }
     }
 
-    /// Prefetches the next cache lines, if any are left.
+    /// Prefetches the next cache lines, if any are left, and perhaps some after a row's end.
     #[inline(always)]
     fn fetch<I: Isa>(&mut self, isa: I) {
-        for _ in 0..self.lines {
-            self.fetch_line(isa);
+        if self.rows == 0 {
+            return;
         }
-    }
-
-    #[inline(always)]
-    fn fetch_line<I: Isa>(&mut self, isa: I) {
-        if self.rows > 0 {
-            isa.prefetch(self.row.wrapping_add(self.done));
-            self.done += LINE;
-            if self.done >= self.bytes {
-                self.row = self.row.wrapping_add(self.stride);
-                self.rows -= 1;
-                self.done = 0;
-            }
+        for line in 0..self.lines {
+            isa.prefetch(self.row.wrapping_add(self.done + line * LINE));
+        }
+        self.done += self.lines * LINE;
+        if self.done >= self.bytes {
+            self.row = self.row.wrapping_add(self.stride);
+            self.rows -= 1;
+            self.done = 0;
         }
     }
 }
@@ -157,22 +153,23 @@ impl Tiles<'_> {
         unsafe {
             let (mut b, k) = (self.b, self.k.len());
             let whole = k - k % STEPS;
-            let mut fetched = 0;
-            for start in (0..whole).step_by(STEPS) {
-                self.ahead.fetch(isa);
-                // Stores that wait for lines, all at a tile's end, would be in the way of the next tile's loads. (A product whose output was
-                // not in a cache took 0.91 of the time, another 0.97.)
-                if fetched < G * V {
-                    let output = rows[fetched / V].output.wrapping_add(self.column + fetched % V * I::LANES);
-                    isa.prefetch_output(output.cast_const().cast());
-                    fetched += 1;
-                }
-                // A constant trip count, so that the loop is unrolled.
-                for i in start..start + STEPS {
-                    step(isa, &mut acc, &input, b, i);
-                    b = b.add(V * I::LANES);
-                }
+            // Not in memory while the products are computed.
+            let mut ahead = self.ahead;
+            // Stores that wait for lines, all at a tile's end, would be in the way of the next tile's loads. (A product whose output was
+            // not in a cache took 0.91 of the time, another 0.97.)
+            let fetching = whole.min(G * V * STEPS);
+            for start in (0..fetching).step_by(STEPS) {
+                let fetched = start / STEPS;
+                let output = rows[fetched / V].output.wrapping_add(self.column + fetched % V * I::LANES);
+                isa.prefetch_output(output.cast_const().cast());
+                ahead.fetch(isa);
+                b = steps(isa, &mut acc, &input, b, start);
             }
+            for start in (fetching..whole).step_by(STEPS) {
+                ahead.fetch(isa);
+                b = steps(isa, &mut acc, &input, b, start);
+            }
+            self.ahead = ahead;
             for i in whole..k {
                 step(isa, &mut acc, &input, b, i);
                 b = b.add(V * I::LANES);
@@ -190,6 +187,29 @@ impl Tiles<'_> {
             }
         }
     }
+}
+
+/// [`STEPS`] inner indices from `start` on. Returns what follows in the panel.
+///
+/// # Safety
+/// As [`step`].
+#[inline(always)]
+unsafe fn steps<I: Isa, const G: usize, const V: usize>(
+    isa: I,
+    acc: &mut [[I::V; V]; G],
+    input: &[*const f32; G],
+    mut b: *const f32,
+    start: usize,
+) -> *const f32 {
+    // A constant trip count, so that the loop is unrolled.
+    for i in start..start + STEPS {
+        // SAFETY: the caller's contract.
+        unsafe {
+            step(isa, acc, input, b, i);
+            b = b.add(V * I::LANES);
+        }
+    }
+    b
 }
 
 /// One inner index: multiplies a row of the panel, at `b`, by one element of each input and accumulates.

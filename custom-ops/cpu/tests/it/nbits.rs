@@ -2,7 +2,7 @@
 
 use crate::support::{self, Accounts, kernels_of};
 use moh_conformance::head_linear::{self, COMBINE, Gates, PROJECTION};
-use moh_conformance::nbits::{Case, MlpCase, Quantisation};
+use moh_conformance::nbits::{Case, LinearCase, MlpCase, Quantisation};
 use moh_conformance::routed_mlp;
 use moh_cpu::{Kernel, Threads};
 use moh_operators::routed_mlp::Activation;
@@ -142,6 +142,27 @@ fn empty_batches_and_sequences_do_no_work() {
         let case = head_linear::Case { batch, q_len, heads: 4, block: 16, width: 32, bias: true, ..PROJECTION };
         for case in each(case, 32) {
             assert!(check(case, &[1, 2]).iter().all(|&macs| macs == 0));
+        }
+    }
+}
+
+/// Dense layers, with each activation function and none: a few rows, several work items, and more rows than are converted at a time.
+#[test]
+fn dense_layers() {
+    let functions = Activation::ALL.iter().filter(|activation| activation.columns() == 1).copied().map(Some);
+    let dtypes = [DType::F32, DType::F16, DType::BF16];
+    for (i, activation) in functions.chain([None]).enumerate() {
+        for (j, (rows, out_width)) in [(1, 13), (5, 1100), (70, 301), (2051, 40)].into_iter().enumerate() {
+            for (k, quantisation) in ways(32).enumerate() {
+                let (bias, dtype) = ((i + k) % 2 == 0, dtypes[(i + j + k) % 3]);
+                let seed = 7;
+                let case = LinearCase { rows, width: 96, out_width, bias, activation, dtype, seed, quantisation };
+                println!("{case:?}");
+                let exact = LinearCase { quantisation: Quantisation { int8: false, ..quantisation }, ..case };
+                let (call, judge) = (case.call(), exact.call());
+                let judge = |kernel: &Kernel| if rows > 8 && kernel.isa == "amx" { &call } else { &judge };
+                support::check_as(&call, judge, &[1, 3], |_| false);
+            }
         }
     }
 }

@@ -248,8 +248,16 @@ fn mixtures_of_experts() {
     });
 }
 
-const DENSE: LinearCase =
-    LinearCase { rows: 1, width: 96, out_width: 40, bias: false, dtype: DType::F16, seed: 11, quantisation: INT4 };
+const DENSE: LinearCase = LinearCase {
+    rows: 1,
+    width: 96,
+    out_width: 40,
+    bias: false,
+    activation: None,
+    dtype: DType::F16,
+    seed: 11,
+    quantisation: INT4,
+};
 
 /// Every number of rows that has kernels of its own, in all types; outputs of no multiple of a tile, nor of 16 bytes.
 #[test]
@@ -266,6 +274,26 @@ fn dense_layers() {
                     };
                     let case =
                         LinearCase { rows, width, out_width, bias: (j + k) % 2 == 0, dtype, quantisation, ..DENSE };
+                    println!("{case:?}");
+                    device.check(&case.call(), |_| false);
+                }
+            }
+        }
+    });
+}
+
+/// Every function, of outputs of no multiple of 16 bytes too.
+#[test]
+fn activations_of_dense_layers() {
+    on_device(|device| {
+        let functions = Activation::ALL.iter().filter(|activation| activation.columns() == 1);
+        for (i, &activation) in functions.enumerate() {
+            for (j, dtype) in DType::ALL.into_iter().enumerate() {
+                for (k, (rows, out_width)) in [(1, 40), (9, 13), (34, 136)].into_iter().enumerate() {
+                    let zero_points = (i + k) % 3 == 0;
+                    let quantisation = Quantisation { bits: [4, 8][(i + j) % 2], zero_points, ..INT4 };
+                    let (bias, activation) = ((j + k) % 2 == 0, Some(activation));
+                    let case = LinearCase { rows, out_width, bias, activation, dtype, quantisation, ..DENSE };
                     println!("{case:?}");
                     device.check(&case.call(), |_| false);
                 }

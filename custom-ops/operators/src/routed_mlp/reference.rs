@@ -47,8 +47,10 @@ impl Activation {
             Activation::Relu => x.max(0.0),
             Activation::Silu | Activation::SwiGlu => silu(x),
             Activation::Gelu => gelu(x),
+            // 0.5 * x * (1 + tanh(u)), without the difference of two numbers near 1.
             Activation::GeluTanh => {
-                0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh())
+                let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x);
+                x / (1.0 + (-2.0 * u).exp())
             }
         }
     }
@@ -60,7 +62,8 @@ fn silu(x: f64) -> f64 {
 
 /// x * Phi(x), Phi being the normal distribution function.
 fn gelu(x: f64) -> f64 {
-    x * 0.5 * (1.0 + erf(x / std::f64::consts::SQRT_2))
+    let y = x / std::f64::consts::SQRT_2;
+    x * 0.5 * if y < -3.0 { erfc(-y) } else { 1.0 + erf(y) }
 }
 
 /// The error function: Maclaurin series up to 3, continued fraction of erfc above (Abramowitz and Stegun 7.1.5,
@@ -76,13 +79,18 @@ pub fn erf(x: f64) -> f64 {
         }
         sum * 2.0 / std::f64::consts::PI.sqrt()
     } else {
-        let mut fraction = magnitude;
-        for n in (1..=60).rev() {
-            fraction = magnitude + f64::from(n) / 2.0 / fraction;
-        }
-        1.0 - (-magnitude * magnitude).exp() / (fraction * std::f64::consts::PI.sqrt())
+        1.0 - erfc(magnitude)
     };
     value.copysign(x)
+}
+
+/// 1 - erf(x), of x from 3 on.
+fn erfc(x: f64) -> f64 {
+    let mut fraction = x;
+    for n in (1..=60).rev() {
+        fraction = x + f64::from(n) / 2.0 / fraction;
+    }
+    (-x * x).exp() / (fraction * std::f64::consts::PI.sqrt())
 }
 
 #[cfg(test)]
@@ -98,6 +106,18 @@ mod tests {
             (6.0, 1.0),
         ] {
             assert!((super::erf(x) - value).abs() < 1e-12, "erf({x}) = {}", super::erf(x));
+        }
+    }
+
+    /// Far below 0 the functions are small, not 0.
+    #[test]
+    fn gelu_of_large_negative_numbers() {
+        use super::Activation;
+        for (x, value) in [(-4.0, -1.266_849_673_3e-4), (-9.0, -1.015_729_565e-18)] {
+            let found = Activation::Gelu.of(x);
+            assert!((found / value - 1.0).abs() < 1e-6, "gelu({x}) = {found}");
+            let smooth = Activation::GeluTanh.of(x);
+            assert!(smooth < 0.0 && smooth > -1e-3, "gelu({x}) by tanh = {smooth}");
         }
     }
 }

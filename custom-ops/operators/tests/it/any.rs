@@ -8,9 +8,9 @@ use moh_conformance::{
 };
 use moh_operators::routed_mlp::Activation;
 use moh_operators::{
-    Attributes, DType, Definition, DepthwiseConv, Error, LayerNorm, LinearNBits, OPERATORS, Operator, RoutedCombine,
-    RoutedCombineNBits, RoutedMlp, RoutedMlpNBits, RoutedProjection, RoutedProjectionNBits, Tensor, Variant,
-    problem_of, routed_projection,
+    Attributes, DType, Definition, DepthwiseConv, Error, LayerNorm, LinearActivationNBits, LinearNBits, OPERATORS,
+    Operator, RoutedCombine, RoutedCombineNBits, RoutedMlp, RoutedMlpNBits, RoutedProjection, RoutedProjectionNBits,
+    Tensor, Variant, problem_of, routed_projection,
 };
 
 /// A call of every operator with all inputs, each size different.
@@ -44,7 +44,8 @@ fn calls() -> Vec<Call> {
     };
     let quantised = [RoutedProjectionNBits::OPERATOR, RoutedCombineNBits::OPERATOR, RoutedMlpNBits::OPERATOR];
     calls.extend(quantised.map(complete));
-    calls.extend([LinearNBits::OPERATOR, LayerNorm::OPERATOR, DepthwiseConv::OPERATOR].map(complete));
+    calls.extend([LinearNBits::OPERATOR, LinearActivationNBits::OPERATOR].map(complete));
+    calls.extend([LayerNorm::OPERATOR, DepthwiseConv::OPERATOR].map(complete));
     assert_eq!(calls.len(), OPERATORS.len());
     calls
 }

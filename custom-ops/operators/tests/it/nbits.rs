@@ -4,12 +4,17 @@ use moh_conformance::{Call, examples};
 use moh_operators::nbits::Format;
 use moh_operators::routed_mlp::Activation;
 use moh_operators::{
-    Attributes, DType, Definition, Error, LinearNBits, Operator, RoutedCombineNBits, RoutedMlpNBits,
-    RoutedProjectionNBits, Value,
+    Attributes, DType, Definition, Error, LinearActivationNBits, LinearNBits, Operator, RoutedCombineNBits,
+    RoutedMlpNBits, RoutedProjectionNBits, Value,
 };
 
-const ALL: [&Operator; 4] =
-    [RoutedProjectionNBits::OPERATOR, RoutedCombineNBits::OPERATOR, RoutedMlpNBits::OPERATOR, LinearNBits::OPERATOR];
+const ALL: [&Operator; 5] = [
+    RoutedProjectionNBits::OPERATOR,
+    RoutedCombineNBits::OPERATOR,
+    RoutedMlpNBits::OPERATOR,
+    LinearNBits::OPERATOR,
+    LinearActivationNBits::OPERATOR,
+];
 
 fn attributes(operator: &'static Operator, changed: (&str, i64)) -> Result<Attributes, Error> {
     let valid = |name: &str| match name {

@@ -94,12 +94,10 @@ impl<T: Element> DotJob for Bytes<'_, T> {
 
     #[inline(always)]
     fn run<D: ByteDot>(self, dot: D) -> u64 {
-        match (self.weight.format.bits, D::Vectors::REGISTERS >= 32, dot.parts().is_some()) {
-            (8, true, _) => self.all::<D, 1, 6, 2>(dot),
-            // A product before it is added needs a register.
-            (8, false, true) => self.all::<D, 1, 4, 2>(dot),
-            (8, false, false) => self.all::<D, 1, 6, 2>(dot),
-            (_, false, true) => self.all::<D, 2, 4, 2>(dot),
+        match self.weight.format.bits {
+            8 => self.all::<D, 1, 6, 2>(dot),
+            // Sums of 16 bits need registers before they are added.
+            _ if D::Vectors::REGISTERS < 32 && dot.parts().is_some() => self.all::<D, 2, 4, 2>(dot),
             _ => self.all::<D, 2, 6, 2>(dot),
         }
     }
