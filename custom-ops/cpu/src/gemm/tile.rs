@@ -76,20 +76,37 @@ impl Ahead {
         Ahead { lines: lines.clamp(1, most.min(of_row * rows.max(1))), ..self }
     }
 
-    /// Prefetches the next cache lines, if any are left, and perhaps some after a row's end.
+    /// Prefetches the next cache lines, if any are left.
     #[inline(always)]
     fn fetch<I: Isa>(&mut self, isa: I) {
-        if self.rows == 0 {
-            return;
+        match self.rows {
+            0 => {}
+            // A packed panel, for which this loop is short; perhaps some lines after its end as well.
+            1 => {
+                for line in 0..self.lines {
+                    isa.prefetch(self.row.wrapping_add(self.done + line * LINE));
+                }
+                self.done += self.lines * LINE;
+                self.rows = usize::from(self.done < self.bytes);
+            }
+            _ => {
+                for _ in 0..self.lines {
+                    self.fetch_line(isa);
+                }
+            }
         }
-        for line in 0..self.lines {
-            isa.prefetch(self.row.wrapping_add(self.done + line * LINE));
-        }
-        self.done += self.lines * LINE;
-        if self.done >= self.bytes {
-            self.row = self.row.wrapping_add(self.stride);
-            self.rows -= 1;
-            self.done = 0;
+    }
+
+    #[inline(always)]
+    fn fetch_line<I: Isa>(&mut self, isa: I) {
+        if self.rows > 0 {
+            isa.prefetch(self.row.wrapping_add(self.done));
+            self.done += LINE;
+            if self.done >= self.bytes {
+                self.row = self.row.wrapping_add(self.stride);
+                self.rows -= 1;
+                self.done = 0;
+            }
         }
     }
 }

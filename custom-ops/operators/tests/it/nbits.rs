@@ -127,6 +127,18 @@ fn a_dense_layer_takes_rows_of_any_shape() {
 }
 
 #[test]
+fn a_dense_layer_has_no_function_of_two_columns() {
+    for activation in [4, 5, -1] {
+        match attributes(LinearActivationNBits::OPERATOR, ("activation", activation)) {
+            Err(Error::Attribute { operator, attribute, .. }) => {
+                assert_eq!((operator, attribute), ("LinearActivationNBits", "activation"));
+            }
+            other => panic!("{activation}: {other:?}"),
+        }
+    }
+}
+
+#[test]
 fn optional_inputs_of_an_mlp_come_in_pairs() {
     let call = complete(RoutedMlpNBits::OPERATOR);
     for found in [7, 9] {
