@@ -1,6 +1,6 @@
 //! The activation functions.
 
-use crate::isa::{Isa, Job};
+use crate::isa::{EXP2_MOST, Isa, Job};
 use moh_operators::Element;
 use moh_operators::routed_mlp::Activation;
 use std::f32::consts::LOG2_E;
@@ -54,9 +54,37 @@ pub(crate) fn activate<I: Isa>(isa: I, activation: Activation, x: I::V) -> I::V 
         Activation::Relu => isa.max(isa.splat(0.0), x),
         Activation::Gelu => gelu(isa, x),
         Activation::GeluTanh => gelu_tanh(isa, x),
-        Activation::Silu | Activation::SwiGlu => gated(isa, x, isa.mul(x, isa.splat(LOG2_E))),
+        Activation::Silu | Activation::SwiGlu => silu(isa, x),
     }
 }
+
+/// x / (1 + 2^v), v at most [`EXP2_MOST`], which is for a quotient of 0 (NaN if x is -inf).
+#[inline(always)]
+fn gated<I: Isa>(isa: I, x: I::V, v: I::V) -> I::V {
+    isa.quotient(x, isa.add(isa.splat(1.0), isa.exp2(v)))
+}
+
+/// x / (1 + e^-x).
+#[inline(always)]
+fn silu<I: Isa>(isa: I, x: I::V) -> I::V {
+    let v = isa.mul(isa.max(isa.splat(-EXP2_MOST / LOG2_E), x), isa.splat(-LOG2_E));
+    gated(isa, x, v)
+}
+
+/// 0.5 x (1 + tanh(u)) = x / (1 + e^-2u), with u = sqrt(2/pi) (x + 0.044715 x^3).
+#[inline(always)]
+fn gelu_tanh<I: Isa>(isa: I, x: I::V) -> I::V {
+    const SCALE: f32 = -1.595_769 * LOG2_E;
+    /// For which v is [`EXP2_MOST`].
+    const LEAST: f32 = -10.0684;
+    let y = isa.max(isa.splat(LEAST), x);
+    let factor = isa.fma(isa.mul(y, y), isa.splat(SCALE * 0.044_715), isa.splat(SCALE));
+    gated(isa, x, isa.mul(y, factor))
+}
+
+/// Upper tail of the normal distribution, a >= 0: e^(-a^2/2) t p(t) with t = 1 / (1 + a/4), the form of Abramowitz and
+/// Stegun 26.2.17. The polynomial p is fitted here, lowest power first; its error times 1 + a is below 4e-9.
+const TAIL: [f32; 7] = [0.099_849, 0.104_798_96, 0.046_739_16, 0.246_746_97, -0.236_824_11, 0.327_593_7, -0.088_903_7];
 
 /// The positive and the negative part of x, both >= 0. If x is NaN, both are NaN.
 #[inline(always)]
@@ -64,27 +92,6 @@ fn parts<I: Isa>(isa: I, x: I::V) -> [I::V; 2] {
     let zero = isa.splat(0.0);
     [isa.max(zero, x), isa.max(zero, isa.sub(zero, x))]
 }
-
-/// x / (1 + 2^-u); u has the sign of x.
-#[inline(always)]
-fn gated<I: Isa>(isa: I, x: I::V, u: I::V) -> I::V {
-    let zero = isa.splat(0.0);
-    let decay = isa.exp2(isa.sub(zero, isa.max(u, isa.sub(zero, u))));
-    let [positive, negative] = parts(isa, x);
-    isa.quotient(isa.sub(positive, isa.mul(negative, decay)), isa.add(isa.splat(1.0), decay))
-}
-
-/// 0.5 x (1 + tanh(u)) = x / (1 + e^-2u), with u = sqrt(2/pi) (x + 0.044715 x^3).
-#[inline(always)]
-fn gelu_tanh<I: Isa>(isa: I, x: I::V) -> I::V {
-    const SCALE: f32 = 1.595_769 * LOG2_E;
-    let factor = isa.fma(isa.mul(x, x), isa.splat(SCALE * 0.044_715), isa.splat(SCALE));
-    gated(isa, x, isa.mul(x, factor))
-}
-
-/// Upper tail of the normal distribution, a >= 0: e^(-a^2/2) t p(t) with t = 1 / (1 + a/4), the form of Abramowitz and
-/// Stegun 26.2.17. The polynomial p is fitted here, lowest power first; its error times 1 + a is below 4e-9.
-const TAIL: [f32; 7] = [0.099_849, 0.104_798_96, 0.046_739_16, 0.246_746_97, -0.236_824_11, 0.327_593_7, -0.088_903_7];
 
 /// x * Phi(x), Phi being the normal distribution function.
 #[inline(always)]

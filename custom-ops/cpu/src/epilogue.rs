@@ -230,14 +230,20 @@ impl<T: Element> Replace<'_, T> {
         for row in rows.clone() {
             let (becomes, ahead) = (of_row(row), of_row((row + AHEAD).min(rows.end - 1)));
             let start = sums.wrapping_add((row - rows.start) * epilogue.width);
-            for column in (0..columns.len()).step_by(I::LANES) {
-                let n = (columns.len() - column).min(I::LANES);
-                ahead.prefetch(isa, column);
-                // SAFETY: the constructor's contract.
-                unsafe {
-                    let at = start.add(column);
-                    let sums = becomes.apply(isa, isa.widen_part(at, n), column, n);
-                    isa.narrow_part(at, sums, n);
+            let whole = columns.len() - columns.len() % I::LANES;
+            // SAFETY: the constructor's contract.
+            unsafe {
+                // (With a branch for the last, partial vector in it, this loop took 1.2 to 1.4 of the time.)
+                for column in (0..whole).step_by(I::LANES) {
+                    ahead.prefetch(isa, column);
+                    let sums = becomes.apply(isa, isa.widen(start.add(column)), column, I::LANES);
+                    isa.narrow(start.add(column), sums);
+                }
+                let n = columns.len() - whole;
+                if n > 0 {
+                    ahead.prefetch(isa, whole);
+                    let sums = becomes.apply(isa, isa.widen_part(start.add(whole), n), whole, n);
+                    isa.narrow_part(start.add(whole), sums, n);
                 }
             }
         }

@@ -262,7 +262,7 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     fn mul(self, a: Self::V, b: Self::V) -> Self::V;
     /// `a / b`
     fn div(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `a / b` for `b` from 1 to 2, or a NaN; off by two units in the last place at most.
+    /// `a / b` for `b` from 1 to infinity, or a NaN; off by two units in the last place at most unless `b` is more than 2^126.
     #[inline(always)]
     fn quotient(self, a: Self::V, b: Self::V) -> Self::V {
         self.div(a, b)
@@ -275,7 +275,7 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     fn keep_less(self, a: Self::V, b: Self::V, x: Self::V) -> Self::V;
     /// `x`, with 0 in place of -inf.
     fn finite_max(self, x: Self::V) -> Self::V;
-    /// 2 to the power of `x <= 0`.
+    /// 2 to the power of `x`, at most [`EXP2_MOST`]; infinity already from 127.5 on, or only from 128 on.
     fn exp2(self, x: Self::V) -> Self::V;
     /// The sum of the lanes.
     fn sum(self, x: Self::V) -> f32;
@@ -509,6 +509,9 @@ pub(crate) const EXP2: [f32; 6] = [1.0, 0.693_151_3, 0.240_164_44, 0.055_799_913
 /// The same on [-0.5, 0.5]: relative error below 1.8e-7.
 pub(crate) const EXP2_NEAREST: [f32; 6] =
     [1.0, 0.693_146_94, 0.240_222_42, 0.055_507_336, 0.009_671_513, 0.001_326_472_7];
+
+/// The greatest argument of [`Isa::exp2`], of which the result is infinity.
+pub(crate) const EXP2_MOST: f32 = 128.25;
 
 /// Lower bound of `exp2`'s argument in an [`Isa`] that builds the power of two in the exponent field: rounds to -127,
 /// whose field is 0.

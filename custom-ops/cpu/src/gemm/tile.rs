@@ -7,7 +7,7 @@ use std::ops::Range;
 /// Maximum rows of a register tile with [`vectors`] vectors per row, and of a narrower one: limited by vector
 /// registers and by address registers.
 const ROWS: [usize; 2] = [5, 6];
-/// Inner indices between two prefetches.
+/// Inner indices that are multiplied without a branch, and between two prefetches.
 const STEPS: usize = 4;
 /// Cache lines per prefetch, at most: for every row, and in all. (With one line, 2 to 32 rows took 1.1 to 1.4 of the time on AVX-512; one row, which is
 /// read as fast as memory permits, takes longer with more.)
@@ -46,6 +46,12 @@ pub(crate) struct Tiles<'a> {
 
 const LINE: usize = 64;
 
+/// Vectors of a cache line, at least one.
+const fn vectors_of_line<I: Isa>() -> usize {
+    let vectors = LINE / (I::LANES * size_of::<f32>());
+    if vectors > 0 { vectors } else { 1 }
+}
+
 /// Memory to prefetch: rows of `bytes` bytes, `stride` bytes apart. It is never dereferenced.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ahead {
@@ -76,7 +82,42 @@ impl Ahead {
         Ahead { lines: lines.clamp(1, most.min(of_row * rows.max(1))), ..self }
     }
 
+    /// If they are in one row and prefetched one by one; instead of nothing, `other`.
+    #[inline(always)]
+    fn single_lines(&self, other: *const f32) -> Option<Lines> {
+        match (self.rows, self.lines) {
+            (0, _) => Some(Lines { next: other.cast(), last: other.cast() }),
+            (1, 1) => {
+                let last = self.row.wrapping_add(self.bytes.saturating_sub(LINE));
+                Some(Lines { next: self.row.wrapping_add(self.done), last })
+            }
+            _ => None,
+        }
+    }
+}
+
+/// What prefetches some memory in many steps.
+trait Prefetch: Copy {
     /// Prefetches the next cache lines, if any are left.
+    fn fetch<I: Isa>(&mut self, isa: I);
+}
+
+/// Cache lines one after another, until the last one. It is prefetched again and again, which takes less time than branches.
+#[derive(Debug, Clone, Copy)]
+struct Lines {
+    next: *const u8,
+    last: *const u8,
+}
+
+impl Prefetch for Lines {
+    #[inline(always)]
+    fn fetch<I: Isa>(&mut self, isa: I) {
+        isa.prefetch(self.next);
+        self.next = self.next.wrapping_add(LINE).min(self.last);
+    }
+}
+
+impl Prefetch for Ahead {
     #[inline(always)]
     fn fetch<I: Isa>(&mut self, isa: I) {
         match self.rows {
@@ -96,7 +137,9 @@ impl Ahead {
             }
         }
     }
+}
 
+impl Ahead {
     #[inline(always)]
     fn fetch_line<I: Isa>(&mut self, isa: I) {
         if self.rows > 0 {
@@ -133,11 +176,10 @@ impl Tiles<'_> {
     fn rows<I: Isa, const V: usize>(&mut self, isa: I) {
         let most = const { most_rows(V) };
         let mut picked = self.picked;
-        while !picked.is_empty() {
-            // The last two tiles get equal numbers of rows: in a tile of very few rows, every addition would wait for
-            // the previous one.
-            let rows = if picked.len() < 2 * most && picked.len() > most { picked.len().div_ceil(2) } else { most };
-            let (tile, rest) = picked.split_at(rows.min(picked.len()));
+        // Tiles of about equal numbers of rows: in a tile of very few rows, every addition would wait for the previous one.
+        for left in (1..=picked.len().div_ceil(most)).rev() {
+            let rows = picked.len().div_ceil(left);
+            let (tile, rest) = picked.split_at(rows);
             match tile.len() {
                 1 => self.picked::<I, 1, V>(isa, tile),
                 2 => self.picked::<I, 2, V>(isa, tile),
@@ -161,48 +203,93 @@ impl Tiles<'_> {
     /// A tile of `G` rows, accumulated in registers over the whole inner length.
     #[inline(always)]
     fn tile<I: Isa, const G: usize, const V: usize>(&mut self, isa: I, rows: [Row; G]) {
-        let mut acc = [[isa.splat(0.0); V]; G];
+        let outputs = rows.map(|row| row.output.wrapping_add(self.column));
+        // SAFETY: the constructor's contract.
+        unsafe {
+            let mut sums = match self.ahead.single_lines(self.b) {
+                Some(lines) => {
+                    let (sums, lines) = self.products::<I, _, G, V>(isa, &rows, &outputs, lines);
+                    self.ahead.done = lines.next.addr().wrapping_sub(self.ahead.row.addr());
+                    sums
+                }
+                None => {
+                    let (sums, ahead) = self.products::<I, _, G, V>(isa, &rows, &outputs, self.ahead);
+                    self.ahead = ahead;
+                    sums
+                }
+            };
+            match self.begin {
+                Start::New(None) => {}
+                Start::New(Some(bias)) => {
+                    for v in 0..V {
+                        let bias = isa.load(bias.as_ptr().add(v * I::LANES));
+                        for g in 0..G {
+                            sums[g][v] = isa.add(bias, sums[g][v]);
+                        }
+                    }
+                }
+                Start::Sums => {
+                    for g in 0..G {
+                        for v in 0..V {
+                            sums[g][v] = isa.add(isa.load(outputs[g].add(v * I::LANES)), sums[g][v]);
+                        }
+                    }
+                }
+            }
+            for g in 0..G {
+                for v in 0..V {
+                    isa.store(outputs[g].add(v * I::LANES), sums[g][v]);
+                }
+            }
+        }
+    }
+
+    /// The tile's sums of products. Also returns what is left to prefetch.
+    ///
+    /// # Safety
+    /// The constructor's contract.
+    #[inline(always)]
+    unsafe fn products<I: Isa, P: Prefetch, const G: usize, const V: usize>(
+        &self,
+        isa: I,
+        rows: &[Row; G],
+        outputs: &[*mut f32; G],
+        mut ahead: P,
+    ) -> ([[I::V; V]; G], P) {
+        let mut sums = [[isa.splat(0.0); V]; G];
         let mut input = [self.b; G];
         for g in 0..G {
             input[g] = rows[g].input.wrapping_add(self.k.start);
         }
-        // SAFETY: the constructor's contract.
+        let (mut b, k) = (self.b, self.k.len());
+        let whole = k - k % STEPS;
+        // Stores that wait for lines, all at a tile's end, would be in the way of the next tile's loads. (A product whose output was
+        // not in a cache took 0.91 of the time, another 0.97.)
+        let of_line = const { vectors_of_line::<I>() };
+        let lines = V.div_ceil(of_line);
+        let fetching = whole.min(G * lines * STEPS);
+        // SAFETY: the caller's contract.
         unsafe {
-            let (mut b, k) = (self.b, self.k.len());
-            let whole = k - k % STEPS;
-            // Not in memory while the products are computed.
-            let mut ahead = self.ahead;
-            // Stores that wait for lines, all at a tile's end, would be in the way of the next tile's loads. (A product whose output was
-            // not in a cache took 0.91 of the time, another 0.97.)
-            let fetching = whole.min(G * V * STEPS);
-            for start in (0..fetching).step_by(STEPS) {
-                let fetched = start / STEPS;
-                let output = rows[fetched / V].output.wrapping_add(self.column + fetched % V * I::LANES);
+            let mut start = 0;
+            while start < fetching {
+                let line = start / STEPS;
+                let output = outputs[line / lines].wrapping_add(line % lines * of_line * I::LANES);
                 isa.prefetch_output(output.cast_const().cast());
                 ahead.fetch(isa);
-                b = steps(isa, &mut acc, &input, b, start);
+                b = steps(isa, &mut sums, &input, b, start);
+                start += STEPS;
             }
-            for start in (fetching..whole).step_by(STEPS) {
+            while start < whole {
                 ahead.fetch(isa);
-                b = steps(isa, &mut acc, &input, b, start);
+                b = steps(isa, &mut sums, &input, b, start);
+                start += STEPS;
             }
-            self.ahead = ahead;
             for i in whole..k {
-                step(isa, &mut acc, &input, b, i);
+                step(isa, &mut sums, &input, b, i);
                 b = b.add(V * I::LANES);
             }
-            for g in 0..G {
-                for v in 0..V {
-                    let output = rows[g].output.add(self.column + v * I::LANES);
-                    let sum = match self.begin {
-                        Start::Sums => isa.add(isa.load(output), acc[g][v]),
-                        Start::New(None) => acc[g][v],
-                        Start::New(Some(bias)) => isa.add(isa.load(bias.as_ptr().add(v * I::LANES)), acc[g][v]),
-                    };
-                    isa.store(output, sum);
-                }
-            }
         }
+        (sums, ahead)
     }
 }
 
@@ -219,10 +306,10 @@ unsafe fn steps<I: Isa, const G: usize, const V: usize>(
     start: usize,
 ) -> *const f32 {
     // A constant trip count, so that the loop is unrolled.
-    for i in start..start + STEPS {
+    for i in 0..STEPS {
         // SAFETY: the caller's contract.
         unsafe {
-            step(isa, acc, input, b, i);
+            step(isa, acc, input, b, start + i);
             b = b.add(V * I::LANES);
         }
     }

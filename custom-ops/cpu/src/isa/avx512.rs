@@ -79,7 +79,10 @@ impl Isa for Avx512 {
         simd!({
             let guess = _mm512_rcp14_ps(b);
             // Newton's step. (One more for the quotient would make an infinity NaN.)
-            let inverse = _mm512_fmadd_ps(guess, _mm512_fnmadd_ps(guess, b, _mm512_set1_ps(1.0)), guess);
+            let error = _mm512_fnmadd_ps(guess, b, _mm512_set1_ps(1.0));
+            // NaN where b is an infinity, whose guess is 0.
+            let error = _mm512_max_ps(error, _mm512_set1_ps(-1.0));
+            let inverse = _mm512_fmadd_ps(guess, error, guess);
             _mm512_mul_ps(a, inverse)
         })
     }

@@ -1,6 +1,6 @@
 //! Every instruction set is tested against scalar code.
 
-use super::{Isa, Job, LARGEST_OF_DIGITS, MAX_LANES};
+use super::{EXP2_MOST, Isa, Job, LARGEST_OF_DIGITS, MAX_LANES};
 use half::{bf16, f16};
 use moh_operators::Element;
 
@@ -41,7 +41,7 @@ impl Job for Exp2 {
     type Output = ();
     fn run<I: Isa>(self, isa: I) {
         let exp2 = |x: f32| lanes(isa, isa.exp2(isa.splat(x)))[0];
-        for i in 0..=1_260_000 {
+        for i in -1_274_000..=1_260_000 {
             let x = -1e-4 * i as f32;
             let (found, expected) = (f64::from(exp2(x)), f64::from(x).exp2());
             // 2^-126 is the smallest normal number; below it, 0 is accepted.
@@ -51,6 +51,7 @@ impl Job for Exp2 {
         assert_eq!(exp2(0.0), 1.0);
         assert_eq!(exp2(-0.0), 1.0);
         assert_eq!(exp2(f32::NEG_INFINITY), 0.0);
+        assert_eq!(exp2(EXP2_MOST), f32::INFINITY);
         assert!(exp2(f32::NAN).is_nan());
         for x in [-126.5, -127.0, -127.5, -140.0, -1e4, -1e30, f32::MIN] {
             assert!((0.0..=1.2e-38).contains(&exp2(x)), "2^{x} = {}", exp2(x));
@@ -82,6 +83,16 @@ impl Job for Comparisons {
         assert_eq!(one(isa.sub(two, isa.splat(3.0))), -1.0);
         assert_eq!(one(isa.div(two, isa.splat(3.0))), 2.0 / 3.0);
         assert_eq!(one(isa.div(two, inf)), 0.0);
+        for exponent in 0..126 {
+            for part in 0..1000 {
+                let b = (1.0 + part as f32 / 1000.0) * (exponent as f32).exp2();
+                let error = (f64::from(one(isa.quotient(two, isa.splat(b)))) * f64::from(b) / 2.0 - 1.0).abs();
+                assert!(error < 3.0 * f64::from(f32::EPSILON), "2 / {b}: {error}");
+            }
+        }
+        assert_eq!(one(isa.quotient(two, inf)), 0.0);
+        assert!(one(isa.quotient(minus, inf)).is_nan());
+        assert!(one(isa.quotient(two, nan)).is_nan());
         let expected: f32 = (0..I::LANES).map(|i| i as f32 + 0.5).sum();
         assert_eq!(isa.sum(vector(isa, |i| i as f32 + 0.5)), expected);
     }
