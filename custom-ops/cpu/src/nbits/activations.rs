@@ -5,10 +5,10 @@ use super::weight::Format;
 use super::{FEW, Level, panel::Tiled};
 use crate::host::Host;
 use crate::isa::unit::TILE;
-use crate::isa::{Isa, MAX_LANES, MatrixUnit};
+use crate::isa::{Isa, MAX_LANES, MatrixUnit, array};
 use crate::memory::{Sections, Uncleared};
 use crate::workers::{Shared, share};
-use moh_operators::{Element, Error};
+use moh_operators::{DType, Element, Error};
 use std::ops::Range;
 
 /// The parts of the inner dimension that each row uses, such as the heads that are on. The others count as 0 and are never
@@ -197,12 +197,17 @@ fn used(format: Format, lanes: usize, rows: usize, parts: Option<Parts<'_>>, few
     let mut segments: Vec<Segment> = Vec::new();
     for block in 0..format.blocks() {
         let overlapped = overlapping(format, parts.width, block);
+        if let Some(last) = segments.last_mut()
+            && overlapping(format, parts.width, last.blocks.end - 1) == overlapped
+        {
+            last.blocks.end += 1;
+            continue;
+        }
+        let rows: Vec<u32> = (0..rows).filter(|&row| uses(row, block)).map(|row| row as u32).collect();
         match segments.last_mut() {
-            Some(last) if overlapping(format, parts.width, last.blocks.start) == overlapped => last.blocks.end += 1,
-            _ => {
-                let rows = (0..rows).filter(|&row| uses(row, block)).map(|row| row as u32).collect();
-                segments.push(Segment { blocks: block..block + 1, rows });
-            }
+            // Neighbours that the same rows use, such as heads that are always on, are multiplied as one.
+            Some(last) if last.rows == rows => last.blocks.end += 1,
+            _ => segments.push(Segment { blocks: block..block + 1, rows }),
         }
     }
     Used::Segments(Some(segments))
@@ -280,6 +285,36 @@ impl<X: Element> DotJob for Convert<'_, X> {
 }
 
 impl<X: Element> Convert<'_, X> {
+    /// Whether a row uses all parts of a block.
+    #[inline(always)]
+    fn uses_all(&self, row: usize, block: usize) -> bool {
+        let Some(parts) = self.parts else { return true };
+        overlapping(self.format, parts.width, block).all(|part| (parts.used)(row, part))
+    }
+
+    /// The values of a block, in f32: where they are, or in `values`, as [`Convert::read`].
+    ///
+    /// # Safety
+    /// As [`Convert::read`].
+    #[inline(always)]
+    unsafe fn floats<I: Isa>(
+        &self,
+        isa: I,
+        row: usize,
+        input: *const X,
+        block: usize,
+        values: &mut [f32],
+    ) -> *const f32 {
+        // SAFETY: the caller's contract; the type that corresponds to DTYPE is f32.
+        unsafe {
+            if X::DTYPE == DType::F32 && self.uses_all(row, block) {
+                return input.add(block * self.format.block).cast();
+            }
+            self.read(isa, row, input, block, values);
+        }
+        values.as_ptr()
+    }
+
     /// Reads a block; what the row does not use is 0.
     ///
     /// # Safety
@@ -287,21 +322,14 @@ impl<X: Element> Convert<'_, X> {
     #[inline(always)]
     unsafe fn read<I: Isa>(&self, isa: I, row: usize, input: *const X, block: usize, values: &mut [f32]) {
         let (start, end) = (block * self.format.block, (block + 1) * self.format.block);
-        let mut copy = |range: Range<usize>| {
-            for k in range.clone().step_by(I::LANES) {
-                let n = (range.end - k).min(I::LANES);
-                // SAFETY: the caller's contract; a block is a multiple of a vector, and the values have room for one.
-                unsafe {
-                    let x = isa.widen_part(input.add(k), n);
-                    isa.store(values.as_mut_ptr().add(k - start), x);
-                }
+        let Some(parts) = self.parts.filter(|_| !self.uses_all(row, block)) else {
+            for k in (start..end).step_by(I::LANES) {
+                // SAFETY: the caller's contract; a block is a multiple of a vector, and the values have room for it.
+                unsafe { isa.store(values.as_mut_ptr().add(k - start), isa.widen(input.add(k))) }
             }
+            return;
         };
-        let Some(parts) = self.parts else { return copy(start..end) };
         let overlapped = overlapping(self.format, parts.width, block);
-        if overlapped.clone().all(|part| (parts.used)(row, part)) {
-            return copy(start..end);
-        }
         values[..self.format.block].fill(0.0);
         for part in overlapped.filter(|&part| (parts.used)(row, part)) {
             let range = (part * parts.width).max(start)..((part + 1) * parts.width).min(end);
@@ -381,51 +409,71 @@ impl<X: Element> Convert<'_, X> {
         let (isa, lanes, len) = (dot.vectors(), D::Vectors::LANES, self.format.block);
         let (zero, magic) = (isa.splat(0.0), isa.splat(MAGIC));
         let (mut most, mut sums) = ([zero; MAX_LANES], [zero; MAX_LANES]);
-        // SAFETY: the caller's contract; the values are those of the blocks, whose length is a multiple of the vectors' length.
+        // SAFETY: the caller's contract; the values are those of the blocks, whose length is a multiple of the vectors' length. In
+        // the layout a vector of blocks has room after the last one.
         unsafe {
+            let mut inputs = [values.as_ptr(); MAX_LANES];
             for (i, block) in blocks.clone().enumerate() {
-                self.read(isa, row, input, block, &mut values[i * len..]);
-                let values = values.as_ptr().add(i * len);
+                inputs[i] = self.floats(isa, row, input, block, &mut values[i * len..]);
                 for at in (0..len).step_by(lanes) {
-                    let x = isa.load(values.add(at));
+                    let x = isa.load(inputs[i].add(at));
                     most[i] = isa.max(isa.max(x, isa.sub(zero, x)), most[i]);
                 }
             }
             let most = across(isa, most, |a, b| isa.max(a, b));
             let inverse = most.map(|most| if most >= LEAST { 127.0 / most } else { 0.0 });
             for (i, block) in blocks.clone().enumerate() {
-                let (values, inverse) = (values.as_ptr().add(i * len), isa.splat(inverse[i]));
-                for at in (0..len).step_by(lanes) {
-                    let integers = isa.add(isa.mul(isa.load(values.add(at)), inverse), magic);
-                    sums[i] = isa.add(sums[i], isa.sub(integers, magic));
-                    self.store_bytes(dot, integers, output.cast(), block * len + at);
+                let (inverse, start) = (isa.splat(inverse[i]), block * len);
+                let mut sum = zero;
+                let mut round = |at: usize| {
+                    let integers = isa.add(isa.mul(isa.load(inputs[i].add(at)), inverse), magic);
+                    sum = isa.add(sum, isa.sub(integers, magic));
+                    integers
+                };
+                if len.is_multiple_of(2 * lanes) {
+                    for at in (0..len).step_by(2 * lanes) {
+                        self.store_bytes(dot, [round(at), round(at + lanes)], output.cast(), start + at);
+                    }
+                } else {
+                    self.store_bytes(dot, [round(0)], output.cast(), start);
                 }
+                sums[i] = sum;
             }
             // Of integers, exact; NaN if a number is not finite.
             let sums = across(isa, sums, |a, b| isa.add(a, b));
-            let zero = self.format.default_zero() - D::SUBTRACTED[usize::from(self.format.bits == 8)];
-            for (i, block) in blocks.enumerate() {
-                let step = match (sums[i].is_nan(), inverse[i] > 0.0) {
-                    (true, _) => f32::NAN,
-                    (false, false) => 0.0,
-                    (false, true) => most[i] / 127.0,
-                };
-                *output.add(self.layout.scales + block) = step;
-                *output.add(self.layout.corrections + block) = -(sums[i] * step);
-                // Of NaN: 0.
-                *output.add(self.layout.starts + block).cast() = -(sums[i] as i32) * i32::from(zero);
-            }
+            let zero = i32::from(self.format.default_zero() - D::SUBTRACTED[usize::from(self.format.bits == 8)]);
+            let steps: [f32; MAX_LANES] = array(|i| match (sums[i].is_nan(), inverse[i] > 0.0) {
+                (true, _) => f32::NAN,
+                (false, false) => 0.0,
+                (false, true) => most[i] / 127.0,
+            });
+            let corrections: [f32; MAX_LANES] = array(|i| -(sums[i] * steps[i]));
+            // Of NaN: 0.
+            let starts: [i32; MAX_LANES] = array(|i| {
+                let sum = if sums[i].is_nan() { 0.0 } else { sums[i] };
+                -(sum.to_int_unchecked::<i32>() * zero)
+            });
+            let place = |of: usize| output.add(of + blocks.start);
+            std::ptr::copy_nonoverlapping(steps.as_ptr(), place(self.layout.scales), lanes);
+            std::ptr::copy_nonoverlapping(corrections.as_ptr(), place(self.layout.corrections), lanes);
+            std::ptr::copy_nonoverlapping(starts.as_ptr(), place(self.layout.starts).cast(), lanes);
         }
     }
 
-    /// Stores the integers of a vector's values, from inner index `k` on, which are in their low bytes.
+    /// Stores the integers of `N` vectors' values, from inner index `k` on, which are in their low bytes.
     ///
     /// # Safety
     /// `output` has room for the row.
     #[inline(always)]
-    unsafe fn store_bytes<D: ByteDot>(&self, dot: D, values: <D::Vectors as Isa>::V, output: *mut u8, k: usize) {
+    unsafe fn store_bytes<D: ByteDot, const N: usize>(
+        &self,
+        dot: D,
+        values: [<D::Vectors as Isa>::V; N],
+        output: *mut u8,
+        k: usize,
+    ) {
         let lanes = D::Vectors::LANES;
-        // SAFETY: the caller's contract. A vector's bytes are neighbours: their number divides a vector of the weight.
+        // SAFETY: the caller's contract. Vectors' bytes are neighbours: their number divides a vector of the weight.
         unsafe {
             if let Some(words) = dot.parts().filter(|_| self.format.bits == 8 && !self.few) {
                 words.store_low(values, output.add(2 * k));

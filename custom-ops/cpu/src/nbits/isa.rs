@@ -104,34 +104,39 @@ pub(crate) trait ByteDot: Copy + Send + Sync + 'static {
     /// Bits `8 * INDEX ..` of each word, less `FLOAT_SUBTRACTED[1]`.
     fn byte<const INDEX: usize>(self, words: Self::W) -> <Self::Vectors as Isa>::V;
 
-    /// Writes the low byte of every lane.
+    /// Writes the low byte of every lane of one or two vectors.
     ///
     /// # Safety
-    /// `output` is valid for writing `LANES` bytes.
+    /// `output` is valid for writing `N * LANES` bytes.
     #[inline(always)]
-    unsafe fn store_bytes(self, x: <Self::Vectors as Isa>::V, output: *mut u8) {
+    unsafe fn store_bytes<const N: usize>(self, x: [<Self::Vectors as Isa>::V; N], output: *mut u8) {
         let mut lanes = [0.0f32; MAX_LANES];
-        // SAFETY: the array holds a vector; the caller's contract.
-        unsafe {
-            self.vectors().store(lanes.as_mut_ptr(), x);
-            for lane in 0..Self::Vectors::LANES {
-                output.add(lane).write(lanes[lane].to_bits() as u8);
+        for (i, &x) in x.iter().enumerate() {
+            // SAFETY: the array holds a vector; the caller's contract.
+            unsafe {
+                self.vectors().store(lanes.as_mut_ptr(), x);
+                for lane in 0..Self::Vectors::LANES {
+                    output.add(i * Self::Vectors::LANES + lane).write(lanes[lane].to_bits() as u8);
+                }
             }
         }
     }
     /// Writes the low byte of every lane of even index to `even`, of the others to `odd`.
     ///
     /// # Safety
-    /// Both are valid for writing `LANES / 2` bytes.
+    /// Both are valid for writing `N * LANES / 2` bytes.
     #[inline(always)]
-    unsafe fn store_bytes_apart(self, x: <Self::Vectors as Isa>::V, even: *mut u8, odd: *mut u8) {
+    unsafe fn store_bytes_apart<const N: usize>(self, x: [<Self::Vectors as Isa>::V; N], even: *mut u8, odd: *mut u8) {
         let mut lanes = [0.0f32; MAX_LANES];
-        // SAFETY: the array holds a vector; the caller's contract.
-        unsafe {
-            self.vectors().store(lanes.as_mut_ptr(), x);
-            for lane in 0..Self::Vectors::LANES / 2 {
-                even.add(lane).write(lanes[2 * lane].to_bits() as u8);
-                odd.add(lane).write(lanes[2 * lane + 1].to_bits() as u8);
+        for (i, &x) in x.iter().enumerate() {
+            // SAFETY: the array holds a vector; the caller's contract.
+            unsafe {
+                self.vectors().store(lanes.as_mut_ptr(), x);
+                for lane in 0..Self::Vectors::LANES / 2 {
+                    let place = i * Self::Vectors::LANES / 2 + lane;
+                    even.add(place).write(lanes[2 * lane].to_bits() as u8);
+                    odd.add(place).write(lanes[2 * lane + 1].to_bits() as u8);
+                }
             }
         }
     }
@@ -157,20 +162,24 @@ pub(crate) trait ByteDot: Copy + Send + Sync + 'static {
 
 /// Words of 16 bits, two in one of 32, with sums of products of 4-bit weights, or with 8-bit weights and activations.
 pub(crate) trait Words16<W, V>: Copy {
-    /// As [`ByteDot::dot4`], for a sum that begins with 0 and ends, after at most eight calls, in [`Words16::add`].
-    fn dot4(self, part: W, w: W, x: W) -> W;
+    /// The products of [`ByteDot::dot4`], in sums of two.
+    fn multiply4(self, w: W, x: W) -> W;
+    /// Adds them to the sum of others: at most eight together end in [`Words16::add`].
+    fn add4(self, part: W, products: W) -> W;
     /// Adds the sums of 16 bits in `part` to those of 32 bits.
     fn add(self, sum: W, part: W) -> W;
 
     /// The first two bytes of each word and the last two, each weight less `SUBTRACTED[1]`.
     fn widen(self, words: W) -> [W; 2];
-    /// Adds to each word the sum of the products of its two integers.
-    fn dot2(self, sum: W, w: W, x: W) -> W;
-    /// Writes the low 16 bits of every lane.
+    /// The sum of the products of each word's two integers.
+    fn multiply2(self, w: W, x: W) -> W;
+    /// Adds them to the sum of others.
+    fn add2(self, sum: W, products: W) -> W;
+    /// Writes the low 16 bits of every lane of one or two vectors.
     ///
     /// # Safety
-    /// `output` is valid for writing `2 * LANES` bytes.
-    unsafe fn store_low(self, x: V, output: *mut u8);
+    /// `output` is valid for writing `2 * N * LANES` bytes.
+    unsafe fn store_low<const N: usize>(self, x: [V; N], output: *mut u8);
 }
 
 /// The token of what an instruction set lacks: there is none.
@@ -178,7 +187,10 @@ pub(crate) trait Words16<W, V>: Copy {
 pub(crate) enum Never {}
 
 impl<W, V> Words16<W, V> for Never {
-    fn dot4(self, _: W, _: W, _: W) -> W {
+    fn multiply4(self, _: W, _: W) -> W {
+        match self {}
+    }
+    fn add4(self, _: W, _: W) -> W {
         match self {}
     }
     fn add(self, _: W, _: W) -> W {
@@ -187,10 +199,13 @@ impl<W, V> Words16<W, V> for Never {
     fn widen(self, _: W) -> [W; 2] {
         match self {}
     }
-    fn dot2(self, _: W, _: W, _: W) -> W {
+    fn multiply2(self, _: W, _: W) -> W {
         match self {}
     }
-    unsafe fn store_low(self, _: V, _: *mut u8) {
+    fn add2(self, _: W, _: W) -> W {
+        match self {}
+    }
+    unsafe fn store_low<const N: usize>(self, _: [V; N], _: *mut u8) {
         match self {}
     }
 }

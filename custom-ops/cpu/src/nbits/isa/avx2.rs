@@ -3,6 +3,7 @@
 use super::{ByteDot, DotJob, Words16};
 use crate::isa::avx2::Avx2;
 use crate::isa::{Isa, MAX_LANES};
+use std::arch::asm;
 use std::arch::x86_64::*;
 
 /// Exists only if the processor has the features of its `enabled`.
@@ -129,25 +130,39 @@ macro_rules! words_of_256_bits {
             }
 
             #[inline(always)]
-            unsafe fn store_bytes(self, x: __m256, output: *mut u8) {
+            unsafe fn store_bytes<const N: usize>(self, x: [__m256; N], output: *mut u8) {
                 // SAFETY: the caller's contract, and `self`.
                 unsafe {
-                    let low = _mm256_set1_epi32(i32::from_le_bytes([0, 4, 8, 12]));
-                    let bytes = _mm256_shuffle_epi8(_mm256_castps_si256(x), low);
+                    // In each half, the bytes of the first vector's lanes, then of the second's.
+                    let order = super::avx2::halves([0, 4, 8, 12, 2, 6, 10, 14]);
+                    let bytes = _mm256_shuffle_epi8(super::avx2::low_words(x), order);
                     let both = (_mm256_castsi256_si128(bytes), _mm256_extracti128_si256::<1>(bytes));
-                    _mm_storel_epi64(output.cast(), _mm_unpacklo_epi32(both.0, both.1));
+                    let bytes = _mm_unpacklo_epi32(both.0, both.1);
+                    match N {
+                        1 => _mm_storel_epi64(output.cast(), bytes),
+                        _ => _mm_storeu_si128(output.cast(), bytes),
+                    }
                 }
             }
             #[inline(always)]
-            unsafe fn store_bytes_apart(self, x: __m256, even: *mut u8, odd: *mut u8) {
+            unsafe fn store_bytes_apart<const N: usize>(self, x: [__m256; N], even: *mut u8, odd: *mut u8) {
                 // SAFETY: the caller's contract, and `self`.
                 unsafe {
-                    let low = _mm256_set1_epi32(i32::from_le_bytes([0, 8, 4, 12]));
-                    let bytes = _mm256_shuffle_epi8(_mm256_castps_si256(x), low);
+                    // In each half, the first vector's even lanes and the second's, then the odd ones.
+                    let order = super::avx2::halves([0, 8, 2, 10, 4, 12, 6, 14]);
+                    let bytes = _mm256_shuffle_epi8(super::avx2::low_words(x), order);
                     let both = (_mm256_castsi256_si128(bytes), _mm256_extracti128_si256::<1>(bytes));
                     let apart = _mm_unpacklo_epi16(both.0, both.1);
-                    even.cast::<i32>().write_unaligned(_mm_cvtsi128_si32(apart));
-                    odd.cast::<i32>().write_unaligned(_mm_extract_epi32::<1>(apart));
+                    match N {
+                        1 => {
+                            even.cast::<i32>().write_unaligned(_mm_cvtsi128_si32(apart));
+                            odd.cast::<i32>().write_unaligned(_mm_extract_epi32::<2>(apart));
+                        }
+                        _ => {
+                            _mm_storel_epi64(even.cast(), apart);
+                            _mm_storel_epi64(odd.cast(), _mm_unpackhi_epi64(apart, apart));
+                        }
+                    }
                 }
             }
 
@@ -177,6 +192,32 @@ macro_rules! words_of_256_bits {
     };
 }
 pub(super) use words_of_256_bits;
+
+/// The low 16 bits of the lanes of one vector, or of two by turns.
+///
+/// # Safety
+/// The processor has AVX2.
+#[inline(always)]
+pub(super) unsafe fn low_words<const N: usize>(x: [__m256; N]) -> __m256i {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let first = _mm256_castps_si256(x[0]);
+        match N {
+            1 => first,
+            _ => _mm256_blend_epi16::<0b1010_1010>(first, _mm256_slli_epi32::<16>(_mm256_castps_si256(x[N - 1]))),
+        }
+    }
+}
+
+/// The argument of a shuffle that takes these bytes of each half of a vector to its beginning.
+///
+/// # Safety
+/// The processor has AVX2.
+#[inline(always)]
+pub(super) unsafe fn halves(bytes: [u8; 8]) -> __m256i {
+    // SAFETY: the caller's contract.
+    unsafe { _mm256_set1_epi64x(i64::from_le_bytes(bytes)) }
+}
 
 words_of_256_bits!(
     Avx2Dot,
@@ -208,11 +249,32 @@ words_of_256_bits!(
     }
 );
 
+/// Additions that stay where they are: the compiler would add up the products of several steps first, for which there are no registers.
+macro_rules! additions {
+    ($($name:ident: $instruction:literal),*) => {$(
+        #[inline]
+        #[target_feature(enable = "avx2")]
+        fn $name(mut sum: __m256i, products: __m256i) -> __m256i {
+            // SAFETY: an instruction of AVX2, on registers alone.
+            unsafe {
+                asm!(concat!($instruction, " {0}, {0}, {1}"), inout(ymm_reg) sum, in(ymm_reg) products,
+                    options(pure, nomem, nostack, preserves_flags));
+            }
+            sum
+        }
+    )*};
+}
+additions!(add_epi16: "vpaddw", add_epi32: "vpaddd");
+
 impl Words16<__m256i, __m256> for Avx2Dot {
     #[inline(always)]
-    fn dot4(self, part: __m256i, w: __m256i, x: __m256i) -> __m256i {
+    fn multiply4(self, w: __m256i, x: __m256i) -> __m256i {
+        simd!(_mm256_maddubs_epi16(w, x))
+    }
+    #[inline(always)]
+    fn add4(self, part: __m256i, products: __m256i) -> __m256i {
         // Words of 16 bits, at most 8 * 2 * 15 * 127 = 30480.
-        simd!(_mm256_add_epi16(part, _mm256_maddubs_epi16(w, x)))
+        simd!(add_epi16(part, products))
     }
     #[inline(always)]
     fn add(self, sum: __m256i, part: __m256i) -> __m256i {
@@ -232,17 +294,25 @@ impl Words16<__m256i, __m256> for Avx2Dot {
         })
     }
     #[inline(always)]
-    fn dot2(self, sum: __m256i, w: __m256i, x: __m256i) -> __m256i {
-        simd!(_mm256_add_epi32(sum, _mm256_madd_epi16(w, x)))
+    fn multiply2(self, w: __m256i, x: __m256i) -> __m256i {
+        simd!(_mm256_madd_epi16(w, x))
     }
     #[inline(always)]
-    unsafe fn store_low(self, x: __m256, output: *mut u8) {
+    fn add2(self, sum: __m256i, products: __m256i) -> __m256i {
+        simd!(add_epi32(sum, products))
+    }
+    #[inline(always)]
+    unsafe fn store_low<const N: usize>(self, x: [__m256; N], output: *mut u8) {
         // SAFETY: the caller's contract, and `self`.
         unsafe {
-            let low = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, -1, -1, -1, -1, -1, -1, -1, -1);
-            let words = _mm256_shuffle_epi8(_mm256_castps_si256(x), _mm256_broadcastsi128_si256(low));
-            let both = (_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
-            _mm_storeu_si128(output.cast(), _mm_unpacklo_epi64(both.0, both.1));
+            // In each half, the words of the first vector's lanes, then of the second's.
+            let order = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+            let words = _mm256_shuffle_epi8(low_words(x), _mm256_broadcastsi128_si256(order));
+            let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(words);
+            match N {
+                1 => _mm_storeu_si128(output.cast(), _mm256_castsi256_si128(words)),
+                _ => _mm256_storeu_si256(output.cast(), words),
+            }
         }
     }
 }

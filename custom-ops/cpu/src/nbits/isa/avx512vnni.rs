@@ -123,18 +123,23 @@ impl ByteDot for Avx512Vnni {
     }
 
     #[inline(always)]
-    unsafe fn store_bytes(self, x: __m512, output: *mut u8) {
-        // SAFETY: the caller's contract, and `self`.
-        unsafe { _mm_storeu_si128(output.cast(), _mm512_cvtepi32_epi8(_mm512_castps_si512(x))) }
+    unsafe fn store_bytes<const N: usize>(self, x: [__m512; N], output: *mut u8) {
+        for (i, x) in x.into_iter().enumerate() {
+            // SAFETY: the caller's contract, and `self`.
+            unsafe { _mm_storeu_si128(output.add(16 * i).cast(), _mm512_cvtepi32_epi8(_mm512_castps_si512(x))) }
+        }
     }
     #[inline(always)]
-    unsafe fn store_bytes_apart(self, x: __m512, even: *mut u8, odd: *mut u8) {
-        // SAFETY: the caller's contract, and `self`.
-        unsafe {
-            let bytes = _mm512_cvtepi32_epi8(_mm512_castps_si512(x));
-            let apart = _mm_shuffle_epi8(bytes, _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
-            _mm_storel_epi64(even.cast(), apart);
-            _mm_storel_epi64(odd.cast(), _mm_unpackhi_epi64(apart, apart));
+    unsafe fn store_bytes_apart<const N: usize>(self, x: [__m512; N], even: *mut u8, odd: *mut u8) {
+        for (i, x) in x.into_iter().enumerate() {
+            // SAFETY: the caller's contract, and `self`.
+            unsafe {
+                let bytes = _mm512_cvtepi32_epi8(_mm512_castps_si512(x));
+                let order = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+                let apart = _mm_shuffle_epi8(bytes, order);
+                _mm_storel_epi64(even.add(8 * i).cast(), apart);
+                _mm_storel_epi64(odd.add(8 * i).cast(), _mm_unpackhi_epi64(apart, apart));
+            }
         }
     }
 

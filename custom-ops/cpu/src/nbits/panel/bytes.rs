@@ -27,6 +27,8 @@ const WIDENED_DEPTH: usize = 512;
 /// Vectors of columns of a panel, at most.
 const VECTORS: usize = 2;
 const COLUMNS: usize = VECTORS * MAX_LANES;
+/// What sums begin with that have no bias.
+static ZEROS: [f32; COLUMNS] = [0.0; COLUMNS];
 
 impl Layout {
     pub(super) fn new(x: &Activations<'_>, sections: &mut Sections) -> Result<Layout, Error> {
@@ -227,28 +229,38 @@ impl<T: Element> Bytes<'_, T> {
         dot: D,
         panel: &Panel,
         blocks: &Range<usize>,
-        mut picked: &[u32],
+        picked: &[u32],
         ahead: &mut Ahead,
     ) {
+        let (tiles, rest) = picked.split_at(picked.len() / R * R);
+        let (twos, one) = rest.split_at(rest.len() / 2 * 2);
         // SAFETY: the caller's contract.
         unsafe {
-            while !picked.is_empty() {
-                ahead.fetch(dot.vectors());
-                let (tile, rest) = picked.split_at(match picked.len() {
-                    len if len >= R => R,
-                    2.. => 2,
-                    _ => 1,
-                });
-                match (tile.len(), self.weight.zero_points.is_some()) {
-                    (1, false) => self.tile::<D, H, 1, C, false>(dot, panel, blocks, tile),
-                    (2, false) => self.tile::<D, H, 2, C, false>(dot, panel, blocks, tile),
-                    (_, false) => self.tile::<D, H, R, C, false>(dot, panel, blocks, tile),
-                    (1, true) => self.tile::<D, H, 1, C, true>(dot, panel, blocks, tile),
-                    (2, true) => self.tile::<D, H, 2, C, true>(dot, panel, blocks, tile),
-                    (_, true) => self.tile::<D, H, R, C, true>(dot, panel, blocks, tile),
-                }
-                picked = rest;
-            }
+            self.tiles::<D, H, R, C>(dot, panel, blocks, tiles, ahead);
+            self.tiles::<D, H, 2, C>(dot, panel, blocks, twos, ahead);
+            self.tiles::<D, H, 1, C>(dot, panel, blocks, one, ahead);
+        }
+    }
+
+    /// Tiles of `R` rows, whose number is a multiple of it.
+    ///
+    /// # Safety
+    /// As [`Bytes::multiply`].
+    #[inline(always)]
+    unsafe fn tiles<D: ByteDot, const H: usize, const R: usize, const C: usize>(
+        &self,
+        dot: D,
+        panel: &Panel,
+        blocks: &Range<usize>,
+        picked: &[u32],
+        ahead: &mut Ahead,
+    ) {
+        if picked.is_empty() {
+            return;
+        }
+        match self.weight.zero_points.is_some() {
+            false => dot.vectorize(Tiles::<T, H, R, C, false> { all: self, panel, blocks, picked, ahead }),
+            true => dot.vectorize(Tiles::<T, H, R, C, true> { all: self, panel, blocks, picked, ahead }),
         }
     }
 
@@ -271,126 +283,187 @@ impl<T: Element> Bytes<'_, T> {
         let words = self.weight.format.block_bytes() / 4;
         // SAFETY: the caller's contract.
         unsafe {
-            let zero = isa.splat(0.0);
-            let mut sums = [[zero; C]; R];
-            for block in blocks.clone() {
-                let mut products = [[dot.zero(); C]; R];
-                if !Z {
+            let column = panel.columns.start - self.columns.start;
+            let width = |c: usize| panel.columns.len().saturating_sub(c * lanes).min(lanes);
+            let output: [*mut f32; R] = array(|r| row[r].output.add(column));
+            let before: [*const f32; R] = match self.start {
+                Start::New(bias) if blocks.start == 0 => {
                     for r in 0..R {
-                        products[r] = [dot.broadcast(x[r].add(layout.starts + block).cast()); C];
+                        isa.prefetch_output(output[r].cast_const().cast());
                     }
+                    [bias.map_or(ZEROS.as_ptr(), |bias| bias[column..].as_ptr()); R]
                 }
-                let in_panel = block - panel.blocks.start;
-                let in_word = words_of::<D, H>(dot);
-                let mut w = panel.words.cast_const().add(in_panel * words * in_word * C * lanes).cast::<u8>();
-                let (mut word, end) = (block * words, (block + 1) * words);
-                if H == 2
-                    && let Some(sums) = dot.parts()
-                {
-                    while end - word >= 4 {
-                        let place = (word / lanes * H * lanes + word % lanes) * 4;
-                        let input: [*const u8; R] = array(|r| x[r].cast::<u8>().add(place));
-                        self.four_words(dot, sums, w, input, &mut products);
-                        w = w.add(4 * H * C * 4 * lanes);
-                        word += 4;
-                    }
+                _ => output.map(<*mut f32>::cast_const),
+            };
+            let mut sums = [[isa.splat(0.0); C]; R];
+            for c in 0..C {
+                for r in 0..R {
+                    sums[r][c] = isa.widen_part(before[r].wrapping_add(c * lanes), width(c));
                 }
-                // Not in fours: the compiler would add up four products first, for which there are no registers.
-                if H == 1
-                    && let Some(words16) = dot.parts()
-                {
-                    for place in 2 * word..2 * end {
-                        step(dot, w, &x, place, &mut products, |sum, w, x| words16.dot2(sum, w, x));
-                        w = w.add(4 * lanes * C);
-                    }
-                    word = end;
-                }
-                // Words of a block come in fours, or in twos with two values in each byte, inside a vector of the weight.
-                while word < end {
-                    let first = word / lanes * H * lanes + word % lanes;
-                    for place in first..first + 4 / H {
-                        for h in 0..H {
-                            let product = |sum, w, x| if H == 1 { dot.dot8(sum, w, x) } else { dot.dot4(sum, w, x) };
-                            step(dot, w, &x, place + h * lanes, &mut products, product);
-                            w = w.add(4 * lanes * C);
-                        }
-                    }
-                    word += 4 / H;
-                }
+            }
+            let first = blocks.start - panel.blocks.start;
+            let in_block = words * words_of::<D, H>(dot) * C * lanes;
+            let mut w = panel.words.cast_const().add(first * in_block).cast();
+            let of_panel = |start: *mut f32| start.cast_const().add(first * C * lanes);
+            let [mut scales, mut zeros] = [panel.scales, panel.zeros].map(of_panel);
+            for block in blocks.clone() {
+                let start = |r: usize| match Z {
+                    true => dot.zero(),
+                    false => dot.broadcast(x[r].add(layout.starts + block).cast()),
+                };
+                let products: [[D::W; C]; R] = products_of_block::<D, H, R, C>(dot, w, &x, block, words, start);
                 // With few registers the products need all of them, and the sums are in memory. Left alone, the compiler copies them there
                 // and back twice.
                 let sums = if D::Vectors::REGISTERS >= 32 { &mut sums } else { std::hint::black_box(&mut sums) };
-                let place = in_panel * C * lanes;
-                let mut scales = [isa.splat(0.0); C];
-                for c in 0..C {
-                    scales[c] = isa.load(panel.scales.add(place + c * lanes));
-                }
+                let of_columns: [_; C] = array(|c| isa.load(scales.add(c * lanes)));
                 for r in 0..R {
                     let step = isa.splat(*x[r].add(layout.scales + block));
                     for c in 0..C {
-                        sums[r][c] = isa.fma(dot.to_float(products[r][c]), isa.mul(scales[c], step), sums[r][c]);
+                        sums[r][c] = isa.fma(dot.to_float(products[r][c]), isa.mul(of_columns[c], step), sums[r][c]);
                         if Z {
                             let correction = isa.splat(*x[r].add(layout.corrections + block));
-                            let zeros = isa.load(panel.zeros.add(place + c * lanes));
-                            sums[r][c] = isa.fma(zeros, correction, sums[r][c]);
+                            sums[r][c] = isa.fma(isa.load(zeros.add(c * lanes)), correction, sums[r][c]);
                         }
                     }
                 }
+                w = w.add(4 * in_block);
+                scales = scales.add(C * lanes);
+                zeros = zeros.add(C * lanes);
             }
-            let column = panel.columns.start - self.columns.start;
             for c in 0..C {
-                let n = panel.columns.len().saturating_sub(c * lanes).min(lanes);
-                if n == 0 {
-                    break;
-                }
                 for r in 0..R {
-                    let output = row[r].output.add(column + c * lanes);
-                    let before = match self.start {
-                        Start::New(bias) if blocks.start == 0 => match bias {
-                            Some(bias) => isa.widen_part(bias.as_ptr().add(column + c * lanes), n),
-                            None => zero,
-                        },
-                        _ => isa.widen_part(output, n),
-                    };
-                    isa.narrow_part(output, isa.add(before, sums[r][c]), n);
+                    isa.narrow_part(output[r].wrapping_add(c * lanes), sums[r][c], width(c));
                 }
             }
         }
     }
+}
 
-    /// The products of four words of a row with both halves of the weight's bytes, in sums of 16 bits.
-    ///
-    /// # Safety
-    /// `w` is valid for reading 8 times `C` vectors, and `input` two times 4 words, a vector apart.
+/// Tiles of `R` rows and `C` vectors of columns, in a function of their own, which has registers for nothing else.
+///
+/// Contract of the constructor: as [`Bytes::multiply`]; the number of rows is a multiple of `R`.
+struct Tiles<'a, T, const H: usize, const R: usize, const C: usize, const Z: bool> {
+    all: &'a Bytes<'a, T>,
+    panel: &'a Panel,
+    blocks: &'a Range<usize>,
+    picked: &'a [u32],
+    ahead: &'a mut Ahead,
+}
+
+impl<T: Element, const H: usize, const R: usize, const C: usize, const Z: bool> DotJob for Tiles<'_, T, H, R, C, Z> {
+    type Output = ();
+
     #[inline(always)]
-    unsafe fn four_words<D: ByteDot, const R: usize, const C: usize>(
-        &self,
-        dot: D,
-        sums: D::Parts,
-        w: *const u8,
-        input: [*const u8; R],
-        products: &mut [[D::W; C]; R],
-    ) {
-        let bytes = 4 * D::Vectors::LANES;
-        let mut parts = [[dot.zero(); C]; R];
-        // SAFETY: the caller's contract.
-        unsafe {
-            for i in 0..8 {
-                let weights: [D::W; C] = array(|c| dot.load(w.add((i * C + c) * bytes)));
+    fn run<D: ByteDot>(self, dot: D) {
+        for tile in self.picked.chunks_exact(R) {
+            self.ahead.fetch(dot.vectors());
+            // SAFETY: the constructor's contract.
+            unsafe { self.all.tile::<D, H, R, C, Z>(dot, self.panel, self.blocks, tile) }
+        }
+    }
+}
+
+/// A block's products with `R` rows: sums that begin with each row's `start`. A block has `words` words of the weight.
+///
+/// # Safety
+/// `w` is valid for reading the block's words in `C` vectors of columns, and `x` for reading all rows' words.
+#[inline(always)]
+unsafe fn products_of_block<D: ByteDot, const H: usize, const R: usize, const C: usize>(
+    dot: D,
+    mut w: *const u8,
+    x: &[*const f32; R],
+    block: usize,
+    words: usize,
+    start: impl Fn(usize) -> D::W,
+) -> [[D::W; C]; R] {
+    let lanes = D::Vectors::LANES;
+    let (mut word, end) = (block * words, (block + 1) * words);
+    // SAFETY: the caller's contract.
+    unsafe {
+        if H == 1
+            && let Some(words16) = dot.parts()
+        {
+            // Nothing is left to subtract from a weight without zero points. The first products are no sums.
+            let mut products = [[dot.zero(); C]; R];
+            step(dot, w, x, 2 * word, &mut products, |_, w, x| words16.multiply2(w, x));
+            for place in 2 * word + 1..2 * end {
+                w = w.add(4 * lanes * C);
+                step(dot, w, x, place, &mut products, |sum, w, x| words16.add2(sum, words16.multiply2(w, x)));
+            }
+            return products;
+        }
+        if H == 2
+            && words == FOUR
+            && let Some(words16) = dot.parts()
+        {
+            // Sums of 16 bits take the registers of those of 32, which begin after them.
+            let parts: [[D::W; C]; R] = four_words(dot, words16, w, x, word);
+            return array(|r| {
+                let start = start(r);
+                array(|c| words16.add(start, parts[r][c]))
+            });
+        }
+        let mut products = array(|r| [start(r); C]);
+        if H == 2
+            && let Some(words16) = dot.parts()
+        {
+            while end - word >= FOUR {
+                let parts: [[D::W; C]; R] = four_words(dot, words16, w, x, word);
                 for r in 0..R {
-                    let values = dot.broadcast(input[r].add(i % 2 * bytes + i / 2 * 4));
                     for c in 0..C {
-                        parts[r][c] = sums.dot4(parts[r][c], weights[c], values);
+                        products[r][c] = words16.add(products[r][c], parts[r][c]);
                     }
                 }
+                w = w.add(FOUR * H * C * 4 * lanes);
+                word += FOUR;
             }
         }
-        for r in 0..R {
-            for c in 0..C {
-                products[r][c] = sums.add(products[r][c], parts[r][c]);
+        // Words of a block come in fours, or in twos with two values in each byte, inside a vector of the weight.
+        while word < end {
+            let first = word / lanes * H * lanes + word % lanes;
+            for place in first..first + 4 / H {
+                for h in 0..H {
+                    let product = |sum, w, x| if H == 1 { dot.dot8(sum, w, x) } else { dot.dot4(sum, w, x) };
+                    step(dot, w, x, place + h * lanes, &mut products, product);
+                    w = w.add(4 * lanes * C);
+                }
             }
+            word += 4 / H;
+        }
+        products
+    }
+}
+
+/// Words with whose halves sums of 16 bits can be made.
+const FOUR: usize = 4;
+
+/// The products of [`FOUR`] words of each row, from `word` on, with both halves of the weight's bytes, in sums of 16 bits.
+///
+/// # Safety
+/// As [`products_of_block`].
+#[inline(always)]
+unsafe fn four_words<D: ByteDot, const R: usize, const C: usize>(
+    dot: D,
+    words16: D::Parts,
+    w: *const u8,
+    x: &[*const f32; R],
+    word: usize,
+) -> [[D::W; C]; R] {
+    let lanes = D::Vectors::LANES;
+    let place = word / lanes * 2 * lanes + word % lanes;
+    let mut parts = [[dot.zero(); C]; R];
+    // SAFETY: the caller's contract.
+    unsafe {
+        let next = |sum, w, x| words16.add4(sum, words16.multiply4(w, x));
+        let half = |i: usize| w.add(i * C * 4 * lanes);
+        step(dot, half(0), x, place, &mut parts, |_, w, x| words16.multiply4(w, x));
+        step(dot, half(1), x, place + lanes, &mut parts, next);
+        for i in 1..FOUR {
+            step(dot, half(2 * i), x, place + i, &mut parts, next);
+            step(dot, half(2 * i + 1), x, place + lanes + i, &mut parts, next);
         }
     }
+    parts
 }
 
 /// Adds the products of a word in each of `C` vectors' columns with word `place` of each row.
