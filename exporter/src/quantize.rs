@@ -102,6 +102,10 @@ pub struct Quantize {
     pub block: usize,
     /// Whether each block has a zero point; else it is the middle of the range.
     pub zero_points: bool,
+    /// Whether integers of 8 bits lie between 64 and 191 only, in the middle half of the range: on processors with AVX2 but without VNNI, products of such
+    /// weights take fewer instructions.
+    #[serde(default)]
+    pub reduce_range: bool,
     /// What products are computed in.
     pub activations: Activations,
     /// How dense layers are written.
@@ -121,6 +125,7 @@ impl Quantize {
             bits,
             block: 32,
             zero_points: false,
+            reduce_range: false,
             activations: Activations::default(),
             form: Form::default(),
             keep: Vec::new(),

@@ -43,6 +43,11 @@ fn recipes(block: usize, keep: &[&str]) -> Vec<(String, Quantize)> {
         recipes.push(of(true, Form::Moh, Activations::Float));
         recipes.push(of(false, Form::Moh, Activations::Int8));
     }
+    for (form, activations) in [(Form::Qdq, Activations::Float), (Form::Moh, Activations::Int8)] {
+        let how = Quantize { block, keep: keep.clone(), form, activations, ..Quantize::new(Bits::Int8) };
+        let name = format!("int8 of 7 bits {}, {} activations", form.name(), activations.name());
+        recipes.push((name, Quantize { reduce_range: true, ..how }));
+    }
     recipes
 }
 

@@ -46,7 +46,9 @@ const SPAN: usize = 256;
 const FEW_SPAN: usize = 1024;
 
 /// Computes the output.
-pub(crate) fn run<I: Isa, T: Element>(call: &Call<'_, I, T>, host: &dyn Host) -> Result<Work, Error> {
+pub(crate) fn run<I: Isa, T: Element>(mut call: Call<'_, I, T>, host: &dyn Host) -> Result<Work, Error> {
+    call.weight = call.weight.narrowed(call.engine, call.level, call.problem.tokens, host);
+    let call = &call;
     let (p, k) = (call.problem, call.weight.inner());
     let most = (ELEMENTS / k.max(1)).clamp(1, TOKENS);
     let mut macs = 0;

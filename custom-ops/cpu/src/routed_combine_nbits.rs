@@ -32,6 +32,6 @@ impl CpuOperator for RoutedCombineNBits {
             bias,
             output: Shared(output.as_mut_ptr()),
         };
-        head_linear_nbits::run(&call, host)
+        head_linear_nbits::run(call, host)
     }
 }

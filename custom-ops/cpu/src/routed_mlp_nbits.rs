@@ -55,7 +55,7 @@ impl CpuOperator for RoutedMlpNBits {
             bias: inputs.fc1_bias.zip(inputs.fc2_bias).map(|(first, second)| [first, second]),
             output: Shared(output.as_mut_ptr()),
         };
-        execute(&call, host)
+        execute(call, host)
     }
 }
 
@@ -65,10 +65,14 @@ const ROWS: usize = 1024;
 const SPAN: usize = 256;
 const FEW_SPAN: usize = 1024;
 
-fn execute<I: Isa, T: Element>(call: &Call<'_, I, T>, host: &dyn Host) -> Result<Work, Error> {
+fn execute<I: Isa, T: Element>(mut call: Call<'_, I, T>, host: &dyn Host) -> Result<Work, Error> {
     let p = call.problem;
     let tiles = tiles(p, call.gates);
     let pairs = tiles.iter().map(|tile| tile.pairs).max().unwrap_or(0);
+    let rows = pairs / p.num_experts.max(1);
+    call.fc1 = call.fc1.narrowed(call.engine, call.level, rows, host);
+    call.fc2 = call.fc2.narrowed(call.engine, call.level, rows, host);
+    let call = &call;
     let pitch = pitch(p.hidden);
     let Some(floats) = pairs.checked_mul(pitch) else { return Err(Error::OutOfMemory { bytes: usize::MAX }) };
     let mut hidden = Scratch::new::<f32>(host, floats)?;

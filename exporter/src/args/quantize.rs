@@ -18,6 +18,11 @@ pub(crate) struct QuantizeArgs {
     #[arg(long, requires = "quantize")]
     zero_points: bool,
 
+    /// With int8: use 7 bits of the 8, as onnxruntime's option of this name does. Weights are half as exact, and products with int8
+    /// activations faster on processors with AVX2 but without VNNI.
+    #[arg(long, requires = "quantize")]
+    reduce_range: bool,
+
     /// What products with quantised weights are computed in; int8 is faster, and rounds activations as well [default: float, or as
     /// --for says].
     #[arg(long, value_enum, requires = "quantize")]
@@ -59,6 +64,7 @@ impl QuantizeArgs {
             bits,
             block: self.block,
             zero_points: self.zero_points,
+            reduce_range: bits == Bits::Int8 && self.reduce_range,
             activations,
             form: self.form.unwrap_or(form),
             keep: self.keep,

@@ -140,7 +140,8 @@ pub(crate) fn apply_all(graphs: &mut [&mut Graph], options: &Quantize) -> Result
     check_blocks(&all, options.block)?;
     let quantized = graphs.iter_mut().zip(parts).map(|(graph, (found, options, kept))| {
         let matrix = |candidate: Candidate| {
-            let grid = Grid { bits: options.bits, zero_points: options.zero_points, scale: candidate.ty };
+            let Quantize { bits, zero_points, reduce_range, .. } = options;
+            let grid = Grid { bits, zero_points, reduce_range, scale: candidate.ty };
             (candidate.weight.name().to_owned(), candidate.matrix(grid, options.block))
         };
         let matrices = found.into_iter().map(matrix).collect();

@@ -19,6 +19,8 @@ const MAX_BLOCK: usize = 256;
 pub(crate) struct Grid {
     pub(crate) bits: Bits,
     pub(crate) zero_points: bool,
+    /// Whether integers use the middle half of the range only.
+    pub(crate) reduce_range: bool,
     /// The type of scales.
     pub(crate) scale: ElementType,
 }
@@ -48,6 +50,12 @@ impl Grid {
         1 << (self.bits.count() - 1)
     }
 
+    /// The first of the integers that blocks may use, and how many there are.
+    fn range(self) -> (u8, u16) {
+        let all = 1u16 << self.bits.count();
+        if self.reduce_range { ((all / 4) as u8, all / 2) } else { (0, all) }
+    }
+
     /// Quantises a block: its integers, counted from 0, go to `codes`.
     pub(crate) fn quantize(self, values: &[f32], codes: &mut [u8]) -> Block {
         let largest = values.iter().fold(0f32, |largest, x| largest.max(x.abs()));
@@ -62,12 +70,13 @@ impl Grid {
             *scaled = x / largest;
         }
         let best = self.best(scaled);
-        let zero_point = (-best.low) as u8;
+        let (first, _) = self.range();
+        let zero_point = first + (-best.low) as u8;
         let scale = self.refined(scaled, best, largest);
         let inverse = if scale == 0.0 { 0.0 } else { largest / scale };
         let last = Candidate { inverse, ..best };
         for (code, x) in codes.iter_mut().zip(&*scaled) {
-            *code = (last.integer(*x) - best.low) as u8;
+            *code = first + (last.integer(*x) - best.low) as u8;
         }
         let scale = if scale == 0.0 { 1.0 } else { scale };
         let (error, squares) = errors(scaled, last, scale / largest);
@@ -89,11 +98,13 @@ impl Grid {
 
     fn candidates(self, values: &[f32], mut try_one: impl FnMut(Candidate)) {
         let (min, max) = values.iter().fold((0f32, 0f32), |(min, max), &x| (min.min(x), max.max(x)));
-        let levels = f32::from(self.middle()) * 2.0 - 1.0;
+        let (first, count) = self.range();
+        let levels = f32::from(count) - 1.0;
         if !self.zero_points {
             // The number of the largest magnitude gets the end of the range that reaches farther, or the other one.
             let extreme = if max > -min { max } else { min };
-            let (low, high) = (-f32::from(self.middle()), f32::from(self.middle()) - 1.0);
+            let low = f32::from(first) - f32::from(self.middle());
+            let high = low + levels;
             for &step in self.steps() {
                 try_one(Candidate { inverse: (low - step) / extreme, low, high });
                 try_one(Candidate { inverse: (high + step) / extreme, low, high });
@@ -213,7 +224,7 @@ mod tests {
     }
 
     fn grid(bits: Bits, zero_points: bool) -> Grid {
-        Grid { bits, zero_points, scale: ElementType::F32 }
+        Grid { bits, zero_points, reduce_range: false, scale: ElementType::F32 }
     }
 
     /// What the stored block stands for, by the definition of the format.
@@ -245,6 +256,27 @@ mod tests {
                 assert!(codes.iter().all(|q| usize::from(*q) < 1 << bits.count()));
                 assert!(zero_points || block.zero_point == 1 << (bits.count() - 1));
             }
+        }
+    }
+
+    /// Half as many integers, so twice the error; the zero point of symmetric blocks stays.
+    #[test]
+    fn a_reduced_range() {
+        for zero_points in [false, true] {
+            let (mut reduced, mut whole) = (0.0, 0.0);
+            for seed in 0..50 {
+                let values = numbers(seed, 32);
+                let mut codes = vec![0; 32];
+                let block = Grid { reduce_range: true, ..grid(Bits::Int8, zero_points) }.quantize(&values, &mut codes);
+                assert!(codes.iter().all(|code| (64..192).contains(code)), "{codes:?}");
+                assert!(zero_points || block.zero_point == 128, "{block:?}");
+                let found = error(&values, &dequantized(block, &codes));
+                assert!((found / block.error - 1.0).abs() < 1e-3, "{found} {block:?}");
+                reduced += found;
+                whole += grid(Bits::Int8, zero_points).quantize(&values, &mut codes).error;
+            }
+            let times = (reduced / whole).sqrt();
+            assert!((1.8..2.2).contains(&times), "{times}");
         }
     }
 
@@ -285,7 +317,7 @@ mod tests {
     fn extreme_numbers() {
         for (bits, zero_points) in [(Bits::Int4, false), (Bits::Int4, true), (Bits::Int8, false), (Bits::Int8, true)] {
             for scale in [ElementType::F32, ElementType::F16] {
-                let grid = Grid { bits, zero_points, scale };
+                let grid = Grid { bits, zero_points, reduce_range: false, scale };
                 for value in [0.0f32, 1e-45, 1e-39, 1e-30, -1.0, 6e4, 3e38, -3.4e38] {
                     if scale == ElementType::F16 && value.abs() > 65504.0 {
                         continue;

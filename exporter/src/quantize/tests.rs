@@ -14,8 +14,10 @@ fn numbers(count: usize) -> Vec<f32> {
 }
 
 fn grids() -> Vec<Grid> {
-    let with = |bits, zero_points| Grid { bits, zero_points, scale: ElementType::F32 };
-    vec![with(Bits::Int4, false), with(Bits::Int4, true), with(Bits::Int8, false), with(Bits::Int8, true)]
+    let with = |bits, zero_points| Grid { bits, zero_points, reduce_range: false, scale: ElementType::F32 };
+    let reduced = |zero_points| Grid { reduce_range: true, ..with(Bits::Int8, zero_points) };
+    let whole = [with(Bits::Int4, false), with(Bits::Int4, true), with(Bits::Int8, false), with(Bits::Int8, true)];
+    whole.into_iter().chain([reduced(false), reduced(true)]).collect()
 }
 
 fn bytes(matrix: &Matrix, order: Order, piece: Piece) -> Vec<u8> {

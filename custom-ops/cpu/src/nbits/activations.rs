@@ -1,6 +1,6 @@
 //! The left matrix, converted for products with weights in blocks.
 
-use super::isa::{ByteDot, DotJob, Engine, Words16};
+use super::isa::{ByteDot, DotJob, Engine, NARROW_SUBTRACTED, Words16};
 use super::weight::Format;
 use super::{FEW, Level, panel::Tiled};
 use crate::host::Host;
@@ -100,7 +100,7 @@ impl<'h> Activations<'h> {
         // Parts of several rows in a step of the unit would need copies.
         let apart = parts.is_none() || format.block.is_multiple_of(Tiled::INNER);
         let unit = engine.unit().filter(|_| !few && level == Level::Int8 && apart);
-        let widened = !few && format.bits == 8 && engine.widens_bytes();
+        let widened = !few && format.bits == 8 && !format.narrow && engine.widens_bytes();
         let values = match level {
             _ if unit.is_some() => Tiled::of(format.k).floats() / TILE,
             Level::Float if !few => crate::gemm::pitch(format.k),
@@ -130,6 +130,7 @@ impl<'h> Activations<'h> {
                 format,
                 level,
                 few,
+                widened,
                 tiled: unit.is_some(),
                 layout,
                 base: { base }.0,
@@ -237,6 +238,8 @@ struct Convert<'a, X> {
     format: Format,
     level: Level,
     few: bool,
+    /// Whether bytes are stored as words of 16 bits.
+    widened: bool,
     tiled: bool,
     layout: Layout,
     base: *mut f32,
@@ -441,7 +444,11 @@ impl<X: Element> Convert<'_, X> {
             }
             // Of integers, exact; NaN if a number is not finite.
             let sums = across(isa, sums, |a, b| isa.add(a, b));
-            let zero = i32::from(self.format.default_zero() - D::SUBTRACTED[usize::from(self.format.bits == 8)]);
+            let subtracted = match self.format.narrow && !self.few {
+                true => NARROW_SUBTRACTED,
+                false => D::SUBTRACTED[usize::from(self.format.bits == 8)],
+            };
+            let zero = i32::from(self.format.default_zero() - subtracted);
             let steps: [f32; MAX_LANES] = array(|i| match (sums[i].is_nan(), inverse[i] > 0.0) {
                 (true, _) => f32::NAN,
                 (false, false) => 0.0,
@@ -475,7 +482,7 @@ impl<X: Element> Convert<'_, X> {
         let lanes = D::Vectors::LANES;
         // SAFETY: the caller's contract. Vectors' bytes are neighbours: their number divides a vector of the weight.
         unsafe {
-            if let Some(words) = dot.parts().filter(|_| self.format.bits == 8 && !self.few) {
+            if let Some(words) = dot.parts().filter(|_| self.widened) {
                 words.store_low(values, output.add(2 * k));
             } else if self.format.bits == 8 {
                 dot.store_bytes(values, output.add(k));

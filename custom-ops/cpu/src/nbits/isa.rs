@@ -27,6 +27,10 @@ macro_rules! each_byte_dot {
 /// What [`ByteDot::nibble`], and [`ByteDot::byte`], subtract: sums of numbers around 0 round less.
 pub(crate) const FLOAT_SUBTRACTED: [u8; 2] = [8, 128];
 
+/// What is subtracted from weights of 8 bits that are narrow: from 64 to 191. The others' differ by up to 255, and the sum of two products
+/// with activations does not fit into 16 bits.
+pub(crate) const NARROW_SUBTRACTED: u8 = 64;
+
 /// Operations on vectors of [`Isa::LANES`] words of 32 bits, which are also read as four bytes each.
 pub(crate) trait ByteDot: Copy + Send + Sync + 'static {
     /// The floating-point vectors.
@@ -171,6 +175,10 @@ pub(crate) trait Words16<W, V>: Copy {
 
     /// The first two bytes of each word and the last two, each weight less `SUBTRACTED[1]`.
     fn widen(self, words: W) -> [W; 2];
+    /// Subtracts [`NARROW_SUBTRACTED`] from each byte.
+    fn narrow(self, words: W) -> W;
+    /// The sum of the four products of bytes in each word: weights `w` from 0 to 127 times signed `x` from -127 to 127.
+    fn multiply_narrow(self, w: W, x: W) -> W;
     /// The sum of the products of each word's two integers.
     fn multiply2(self, w: W, x: W) -> W;
     /// Adds them to the sum of others.
@@ -197,6 +205,12 @@ impl<W, V> Words16<W, V> for Never {
         match self {}
     }
     fn widen(self, _: W) -> [W; 2] {
+        match self {}
+    }
+    fn multiply_narrow(self, _: W, _: W) -> W {
+        match self {}
+    }
+    fn narrow(self, _: W) -> W {
         match self {}
     }
     fn multiply2(self, _: W, _: W) -> W {

@@ -116,6 +116,7 @@ pub(crate) fn layer<X: Element, T: Element>(
         }
     }
     let output = Shared(out.as_mut_ptr());
+    let weight = &weight.narrowed(engine, level, rows, host);
     let mut macs = 0;
     for start in (0..rows).step_by(ROWS) {
         let rows = start..(start + ROWS).min(rows);

@@ -202,7 +202,8 @@ impl<X: Element, T: Element> Problem<X, T> {
 
     fn multiply(&self, engine: Engine, width: usize, used: &(dyn Fn(usize, usize) -> bool + Sync)) -> Vec<f32> {
         let Shape { n, k, rows, level, .. } = self.shape;
-        let (host, weight) = (Threads::new(1 + rows % 3), self.weight());
+        let host = Threads::new(1 + rows % 3);
+        let weight = self.weight().narrowed(engine, level, rows, &host);
         let mirrored = |row: usize| rows - 1 - row;
         let input = |row: usize| self.x[mirrored(row) * k..].as_ptr();
         let of_row = |row: usize, part: usize| used(mirrored(row), part);
@@ -333,6 +334,46 @@ fn extreme_integers_do_not_saturate() {
     });
 }
 
+/// Weights that use 7 of their 8 bits, in the middle of the range, where as many rows make that worth knowing; and weights of which one value
+/// lies beside it.
+#[test]
+fn narrow_weights() {
+    let mut random = Random(13);
+    formats(|format| {
+        if format.bits != 8 || format.level == Level::Float {
+            return;
+        }
+        for (rows, n, blocks, width) in [(64, 19, 5, 0), (79, 48, 9, 64), (67, 33, 3, 0)] {
+            let shape = Shape { n, k: blocks * format.block, rows, ..format };
+            let width = if width == 0 { shape.k } else { width };
+            for beside in [None, Some(63), Some(192)] {
+                let mut problem = Problem::<f32, f32>::new(shape, &mut random);
+                for value in &mut problem.data {
+                    // Often the least and the largest.
+                    *value = (64 + i32::from(*value) * 2 - 192).clamp(64, 191) as u8;
+                }
+                if let Some(value) = beside {
+                    *problem.data.last_mut().unwrap() = value;
+                }
+                let host = Threads::new(2);
+                for engine in engines() {
+                    let narrow = problem.weight().narrowed(engine, shape.level, rows, &host).format.narrow;
+                    assert_eq!(narrow, engine.widens_bytes() && beside.is_none(), "{} {shape:?}", name(engine));
+                }
+                problem.everywhere(width, &|row, part| part < 2 || !(row + part).is_multiple_of(3));
+            }
+        }
+        // Sums of two products that are as large as they can be.
+        for (byte, sign) in [(64, 1.0), (191, 1.0), (64, -1.0), (191, -1.0)] {
+            let mut problem =
+                Problem::<f32, f32>::new(Shape { n: 18, k: 4 * format.block, rows: 70, ..format }, &mut random);
+            problem.data.fill(byte);
+            problem.x.fill(sign);
+            problem.everywhere(4 * format.block, ALL);
+        }
+    });
+}
+
 #[test]
 fn zeros_and_tiny_and_huge_activations() {
     let mut random = Random(5);
@@ -368,8 +409,8 @@ fn activations_that_are_not_finite_give_nan() {
     });
 }
 
-fn dense<X: Element>(shape: Shape, threads: usize, random: &mut Random) {
-    let problem = Problem::<X, X>::new(shape, random);
+fn dense<X: Element>(problem: Problem<X, X>, threads: usize, random: &mut Random) {
+    let shape = problem.shape;
     let bias: Vec<X> = (0..shape.n).map(|_| X::from_f32(random.signed())).collect();
     for (engine, expected) in problem.judged(false, |row, rounding| problem.row(row, rounding, |_| true)) {
         for bias in [None, Some(bias.as_slice())] {
@@ -401,9 +442,9 @@ fn dense_layers_with_bias() {
     formats(|format| {
         for (rows, n) in [(1, 70), (5, 33), (FEW, 16), (FEW + 1, 130), (40, 97)] {
             let shape = Shape { n, k: 2 * format.block, rows, ..format };
-            dense::<f32>(shape, rows % 4, &mut random);
-            dense::<f16>(shape, 2, &mut random);
-            dense::<bf16>(shape, 1, &mut random);
+            dense::<f32>(Problem::new(shape, &mut random), rows % 4, &mut random);
+            dense::<f16>(Problem::new(shape, &mut random), 2, &mut random);
+            dense::<bf16>(Problem::new(shape, &mut random), 1, &mut random);
         }
     });
 }
@@ -416,7 +457,7 @@ fn inner_indices_of_several_panels() {
         for level in [Level::Float, Level::Int8] {
             for (zero_points, n) in [(false, 21), (true, 33)] {
                 let shape = Shape { bits, block: 32, n, k: 4096 + 256, rows: FEW + 5, zero_points, level };
-                dense::<f32>(shape, 2, &mut random);
+                dense::<f32>(Problem::new(shape, &mut random), 2, &mut random);
             }
         }
     }
@@ -426,8 +467,15 @@ fn inner_indices_of_several_panels() {
 fn more_rows_than_are_converted_at_once() {
     for (bits, level) in [(4, Level::Float), (8, Level::Int8)] {
         let shape = Shape { bits, block: 16, n: 3, k: 16, rows: 2 * ROWS + FEW + 5, zero_points: true, level };
-        dense::<f32>(shape, 2, &mut Random(11));
+        dense::<f32>(Problem::new(shape, &mut Random(11)), 2, &mut Random(12));
     }
+    // The last are few, for which the same weights are not narrow.
+    let shape = Shape { bits: 8, block: 16, n: 3, k: 16, rows: ROWS + 3, zero_points: false, level: Level::Int8 };
+    let mut problem = Problem::new(shape, &mut Random(13));
+    for value in &mut problem.data {
+        *value = *value % 128 + 64;
+    }
+    dense::<f32>(problem, 2, &mut Random(14));
 }
 
 #[test]

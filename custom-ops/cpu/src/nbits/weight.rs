@@ -1,9 +1,11 @@
 //! A view of a weight in blocks of 4 or 8 bits.
 
-use super::isa::ByteDot;
+use super::isa::{ByteDot, Engine, NARROW_SUBTRACTED};
+use crate::host::Host;
 use crate::isa::{Isa, MAX_LANES};
 use moh_operators::{Element, Error};
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What becomes of the activations before they are multiplied: the attribute `accuracy_level`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,6 +31,28 @@ impl Level {
     }
 }
 
+/// Rows with which a weight is multiplied, at least, for it to be read before to see whether it is narrow.
+const NARROW_ROWS: usize = 64;
+
+/// Whether all values are from [`NARROW_SUBTRACTED`] to 127 more. Of a weight that uses the whole range, little is read.
+fn is_narrow(data: &[u8], host: &dyn Host) -> bool {
+    /// Bytes of a work item, and of a step that may end it.
+    const PART: usize = 1 << 18;
+    const STEP: usize = 1 << 12;
+    let beyond = AtomicBool::new(false);
+    host.parallel_for(data.len().div_ceil(PART), &|part| {
+        for values in data[part * PART..].chunks(STEP).take(PART / STEP) {
+            if beyond.load(Ordering::Relaxed) {
+                return;
+            }
+            if values.iter().fold(0, |all, value| all | value.wrapping_sub(NARROW_SUBTRACTED)) > 127 {
+                beyond.store(true, Ordering::Relaxed);
+            }
+        }
+    });
+    !beyond.into_inner()
+}
+
 /// How the values along the inner dimension are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Format {
@@ -38,6 +62,8 @@ pub(crate) struct Format {
     pub(crate) block: usize,
     /// Length of the inner dimension.
     pub(crate) k: usize,
+    /// Whether the values of a weight of 8 bits are known to differ by no more than 7 bits hold, from 64 to 191: see [`NBits::narrowed`].
+    pub(super) narrow: bool,
 }
 
 impl Format {
@@ -114,7 +140,7 @@ impl<'a, T> NBits<'a, T> {
             let expected = format!("a divisor of the inner dimension, {k}");
             return Err(attribute("block_size", &expected, block));
         }
-        let weight = NBits { format: Format { bits, block, k }, n, data, scales, zero_points };
+        let weight = NBits { format: Format { bits, block, k, narrow: false }, n, data, scales, zero_points };
         let lengths = [
             ("weight", n.saturating_mul(weight.format.row_bytes()), data.len()),
             ("scales", n.saturating_mul(weight.format.blocks()), scales.len()),
@@ -126,6 +152,13 @@ impl<'a, T> NBits<'a, T> {
             }
         }
         Ok(weight)
+    }
+
+    /// The same weight, known to be narrow where products of `rows` rows gain by it and it is so, for which all of it is read.
+    pub(crate) fn narrowed(self, engine: Engine, level: Level, rows: usize, host: &dyn Host) -> NBits<'a, T> {
+        let gains = self.format.bits == 8 && level == Level::Int8 && rows >= NARROW_ROWS && engine.widens_bytes();
+        let narrow = gains && is_narrow(self.data, host);
+        NBits { format: Format { narrow, ..self.format }, ..self }
     }
 
     /// The number of output columns.

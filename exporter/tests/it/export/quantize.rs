@@ -2,6 +2,7 @@
 
 use super::support::{Case, constant, read, unverified};
 use candle_core::{Device, Tensor};
+use moh_export::proto::TensorProto;
 use moh_export::quantize::{Activations, Bits, Form, Problem, Quantize};
 use moh_export::{ElementType, Error, Options};
 
@@ -42,6 +43,17 @@ fn typed(case: &Case, name: &str) -> (i32, Vec<i64>) {
     (tensor.data_type(), tensor.dims.clone())
 }
 
+/// The bytes of a constant, in the model or beside it.
+fn bytes(case: &Case, tensor: &TensorProto) -> Vec<u8> {
+    if let Some(bytes) = &tensor.raw_data {
+        return bytes.clone();
+    }
+    let entry = |key: &str| tensor.external_data.iter().find(|entry| entry.key() == key).unwrap().value();
+    let [offset, length] = ["offset", "length"].map(|key| entry(key).parse::<usize>().unwrap());
+    let file = std::fs::read(case.output().with_file_name(entry("location"))).unwrap();
+    file[offset..offset + length].to_vec()
+}
+
 #[test]
 fn as_standard_operators() {
     let case = Case::new("llama-moh-tiny");
@@ -73,6 +85,24 @@ fn as_an_operator_of_onnxruntime() {
     assert_eq!(typed(&case, &format!("{UP}.zero_points")), (2, vec![160, 4]));
     let imports = read(&case.output()).opset_import;
     assert!(imports.iter().any(|set| (set.domain(), set.version()) == ("com.microsoft", 1)));
+}
+
+/// Bytes in the middle half of the range.
+#[test]
+fn with_a_reduced_range() {
+    for reduce_range in [false, true] {
+        for zero_points in [false, true] {
+            let case = Case::new("llama-moh-tiny");
+            let how = Quantize { form: Form::Nbits, zero_points, reduce_range, ..Quantize::new(Bits::Int8) };
+            let report = case.export(&options(how)).unwrap();
+            let model = read(&case.output());
+            let bytes = bytes(&case, constant(&model, &format!("{UP}.quantized")));
+            assert_eq!(bytes.iter().all(|value| (64..192).contains(value)), reduce_range, "{zero_points}");
+            let worst =
+                report.quantization.unwrap().layers.iter().map(|layer| layer.relative_error).fold(0.0, f64::max);
+            assert_eq!(worst > 0.006, reduce_range, "{worst}");
+        }
+    }
 }
 
 /// With zero points there is a bias of zeros before them.

@@ -1,6 +1,6 @@
 //! x86-64 with AVX2: 8 words. [`words_of_256_bits`] is shared with its VNNI.
 
-use super::{ByteDot, DotJob, Words16};
+use super::{ByteDot, DotJob, NARROW_SUBTRACTED, Words16};
 use crate::isa::avx2::Avx2;
 use crate::isa::{Isa, MAX_LANES};
 use std::arch::asm;
@@ -292,6 +292,15 @@ impl Words16<__m256i, __m256> for Avx2Dot {
             let last = _mm256_shuffle_epi8(signed, _mm256_broadcastsi128_si256(last));
             [_mm256_srai_epi16::<8>(first), _mm256_srai_epi16::<8>(last)]
         })
+    }
+    #[inline(always)]
+    fn multiply_narrow(self, w: __m256i, x: __m256i) -> __m256i {
+        // At most 2 * 127 * 127: no saturation.
+        simd!(_mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)))
+    }
+    #[inline(always)]
+    fn narrow(self, words: __m256i) -> __m256i {
+        simd!(_mm256_sub_epi8(words, _mm256_set1_epi8(NARROW_SUBTRACTED as i8)))
     }
     #[inline(always)]
     fn multiply2(self, w: __m256i, x: __m256i) -> __m256i {

@@ -4,7 +4,7 @@ use super::products;
 use crate::isa::{Isa, MAX_LANES, array};
 use crate::memory::{Sections, Uncleared};
 use crate::nbits::activations::Segment;
-use crate::nbits::isa::{ByteDot, DotJob, Words16};
+use crate::nbits::isa::{ByteDot, DotJob, NARROW_SUBTRACTED, Words16};
 use crate::nbits::{Activations, NBits, Row, Start};
 use moh_operators::{Element, Error};
 use std::ops::Range;
@@ -97,6 +97,7 @@ impl<T: Element> DotJob for Bytes<'_, T> {
     #[inline(always)]
     fn run<D: ByteDot>(self, dot: D) -> u64 {
         match self.weight.format.bits {
+            8 if self.weight.format.narrow && dot.parts().is_some() => self.all::<D, NARROW, 4, 2>(dot),
             8 => self.all::<D, 1, 6, 2>(dot),
             // Sums of 16 bits need registers before they are added.
             _ if D::Vectors::REGISTERS < 32 && dot.parts().is_some() => self.all::<D, 2, 4, 2>(dot),
@@ -105,10 +106,13 @@ impl<T: Element> DotJob for Bytes<'_, T> {
     }
 }
 
+/// Instead of a number of values in each byte: one, of a weight that is known to be narrow.
+const NARROW: usize = 3;
+
 /// Words that a panel has for each word of a weight with `H` values in each byte.
 #[inline(always)]
 fn words_of<D: ByteDot, const H: usize>(dot: D) -> usize {
-    if H == 1 && dot.parts().is_none() { 1 } else { 2 }
+    if H == NARROW || H == 1 && dot.parts().is_none() { 1 } else { 2 }
 }
 
 impl<T: Element> Bytes<'_, T> {
@@ -121,7 +125,7 @@ impl<T: Element> Bytes<'_, T> {
         let [scales, zeros, words] = [scales, zeros, words].map(|offset| self.panel.at(offset));
         let mut macs = 0;
         let width = C * D::Vectors::LANES;
-        let is_widened = words_of::<D, H>(dot) > H;
+        let is_widened = H == 1 && words_of::<D, H>(dot) > 1;
         let depth = (if is_widened { WIDENED_DEPTH } else { DEPTH }) / format.block;
         for first in (0..format.blocks()).step_by(depth) {
             let blocks = first..(first + depth).min(format.blocks());
@@ -180,7 +184,7 @@ impl<T: Element> Bytes<'_, T> {
         let (isa, lanes, format) = (dot.vectors(), D::Vectors::LANES, self.weight.format);
         let (columns, blocks) = (&panel.columns, &panel.blocks);
         let (start, end) = (blocks.start * format.block_bytes(), blocks.end * format.block_bytes());
-        let subtracted = f32::from(D::SUBTRACTED[usize::from(H == 1)]);
+        let subtracted = f32::from(if H == NARROW { NARROW_SUBTRACTED } else { D::SUBTRACTED[usize::from(H == 1)] });
         // SAFETY: the caller's contract. Lanes after the last column repeat it.
         unsafe {
             for c in 0..C {
@@ -197,7 +201,8 @@ impl<T: Element> Bytes<'_, T> {
                     isa.transpose(&mut words);
                     for word in 0..lanes {
                         let words = dot.as_words(words[word]);
-                        let parts = match dot.parts().filter(|_| H == 1) {
+                        let parts = match dot.parts().filter(|_| H != 2) {
+                            Some(words16) if H == NARROW => [words16.narrow(words); 2],
                             Some(words16) => words16.widen(words),
                             None if H == 1 => [words; 2],
                             None => [dot.low(words), dot.high(words)],
@@ -391,6 +396,28 @@ unsafe fn products_of_block<D: ByteDot, const H: usize, const R: usize, const C:
                 step(dot, w, x, place, &mut products, |sum, w, x| words16.add2(sum, words16.multiply2(w, x)));
             }
             return products;
+        }
+        if H == NARROW
+            && let Some(words16) = dot.parts()
+        {
+            let mut products = [[dot.zero(); C]; R];
+            let next = |sum, w, x| words16.add2(sum, words16.multiply_narrow(w, x));
+            let at = |w: *const u8, i: usize| w.add(i * C * 4 * lanes);
+            step(dot, w, x, word, &mut products, |_, w, x| words16.multiply_narrow(w, x));
+            for i in 1..FOUR {
+                step(dot, at(w, i), x, word + i, &mut products, next);
+            }
+            while end - word > FOUR {
+                word += FOUR;
+                w = at(w, FOUR);
+                for i in 0..FOUR {
+                    step(dot, at(w, i), x, word + i, &mut products, next);
+                }
+            }
+            return array(|r| {
+                let start = start(r);
+                array(|c| words16.add2(products[r][c], start))
+            });
         }
         if H == 2
             && words == FOUR
