@@ -86,7 +86,11 @@ fn both_layouts_hold_the_same_numbers() {
         let expected = matrix.dequantized().unwrap();
         assert_eq!(from_rows(&matrix, rows, columns), expected, "{grid:?}");
         assert_eq!(from_columns(&matrix, rows, columns), expected, "{grid:?}");
-        let most = if grid.bits == Bits::Int4 { 0.15 } else { 0.01 };
+        let most = match (grid.bits, grid.reduce_range) {
+            (Bits::Int4, _) => 0.15,
+            (Bits::Int8, false) => 0.01,
+            (Bits::Int8, true) => 0.02,
+        };
         assert!(values.iter().zip(&expected).all(|(a, b)| (a - b).abs() < most), "{grid:?}");
         let sums = matrix.sums().unwrap();
         let error: f64 = values.iter().zip(&expected).map(|(a, b)| f64::from(a - b).powi(2)).sum();

@@ -444,7 +444,7 @@ impl<X: Element> Convert<'_, X> {
             }
             // Of integers, exact; NaN if a number is not finite.
             let sums = across(isa, sums, |a, b| isa.add(a, b));
-            let subtracted = match self.format.narrow && !self.few {
+            let subtracted = match self.format.narrow {
                 true => NARROW_SUBTRACTED,
                 false => D::SUBTRACTED[usize::from(self.format.bits == 8)],
             };
