@@ -2,7 +2,7 @@
 //!
 //! [`linear`] computes a dense layer. Inside the crate a product takes three steps:
 //!
-//! 1. [`NBits`] is a view of the weight. Nothing is copied.
+//! 1. [`NBits`] is a view of the weight. Nothing is copied. `NBits::narrowed` sees whether it has 7 bits only, where that saves instructions.
 //! 2. `Activations` are the left matrix's rows, converted once per call and shared by all columns and workers: for
 //!    [`Level::Int8`] quantised to 8 bits with one scale a row and block, for [`Level::Float`] as f32. The rows come from
 //!    pointers, so they may be gathered, and `Parts` names the parts of a row that count as 0 and are never read.

@@ -413,7 +413,7 @@ impl<X: Element> Convert<'_, X> {
         let (zero, magic) = (isa.splat(0.0), isa.splat(MAGIC));
         let (mut most, mut sums) = ([zero; MAX_LANES], [zero; MAX_LANES]);
         // SAFETY: the caller's contract; the values are those of the blocks, whose length is a multiple of the vectors' length. In
-        // the layout a vector of blocks has room after the last one.
+        // the layout a vector of blocks has room after the last one. A block's sum is NaN or of integers up to 127, at most MAX_BLOCK.
         unsafe {
             let mut inputs = [values.as_ptr(); MAX_LANES];
             for (i, block) in blocks.clone().enumerate() {
