@@ -106,7 +106,8 @@ impl fmt::Display for Chosen {
         if let Some(how) = &self.quantization {
             let bits = how.bits.count();
             let (form, activations) = (how.form.name(), how.activations.name());
-            write!(f, ", int{bits} weights in blocks of {} as {form}, {activations} activations", how.block)?;
+            let most = if how.fit_blocks { "up to " } else { "" };
+            write!(f, ", int{bits} weights in blocks of {most}{} as {form}, {activations} activations", how.block)?;
         }
         match self.overridden.as_slice() {
             [] => Ok(()),

@@ -65,7 +65,7 @@ fn of_quantization(problem: &Unquantizable) -> Option<String> {
         Unquantizable::Block { tensor, fits, others, .. } => {
             let (patterns, them) = (patterns(tensor, others), if others.is_empty() { "it" } else { "them" });
             let keep = format!("--keep '{patterns}' leaves {them} in floating point");
-            match fits.first() {
+            match fits.last() {
                 Some(block) => format!("choose --block {block}, or {keep}"),
                 None => keep,
             }

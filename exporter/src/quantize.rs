@@ -46,6 +46,15 @@ impl Bits {
             Bits::Int4 => 4,
         }
     }
+
+    /// Numbers that share a scale where nothing else was asked for. With more of them products take less time, and errors grow: those of 4 bits are
+    /// larger already.
+    pub fn block(self) -> usize {
+        match self {
+            Bits::Int8 => 64,
+            Bits::Int4 => 32,
+        }
+    }
 }
 
 /// What products with quantised weights are computed in.
@@ -100,6 +109,10 @@ pub struct Quantize {
     pub bits: Bits,
     /// Numbers of a row that share a scale: one of [`BLOCKS`].
     pub block: usize,
+    /// What becomes of a tensor whose rows are no whole blocks: with `true`, its blocks are the largest of [`BLOCKS`] that fit, and it stays in floating point
+    /// if none does; with `false`, as in models of earlier versions, it is an error.
+    #[serde(default)]
+    pub fit_blocks: bool,
     /// Whether each block has a zero point; else it is the middle of the range.
     pub zero_points: bool,
     /// Whether integers of 8 bits lie between 64 and 191 only, in the middle half of the range: on processors with AVX2 but without VNNI, products of such
@@ -119,11 +132,12 @@ pub struct Quantize {
 }
 
 impl Quantize {
-    /// Symmetric blocks of 32, routing as it was for int8, and everything else as it is by default.
+    /// Symmetric blocks of [`Bits::block`] numbers, or smaller ones where they have to be; routing as it was for int8, and everything else as it is by default.
     pub fn new(bits: Bits) -> Quantize {
         Quantize {
             bits,
-            block: 32,
+            block: bits.block(),
+            fit_blocks: true,
             zero_points: false,
             reduce_range: false,
             activations: Activations::default(),

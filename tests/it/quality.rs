@@ -25,13 +25,12 @@ const MOST_OTHER_HEADS: f64 = 0.005;
 const MOST_OTHER_HEADS_ROUNDED: f64 = 0.015;
 const LEAST_ACCURACY: f64 = 0.99;
 
-/// The ways to quantise, each with a name.
-fn recipes(block: usize, keep: &[&str]) -> Vec<(String, Quantize)> {
-    let keep: Vec<String> = keep.iter().map(|&name| name.to_owned()).collect();
+/// The ways to quantise, each with a name, with the blocks that are chosen where none are asked for.
+fn recipes() -> Vec<(String, Quantize)> {
     let mut recipes = Vec::new();
     for bits in [Bits::Int8, Bits::Int4] {
         let of = |zero_points, form, activations| {
-            let how = Quantize { block, keep: keep.clone(), zero_points, form, activations, ..Quantize::new(bits) };
+            let how = Quantize { zero_points, form, activations, ..Quantize::new(bits) };
             let zeros = if zero_points { ", zero points" } else { "" };
             (format!("{} {}, {} activations{zeros}", bits.name(), form.name(), activations.name()), how)
         };
@@ -44,9 +43,8 @@ fn recipes(block: usize, keep: &[&str]) -> Vec<(String, Quantize)> {
         recipes.push(of(false, Form::Moh, Activations::Int8));
     }
     for (form, activations) in [(Form::Qdq, Activations::Float), (Form::Moh, Activations::Int8)] {
-        let how = Quantize { block, keep: keep.clone(), form, activations, ..Quantize::new(Bits::Int8) };
-        let name = format!("int8 of 7 bits {}, {} activations", form.name(), activations.name());
-        recipes.push((name, Quantize { reduce_range: true, ..how }));
+        let how = Quantize { reduce_range: true, form, activations, ..Quantize::new(Bits::Int8) };
+        recipes.push((format!("int8 of 7 bits {}, {} activations", form.name(), activations.name()), how));
     }
     recipes
 }
@@ -80,7 +78,7 @@ fn compare_heads(outputs: &Tensors, reference: &Tensors) -> (usize, usize) {
     (rows, other)
 }
 
-/// Rows of 344 numbers are no whole blocks of 32: these matrices stay.
+/// Rows of 344 numbers are no whole blocks: these matrices stay.
 #[test]
 fn shakespeare_keeps_its_loss() {
     let (folder, target) = (checkpoint("shakespeare-moh-llama"), tempfile::tempdir().unwrap());
@@ -99,7 +97,7 @@ fn shakespeare_keeps_its_loss() {
         );
     });
     let mut table = Table::new("shakespeare-moh-llama, quantised, against float32");
-    let mut all = recipes(32, &["*.down_proj"]);
+    let mut all = recipes();
     let rounded = Quantize { exact_routing: false, ..all[0].1.clone() };
     all.push((format!("{}, routing too", all[0].0), rounded));
     for (i, (recipe, how)) in all.into_iter().enumerate() {
@@ -128,7 +126,7 @@ fn digits_are_recognized() {
     let (folder, target) = (checkpoint("digits-moh-vit"), tempfile::tempdir().unwrap());
     let digits = digits(&folder);
     let mut table = Table::new("digits-moh-vit, quantised: share of the held-out images that are not recognized");
-    for (i, (recipe, how)) in recipes(16, &[]).into_iter().enumerate() {
+    for (i, (recipe, how)) in recipes().into_iter().enumerate() {
         for (way, mut runner) in ways(&folder, &target.path().join(i.to_string()), &how) {
             table.add(way, &recipe, 1.0 - accuracy(runner.as_mut(), &digits), 1.0 - LEAST_ACCURACY);
         }
@@ -142,14 +140,14 @@ fn exports_are_verified() {
     if !have_onnxruntime() {
         return;
     }
-    for (folder, part, block) in [
-        (golden("llama-moh-tiny"), None, 32),
-        (golden("vit-tiny-b"), None, 16),
-        (golden("moa-enc-tiny"), Some(Part::Encoder), 32),
-        (golden("moa-dec-tiny"), Some(Part::Decoder), 16),
-        (golden("dit-tiny-75"), None, 16),
+    for (folder, part) in [
+        (golden("llama-moh-tiny"), None),
+        (golden("vit-tiny-b"), None),
+        (golden("moa-enc-tiny"), Some(Part::Encoder)),
+        (golden("moa-dec-tiny"), Some(Part::Decoder)),
+        (golden("dit-tiny-75"), None),
     ] {
-        for (i, (recipe, how)) in recipes(block, &[]).into_iter().enumerate() {
+        for (i, (recipe, how)) in recipes().into_iter().enumerate() {
             let target = tempfile::tempdir().unwrap();
             let output = target.path().join(format!("{i}.onnx"));
             let options = Options { quantize: Some(how.clone()), part, verify: Some(true), ..Options::default() };
@@ -205,7 +203,7 @@ fn dense_layers_are_one_operator() {
         return;
     }
     for dtype in [ElementType::F32, ElementType::F16] {
-        for (recipe, how) in recipes(32, &[]).into_iter().filter(|(_, how)| how.form != Form::Nbits) {
+        for (recipe, how) in recipes().into_iter().filter(|(_, how)| how.form != Form::Nbits) {
             let target = tempfile::tempdir().unwrap();
             let ours = how.form == Form::Moh;
             let options =

@@ -10,9 +10,9 @@ pub(crate) struct QuantizeArgs {
     #[arg(long, value_enum, value_name = "TYPE")]
     quantize: Option<Bits>,
 
-    /// Numbers that share a scale: 16, 32, 64, 128 or 256.
-    #[arg(long, value_name = "N", default_value_t = 32, requires = "quantize", value_parser = block)]
-    block: usize,
+    /// Numbers that share a scale: 16, 32, 64, 128 or 256 [default: 64 of int8, 32 of int4, fewer where a layer's rows are no multiple].
+    #[arg(long, value_name = "N", requires = "quantize", value_parser = block)]
+    block: Option<usize>,
 
     /// Give each block a zero point.
     #[arg(long, requires = "quantize")]
@@ -62,7 +62,8 @@ impl QuantizeArgs {
         let bits = self.quantize?;
         Some(Quantize {
             bits,
-            block: self.block,
+            block: self.block.unwrap_or(bits.block()),
+            fit_blocks: self.block.is_none(),
             zero_points: self.zero_points,
             reduce_range: bits == Bits::Int8 && self.reduce_range,
             activations,

@@ -8,7 +8,7 @@ mod routing;
 
 use super::matrix::Matrix;
 use super::search::Grid;
-use super::{Activations, Form, Quantize};
+use super::{Activations, BLOCKS, Form, Quantize};
 use crate::graph::{ElementType, Graph};
 use candidates::{Candidate, candidates};
 use moh_models::Weight;
@@ -101,7 +101,7 @@ pub struct Quantization {
     pub(super) options: Quantize,
     /// By the tensors' names.
     pub(super) matrices: BTreeMap<String, Matrix>,
-    /// Tensors that were not: as asked for, or because they decide which heads are on.
+    /// Tensors that were not: as asked for, because they decide which heads are on, or because no blocks fit their rows.
     pub(super) kept: Vec<String>,
 }
 
@@ -137,14 +137,17 @@ pub(crate) fn apply_all(graphs: &mut [&mut Graph], options: &Quantize) -> Result
     let parts: Vec<(Vec<Candidate>, Quantize, Vec<String>)> =
         graphs.iter().zip(found).map(|(graph, found)| keep(graph, found, options)).collect();
     let all: Vec<&Candidate> = parts.iter().flat_map(|(found, ..)| found).collect();
-    check_blocks(&all, options.block)?;
+    if !options.fit_blocks {
+        check_blocks(&all, options.block)?;
+    }
     let quantized = graphs.iter_mut().zip(parts).map(|(graph, (found, options, kept))| {
-        let matrix = |candidate: Candidate| {
+        let matrix = |candidate: &Candidate| {
             let Quantize { bits, zero_points, reduce_range, .. } = options;
             let grid = Grid { bits, zero_points, reduce_range, scale: candidate.ty };
-            (candidate.weight.name().to_owned(), candidate.matrix(grid, options.block))
+            let block = block_of(candidate, &found, &options).unwrap_or(options.block);
+            (candidate.weight.name().to_owned(), candidate.matrix(grid, block))
         };
-        let matrices = found.into_iter().map(matrix).collect();
+        let matrices = found.iter().map(matrix).collect();
         nodes::rewrite(graph, &options, &matrices);
         if let Ok(text) = serde_json::to_string(&options) {
             graph.metadata.insert(METADATA.to_owned(), text);
@@ -161,7 +164,8 @@ fn keep(graph: &Graph, mut found: Vec<Candidate>, options: &Quantize) -> (Vec<Ca
     options.keep.retain(|pattern| found.iter().any(|candidate| candidate.is_named(pattern)));
     let mut kept = if options.exact_routing { routing::deciding(graph, &found) } else { BTreeSet::new() };
     for candidate in &found {
-        if options.keep.iter().any(|pattern| candidate.is_named(pattern)) {
+        let is_named = options.keep.iter().any(|pattern| candidate.is_named(pattern));
+        if is_named || block_of(candidate, &found, &options).is_none() {
             kept.insert(candidate.weight.name().to_owned());
             kept.extend(candidate.partners.iter().cloned());
         }
@@ -170,8 +174,21 @@ fn keep(graph: &Graph, mut found: Vec<Candidate>, options: &Quantize) -> (Vec<Ca
     (found, options, kept.into_iter().collect())
 }
 
+/// The numbers that share a scale in one of the weights, the same in those of its node. `None` if no blocks fit its rows.
+fn block_of(candidate: &Candidate, all: &[Candidate], options: &Quantize) -> Option<usize> {
+    if !options.fit_blocks {
+        return Some(options.block);
+    }
+    let is_partner = |other: &&Candidate| candidate.partners.iter().any(|name| name == other.weight.name());
+    let fits = |block: &usize| {
+        let mut together = all.iter().filter(is_partner).chain([candidate]);
+        together.all(|candidate| candidate.columns().is_multiple_of(*block))
+    };
+    BLOCKS.into_iter().rev().filter(|&block| block <= options.block).find(fits)
+}
+
 fn check(graph: &Graph, options: &Quantize) -> Result<(), Problem> {
-    if !super::BLOCKS.contains(&options.block) {
+    if !BLOCKS.contains(&options.block) {
         return Err(Problem::BlockSize { block: options.block });
     }
     if options.form == Form::Qdq && options.activations == Activations::Int8 {
@@ -196,7 +213,7 @@ fn check_blocks(found: &[&Candidate], block: usize) -> Result<(), Problem> {
         tensor: name(first),
         columns: first.columns(),
         block,
-        fits: super::BLOCKS.into_iter().filter(divides_all).collect(),
+        fits: BLOCKS.into_iter().filter(divides_all).collect(),
         others: wrong.map(name).collect(),
     })
 }

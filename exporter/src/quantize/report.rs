@@ -19,7 +19,7 @@ pub struct QuantizationReport {
     pub bytes: u64,
     /// The tensors, by name.
     pub layers: Vec<LayerError>,
-    /// Tensors that stayed: as asked for, or because they decide which heads are on.
+    /// Tensors that stayed: as asked for, because they decide which heads are on, or because no blocks fit their rows.
     pub kept: Vec<String>,
 }
 
@@ -30,6 +30,8 @@ pub struct LayerError {
     pub tensor: String,
     /// Its shape in the checkpoint.
     pub shape: Vec<usize>,
+    /// Numbers that share a scale.
+    pub block: usize,
     /// Root mean square of the errors, in units of that of the numbers.
     pub relative_error: f64,
     /// Its bytes, had it not been quantised.
@@ -67,6 +69,7 @@ fn layer(matrix: &Matrix, zero_points: bool) -> LayerError {
     LayerError {
         tensor: weight.name().to_owned(),
         shape: weight.shape().to_vec(),
+        block: matrix.block(),
         relative_error: if sums.squares > 0.0 { (sums.error / sums.squares).sqrt() } else { 0.0 },
         bytes_before: (ty.bits() * numbers) as u64 / 8,
         bytes: (bits * numbers + of_block * (numbers / matrix.block())) as u64 / 8,
@@ -75,10 +78,12 @@ fn layer(matrix: &Matrix, zero_points: bool) -> LayerError {
 
 impl fmt::Display for QuantizationReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Quantize { bits, block, zero_points, activations, form, .. } = &self.options;
+        let Quantize { bits, zero_points, activations, form, .. } = &self.options;
         let zeros = if *zero_points { "with zero points" } else { "symmetric" };
         let (bits, activations, form) = (bits.name(), activations.name(), form.name());
-        write!(f, "{} tensors to {bits}, blocks of {block}, {zeros}, ", self.layers.len())?;
+        let blocks: BTreeSet<usize> = self.layers.iter().map(|layer| layer.block).collect();
+        let blocks: Vec<String> = blocks.iter().rev().map(usize::to_string).collect();
+        write!(f, "{} tensors to {bits}, blocks of {}, {zeros}, ", self.layers.len(), blocks.join(" and "))?;
         write!(f, "{activations} activations, form {form}")?;
         let bytes = crate::text::bytes;
         write!(f, "; {} in place of {}", bytes(self.bytes), bytes(self.bytes_before))?;
@@ -91,7 +96,8 @@ impl fmt::Display for QuantizationReport {
         }
         match self.kept.len() {
             0 => Ok(()),
-            kept => write!(f, "; {kept} tensors kept"),
+            kept if kept <= WORST => write!(f, "; kept: {}", self.kept.join(", ")),
+            kept => write!(f, "; kept: {} and {} more", self.kept[..WORST - 1].join(", "), kept - WORST + 1),
         }
     }
 }

@@ -68,7 +68,7 @@ fn numbers_and_names_that_cannot_be() {
         &["--quantize", "int4", "--block", "64"],
         &[
             "\"model.layers.0.mlp.down_proj.weight\" has rows of 160 numbers, which are no whole blocks of 64",
-            "choose --block 16, or --keep 'model.layers.*.mlp.down_proj' leaves them in floating point",
+            "choose --block 32, or --keep 'model.layers.*.mlp.down_proj' leaves them in floating point",
         ],
     );
     with(&llama, &["--quantize", "int4", "--keep", "fc1"], &["no layer that could be quantised is named \"fc1\""]);

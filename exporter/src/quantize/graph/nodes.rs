@@ -62,7 +62,7 @@ impl Rewriter<'_> {
         let x = node.inputs.into_iter().take(1);
         let mut attributes =
             vec![("K", Attribute::Int(matrix.columns() as i64)), ("N", Attribute::Int(matrix.rows() as i64))];
-        attributes.extend(self.format());
+        attributes.extend(self.format(matrix));
         self.graph.nodes.push(Node {
             op_type: "MatMulNBits",
             domain: MICROSOFT,
@@ -81,20 +81,20 @@ impl Rewriter<'_> {
             op_type: LinearNBits::NAME,
             domain: DOMAIN,
             inputs: x.chain([data, scales]).chain(optional.into_iter().flatten()).collect(),
-            attributes: self.format().into(),
+            attributes: self.format(matrix).into(),
             ..node
         });
     }
 
-    /// How matrices are quantised, as attributes.
-    fn format(&self) -> [(&'static str, Attribute); 3] {
+    /// How a matrix is quantised, as attributes.
+    fn format(&self, matrix: &Matrix) -> [(&'static str, Attribute); 3] {
         let accuracy_level = match self.options.activations {
             Activations::Float => 0,
             Activations::Int8 => 4,
         };
         [
             ("bits", Attribute::Int(self.options.bits.count() as i64)),
-            ("block_size", Attribute::Int(self.options.block as i64)),
+            ("block_size", Attribute::Int(matrix.block() as i64)),
             ("accuracy_level", Attribute::Int(accuracy_level)),
         ]
     }
@@ -129,7 +129,9 @@ impl Rewriter<'_> {
         }
         inputs.extend(zero_points);
         let attributes = node.attributes.iter().filter(|(name, _)| *name != "weight_layout").cloned();
-        let attributes = attributes.chain(self.format()).collect();
+        // Matrices of one node have blocks of one size.
+        let format = matrices.first().map(|matrix| self.format(matrix));
+        let attributes = attributes.chain(format.into_iter().flatten()).collect();
         self.graph.nodes.push(Node { op_type, inputs, attributes, ..node });
     }
 

@@ -3,7 +3,7 @@
 use super::support::{Case, constant, read, unverified};
 use candle_core::{Device, Tensor};
 use moh_export::proto::TensorProto;
-use moh_export::quantize::{Activations, Bits, Form, Problem, Quantize};
+use moh_export::quantize::{Activations, Bits, Form, Problem, QuantizationReport, Quantize};
 use moh_export::{ElementType, Error, Options};
 
 const UP: &str = "model.layers.0.mlp.up_proj.weight";
@@ -163,28 +163,63 @@ fn routed_operators_with_zero_points() {
     assert_eq!(count, 4);
 }
 
-/// The node of a mixture of experts has two weights, both quantised or none.
-#[test]
-fn weights_of_one_node_are_kept_together() {
+/// What quantisation reports on a model of mixtures of experts that are `width` wide inside, between layers of 64.
+fn experts(width: usize, how: Quantize) -> QuantizationReport {
     let folder = tempfile::tempdir().unwrap();
-    let config = r#"{"family": "moa", "part": "encoder", "encoder_layers": 1, "encoder_embed_dim": 64, "num_expert": 4,
-        "ffn_embed_dim": 64, "attention_heads": 2, "head_dim": 32, "ffd_type": "moe", "ffd_moe_k": 2}"#;
-    let (file, checkpoint) = (folder.path().join("moa.json"), folder.path().join("checkpoint"));
+    let config = format!(
+        r#"{{"family": "moh-llama", "hidden_size": 64, "intermediate_size": {width}, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "vocab_size": 128, "moe_num_experts": 4, "moe_top_k": 2}}"#
+    );
+    let (file, checkpoint) = (folder.path().join("config.json"), folder.path().join("checkpoint"));
     std::fs::write(&file, config).unwrap();
     let mut program = crate::support::Run::tract().command();
     let done = program.arg("random").arg(&file).arg("-o").arg(&checkpoint).output().unwrap();
     assert!(done.status.success(), "{}", crate::support::text(&done.stderr));
-    let export = |keep: Vec<String>| {
-        let options = Options { force: true, ..options(Quantize { keep, ..Quantize::new(Bits::Int4) }) };
-        let report = moh_export::export(&checkpoint, &folder.path().join("out/model.onnx"), &options).unwrap();
-        report.quantization.unwrap()
-    };
-    let all = export(Vec::new());
-    let of_experts: Vec<&str> =
-        all.layers.iter().map(|layer| &*layer.tensor).filter(|name| name.contains(".ffd.")).collect();
-    let [first, second] = of_experts[..] else { panic!("{:?}", all.layers) };
-    let kept = export(vec![first.to_owned()]).kept;
+    let report = moh_export::export(&checkpoint, &folder.path().join("out/model.onnx"), &options(how)).unwrap();
+    report.quantization.unwrap()
+}
+
+fn is_of_experts(name: &str) -> bool {
+    name.contains(".experts.")
+}
+
+/// The node of a mixture of experts has two weights, both quantised or none.
+#[test]
+fn weights_of_one_node_are_kept_together() {
+    let all = experts(64, Quantize::new(Bits::Int4));
+    let names: Vec<&str> = all.layers.iter().map(|layer| &*layer.tensor).filter(|name| is_of_experts(name)).collect();
+    let [first, second] = names[..] else { panic!("{:?}", all.layers) };
+    let kept = experts(64, Quantize { keep: vec![first.to_owned()], ..Quantize::new(Bits::Int4) }).kept;
     assert!(kept.contains(&first.to_owned()) && kept.contains(&second.to_owned()), "{kept:?}");
+}
+
+/// Where no blocks were asked for, those of a tensor fit its rows, and those of a node's weights are of one size.
+#[test]
+fn blocks_fit_the_rows() {
+    let case = Case::new("llama-moh-tiny");
+    for form in [Form::Qdq, Form::Nbits, Form::Moh] {
+        let options = Options { force: true, ..options(Quantize { form, ..Quantize::new(Bits::Int8) }) };
+        let report = case.export(&options).unwrap().quantization.unwrap();
+        let of = |name: &str| report.layers.iter().find(|layer| layer.tensor == name).unwrap().block;
+        assert_eq!([of(UP), of("model.layers.0.mlp.down_proj.weight")], [64, 32]);
+        assert!(report.to_string().contains(" tensors to int8, blocks of 64 and 32, symmetric"), "{report}");
+        let graph = read(&case.output()).graph.unwrap();
+        for (tensor, block) in [(UP, 64), ("model.layers.0.mlp.down_proj.weight", 32)] {
+            let data = format!("{tensor}{}.quantized", if form == Form::Qdq { ".T" } else { "" });
+            let node = graph.node.iter().find(|node| node.input.contains(&data)).unwrap();
+            let attribute = node.attribute.iter().find(|attribute| attribute.name() == "block_size").unwrap();
+            assert_eq!(attribute.i(), block, "{form:?} {tensor}");
+        }
+    }
+    // Rows of 64 and 48 numbers, then of 64 and 40.
+    let report = experts(48, Quantize::new(Bits::Int8));
+    let blocks: Vec<usize> =
+        report.layers.iter().filter(|layer| is_of_experts(&layer.tensor)).map(|layer| layer.block).collect();
+    assert_eq!(blocks, [16, 16]);
+    let report = experts(40, Quantize::new(Bits::Int8));
+    assert!(!report.layers.iter().any(|layer| is_of_experts(&layer.tensor)), "{report:?}");
+    assert_eq!(report.kept.iter().filter(|name| is_of_experts(name)).count(), 2, "{:?}", report.kept);
+    assert!(report.to_string().ends_with(&format!("; kept: {}", report.kept.join(", "))), "{report}");
 }
 
 #[test]
@@ -228,7 +263,7 @@ fn what_decides_the_heads_is_kept() {
 fn what_cannot_be_quantised() {
     let case = Case::new("llama-moh-tiny");
     let int4 = || Quantize::new(Bits::Int4);
-    let found = problem(&case, options(Quantize { block: 64, ..int4() }));
+    let found = problem(&case, options(Quantize { block: 64, fit_blocks: false, ..int4() }));
     let Problem::Block { tensor, columns, block, fits, others, file } = found else { panic!("{found:?}") };
     assert_eq!((tensor.as_str(), columns, block), ("model.layers.0.mlp.down_proj.weight", 160, 64));
     let others: Vec<&str> = others.iter().map(String::as_str).collect();
