@@ -100,7 +100,7 @@ class Attack:
         return [self.options.program, self.sources[name], "-o", out / "model.onnx", "--dtype", dtype, "--force", "--no-verify"]
 
     def quantised(self, name, out):
-        how = ["int8", "--keep", "*.down_proj"] if name == "old" else ["int4", "--form", "moh", "--keep", "*.down_proj", "--cache", "in-place"]
+        how = ["int8"] if name == "old" else ["int4", "--form", "moh", "--cache", "in-place"]
         return [self.options.program, self.sources[name], "-o", out / "model.onnx", "--quantize", *how, "--force"]
 
     def linked(self, name, out):

@@ -21,8 +21,7 @@ import onnxruntime as ort
 from common import CHECKPOINTS, ROOT, greedy
 
 LLAMA, VIT, DIT = (CHECKPOINTS / name for name in ("shakespeare-moh-llama", "digits-moh-vit", "digits-moh-dit"))
-# Its rows of 344 numbers are no whole blocks.
-INT8, INT4 = (["--quantize", bits, "--keep", "*.down_proj"] for bits in ("int8", "int4"))
+INT8, INT4 = (["--quantize", bits] for bits in ("int8", "int4"))
 # Name: checkpoint, options of the export.
 MODELS = {
     "llama": (LLAMA, []),
