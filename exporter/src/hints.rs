@@ -77,7 +77,7 @@ fn of_quantization(problem: &Unquantizable) -> Option<String> {
         Unquantizable::Keep { .. } => {
             "the names are those of the checkpoint's tensors, with or without .weight".to_owned()
         }
-        Unquantizable::Nothing => "leave out --quantize".to_owned(),
+        Unquantizable::Nothing | Unquantizable::NothingFits => "leave out --quantize".to_owned(),
     })
 }
 

@@ -75,6 +75,9 @@ pub enum Problem {
     /// A model without a layer that is large enough.
     #[error("this model has no layer that is large enough to be quantised")]
     Nothing,
+    /// A model none of whose layers could be quantised, some because of their rows.
+    #[error("no layer of this model can be quantised: their rows are no whole blocks of any size")]
+    NothingFits,
 }
 
 fn fitting(fits: &[usize]) -> String {
@@ -134,9 +137,13 @@ pub(crate) fn apply_all(graphs: &mut [&mut Graph], options: &Quantize) -> Result
         let known = all.iter().take(SHOWN).map(|candidate| candidate.weight.name().to_owned()).collect();
         return Err(Problem::Keep { pattern: pattern.clone(), known });
     }
+    let unfit = found.iter().any(|found| found.iter().any(|one| block_of(one, found, options).is_none()));
     let parts: Vec<(Vec<Candidate>, Quantize, Vec<String>)> =
         graphs.iter().zip(found).map(|(graph, found)| keep(graph, found, options)).collect();
     let all: Vec<&Candidate> = parts.iter().flat_map(|(found, ..)| found).collect();
+    if all.is_empty() && unfit {
+        return Err(Problem::NothingFits);
+    }
     if !options.fit_blocks {
         check_blocks(&all, options.block)?;
     }

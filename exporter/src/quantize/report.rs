@@ -81,7 +81,10 @@ impl fmt::Display for QuantizationReport {
         let Quantize { bits, zero_points, activations, form, .. } = &self.options;
         let zeros = if *zero_points { "with zero points" } else { "symmetric" };
         let (bits, activations, form) = (bits.name(), activations.name(), form.name());
-        let blocks: BTreeSet<usize> = self.layers.iter().map(|layer| layer.block).collect();
+        let mut blocks: BTreeSet<usize> = self.layers.iter().map(|layer| layer.block).collect();
+        if blocks.is_empty() {
+            blocks.insert(self.options.block);
+        }
         let blocks: Vec<String> = blocks.iter().rev().map(usize::to_string).collect();
         write!(f, "{} tensors to {bits}, blocks of {}, {zeros}, ", self.layers.len(), blocks.join(" and "))?;
         write!(f, "{activations} activations, form {form}")?;

@@ -163,20 +163,25 @@ fn routed_operators_with_zero_points() {
     assert_eq!(count, 4);
 }
 
-/// What quantisation reports on a model of mixtures of experts that are `width` wide inside, between layers of 64.
+/// What quantisation reports on a model of layers of 64 numbers, and mixtures of experts that are `width` wide inside.
 fn experts(width: usize, how: Quantize) -> QuantizationReport {
+    quantized([64, width], how).unwrap()
+}
+
+/// The same, with layers of another size.
+fn quantized([hidden, width]: [usize; 2], how: Quantize) -> Result<QuantizationReport, Error> {
     let folder = tempfile::tempdir().unwrap();
     let config = format!(
-        r#"{{"family": "moh-llama", "hidden_size": 64, "intermediate_size": {width}, "num_hidden_layers": 1, "num_attention_heads": 2,
-        "vocab_size": 128, "moe_num_experts": 4, "moe_top_k": 2}}"#
+        r#"{{"family": "moh-llama", "hidden_size": {hidden}, "intermediate_size": {width}, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "vocab_size": 256, "moe_num_experts": 4, "moe_top_k": 2}}"#
     );
     let (file, checkpoint) = (folder.path().join("config.json"), folder.path().join("checkpoint"));
     std::fs::write(&file, config).unwrap();
     let mut program = crate::support::Run::tract().command();
     let done = program.arg("random").arg(&file).arg("-o").arg(&checkpoint).output().unwrap();
     assert!(done.status.success(), "{}", crate::support::text(&done.stderr));
-    let report = moh_export::export(&checkpoint, &folder.path().join("out/model.onnx"), &options(how)).unwrap();
-    report.quantization.unwrap()
+    let report = moh_export::export(&checkpoint, &folder.path().join("out/model.onnx"), &options(how))?;
+    Ok(report.quantization.unwrap())
 }
 
 fn is_of_experts(name: &str) -> bool {
@@ -220,6 +225,12 @@ fn blocks_fit_the_rows() {
     assert!(!report.layers.iter().any(|layer| is_of_experts(&layer.tensor)), "{report:?}");
     assert_eq!(report.kept.iter().filter(|name| is_of_experts(name)).count(), 2, "{:?}", report.kept);
     assert!(report.to_string().ends_with(&format!("; kept: {}", report.kept.join(", "))), "{report}");
+    // No row of this model is whole blocks: that is no quantised model.
+    let found = quantized([40, 40], Quantize::new(Bits::Int4));
+    assert!(matches!(found, Err(Error::Quantize(Problem::NothingFits))), "{found:?}");
+    // All layers are kept as asked for.
+    let all = quantized([64, 64], Quantize { keep: vec!["*".to_owned()], ..Quantize::new(Bits::Int4) }).unwrap();
+    assert!(all.to_string().starts_with("0 tensors to int4, blocks of 32, symmetric"), "{all}");
 }
 
 #[test]
