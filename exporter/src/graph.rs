@@ -2,7 +2,7 @@
 
 use crate::quantize::{Matrix, Order, Piece};
 use moh_models::Weight;
-use moh_operators::Body;
+use moh_operators::{Body, DOMAIN};
 use std::collections::BTreeMap;
 
 /// Element type of a tensor in the file.
@@ -226,6 +226,21 @@ impl Graph {
             .or_else(|| self.inputs.iter().find(|input| input.name == name))
             .cloned()
             .or_else(|| self.initializers.iter().find(|init| init.name == name).map(initializer))
+    }
+
+    /// The name of the constant of that type and shape, all elements of which are `number`; it is made where it is not there.
+    pub(crate) fn constant(&mut self, ty: ElementType, dims: Vec<usize>, number: u8) -> String {
+        let shape: Vec<String> = dims.iter().map(usize::to_string).collect();
+        let name = match (&dims[..], number) {
+            ([1, 1, 1, 1], 0) => format!("{DOMAIN}/zero.{ty}"),
+            (_, 0) => format!("{DOMAIN}/zeros[{}].{ty}", shape.join(",")),
+            _ => format!("{DOMAIN}/all{number}[{}].{ty}", shape.join(",")),
+        };
+        if !self.initializers.iter().any(|init| init.name == name) {
+            let source = Source::Bytes(ty.bytes_of(number.into()).repeat(dims.iter().product()));
+            self.initializers.push(Initializer { name: name.clone(), ty, dims, source });
+        }
+        name
     }
 
     /// The graph as text that a person can review: one line a value, weights by shape only.

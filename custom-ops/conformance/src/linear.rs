@@ -22,11 +22,61 @@ pub enum Then {
 }
 
 impl Then {
+    /// Those that are no activation function, where x's rows are sequences of `len`.
+    pub fn linear(len: usize) -> [Then; 5] {
+        [Then::Nothing, Then::Residual, Then::Gate, Then::SharedGate(len), Then::Numbers]
+    }
+
     /// Each of them, where x's rows are sequences of `len`.
     pub fn all(len: usize) -> Vec<Then> {
         let activations = Activation::ALL.iter().filter(|activation| activation.columns() == 1);
-        let others = [Then::Nothing, Then::Residual, Then::Gate, Then::SharedGate(len), Then::Numbers];
-        others.into_iter().chain(activations.map(|&activation| Then::Activation(activation))).collect()
+        let activations = activations.map(|&activation| Then::Activation(activation));
+        Then::linear(len).into_iter().chain(activations).collect()
+    }
+}
+
+impl Then {
+    /// Whether there is a gate or a residual.
+    pub(crate) fn has_operands(self) -> bool {
+        !matches!(self, Then::Nothing | Then::Activation(_))
+    }
+
+    /// Whether there is a residual.
+    pub(crate) fn has_residual(self) -> bool {
+        matches!(self, Then::Residual | Then::SharedGate(_) | Then::Numbers)
+    }
+
+    /// x's dimensions before the last one, where the call has so many rows.
+    pub(crate) fn leading(self, rows: usize) -> Vec<usize> {
+        match self {
+            Then::SharedGate(len) if len > 0 && rows.is_multiple_of(len) => vec![rows / len, len],
+            _ => vec![rows],
+        }
+    }
+
+    /// Adds the gate and the residual of sums (leading, columns) to a call.
+    pub(crate) fn operands(self, call: &mut Call, leading: &[usize], columns: usize, random: &mut Random) {
+        let mut rows = |call: &mut Call, leading: &[usize], scale: f32| {
+            let shape = [leading, &[columns]].concat();
+            let count = shape.iter().product();
+            call.input(&shape, &(0..count).map(|_| random.signed() * scale).collect::<Vec<_>>());
+        };
+        match self {
+            Then::Nothing | Then::Activation(_) => return,
+            Then::Gate => rows(call, leading, 1.5),
+            Then::SharedGate(_) => match *leading {
+                [batch, _] => rows(call, &[batch, 1], 1.5),
+                _ => rows(call, &[1], 1.5),
+            },
+            Then::Residual => call.input(&[1], &[1.0]),
+            Then::Numbers => call.input(&[1], &[-1.25]),
+        }
+        match self {
+            Then::Numbers => call.input(&[1], &[0.5]),
+            // Nothing more.
+            Then::Gate => {}
+            _ => rows(call, leading, 1.0),
+        }
     }
 }
 
@@ -63,34 +113,17 @@ impl Case {
         };
         let mut call = Call::new(attributes.unwrap(), self.dtype);
         call.terms = width;
-        let leading = match then {
-            Then::SharedGate(len) if len > 0 && rows.is_multiple_of(len) => vec![rows / len, len],
-            _ => vec![rows],
-        };
+        let leading = then.leading(rows);
         let shape = |last: usize| [&leading[..], &[last]].concat();
         call.input(&shape(width), &numbers(rows * width, 1.0));
         call.input(&[width, out_width], &numbers(width * out_width, (3.0 / width as f32).sqrt()));
         match (self.bias, then) {
             (_, Then::Numbers) => call.input(&[1], &[0.75]),
             (true, _) => call.input(&[out_width], &numbers(out_width, 1.0)),
-            (false, Then::Nothing | Then::Activation(_)) => return call,
-            (false, _) => call.input(&[1], &[0.0]),
+            (false, then) if then.has_operands() => call.input(&[1], &[0.0]),
+            (false, _) => return call,
         }
-        match then {
-            Then::Nothing | Then::Activation(_) => return call,
-            Then::Residual => call.input(&[1], &[1.0]),
-            Then::Gate => call.input(&shape(out_width), &numbers(rows * out_width, 1.5)),
-            Then::SharedGate(_) if leading.len() == 2 => {
-                call.input(&[leading[0], 1, out_width], &numbers(leading[0] * out_width, 1.5));
-            }
-            Then::SharedGate(_) => call.input(&[1, out_width], &numbers(out_width, 1.5)),
-            Then::Numbers => call.input(&[1], &[-1.25]),
-        }
-        match then {
-            Then::Gate => {}
-            Then::Numbers => call.input(&[1], &[0.5]),
-            _ => call.input(&shape(out_width), &numbers(rows * out_width, 1.0)),
-        }
+        then.operands(&mut call, &leading, out_width, &mut random);
         call
     }
 }

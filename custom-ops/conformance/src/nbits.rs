@@ -1,7 +1,7 @@
 //! Test cases of the operators with quantised weights, made from those of the operators that they quantise.
 
+use crate::linear::Then;
 use crate::{Buffer, Call, Random, head_linear, routed_mlp};
-use moh_operators::routed_mlp::Activation;
 use moh_operators::{
     Attributes, DType, LinearActivationNBits, LinearNBits, RoutedCombineNBits, RoutedMlpNBits, RoutedProjectionNBits,
     linear_activation_nbits, linear_nbits, routed_mlp_nbits, routed_projection_nbits,
@@ -60,6 +60,8 @@ pub struct Case {
     pub linear: head_linear::Case,
     /// How.
     pub quantisation: Quantisation,
+    /// What is done with a combination's sums: no activation function.
+    pub then: Then,
 }
 
 impl Case {
@@ -91,7 +93,7 @@ impl Case {
     /// 8-bit integers it does not change, so the outputs are the same.
     pub fn call(&self) -> Call {
         let linear = head_linear::Case {
-            bias: self.linear.bias || self.quantisation.zero_points,
+            bias: self.linear.bias || self.quantisation.zero_points || self.then.has_operands(),
             per_head: false,
             ..self.linear
         };
@@ -121,10 +123,25 @@ impl Case {
         call.bytes(&[rows, blocks, block * self.quantisation.bits / 8], &matrix.weight);
         call.input(&[rows, blocks], &matrix.scales);
         call.inputs.extend(dense.inputs[2..].iter().cloned());
+        if !linear.is_projection() {
+            let leading = &x_shape[..2];
+            after(&mut call, self.then, self.quantisation, (leading, linear.width), &mut random);
+        }
         if self.quantisation.zero_points {
             call.bytes(&[rows, matrix.zero_points.len() / rows], &matrix.zero_points);
         }
         call
+    }
+}
+
+/// Adds the gate and the residual to a call, or numbers that change nothing before zero points.
+fn after(call: &mut Call, then: Then, how: Quantisation, (leading, columns): (&[usize], usize), random: &mut Random) {
+    then.operands(call, leading, columns, random);
+    if how.zero_points && !then.has_operands() {
+        call.input(&[1], &[1.0]);
+    }
+    if how.zero_points && !then.has_residual() {
+        call.input(&[1], &[0.0]);
     }
 }
 
@@ -139,8 +156,8 @@ pub struct LinearCase {
     pub out_width: usize,
     /// Whether there is a bias.
     pub bias: bool,
-    /// The activation function of the sums, if there is one.
-    pub activation: Option<Activation>,
+    /// What is done with the sums.
+    pub then: Then,
     /// The element type T.
     pub dtype: DType,
     /// Seed of the random numbers.
@@ -156,14 +173,16 @@ impl LinearCase {
     pub fn call(&self) -> Call {
         let LinearCase { rows, width, out_width, quantisation, .. } = *self;
         let (bits, block_size, accuracy_level) = quantisation.attributes();
-        let attributes = match self.activation {
-            Some(activation) => Attributes::new::<LinearActivationNBits>(linear_activation_nbits::Attributes {
-                activation,
-                bits,
-                block_size,
-                accuracy_level,
-            }),
-            None => Attributes::new::<LinearNBits>(linear_nbits::Attributes { bits, block_size, accuracy_level }),
+        let attributes = match self.then {
+            Then::Activation(activation) => {
+                Attributes::new::<LinearActivationNBits>(linear_activation_nbits::Attributes {
+                    activation,
+                    bits,
+                    block_size,
+                    accuracy_level,
+                })
+            }
+            _ => Attributes::new::<LinearNBits>(linear_nbits::Attributes { bits, block_size, accuracy_level }),
         };
         let mut random = Random(self.seed);
         let mut numbers: Vec<f32> = (0..rows * width).map(|_| (random.signed() * 127.0).round() / 128.0).collect();
@@ -171,11 +190,15 @@ impl LinearCase {
         let matrix = quantisation.matrix(&mut random, out_width, width, 2.0 * (3.0 / width as f32).sqrt(), |_, _| None);
         let blocks = width / block_size;
         let mut call = Call::new(attributes.unwrap(), self.dtype);
-        call.input(&[rows, width], &numbers);
+        let leading = self.then.leading(rows);
+        call.input(&[&leading[..], &[width]].concat(), &numbers);
         call.bytes(&[out_width, blocks, block_size * bits / 8], &matrix.weight);
         call.input(&[out_width, blocks], &matrix.scales);
-        if self.bias || quantisation.zero_points {
+        if self.bias || quantisation.zero_points || self.then.has_operands() {
             call.input(&[out_width], &(0..out_width).map(|_| random.signed()).collect::<Vec<_>>());
+        }
+        if !matches!(self.then, Then::Activation(_)) {
+            after(&mut call, self.then, quantisation, (&leading, out_width), &mut random);
         }
         if quantisation.zero_points {
             call.bytes(&[out_width, matrix.zero_points.len() / out_width], &matrix.zero_points);

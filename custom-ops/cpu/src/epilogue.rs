@@ -2,8 +2,8 @@
 
 use crate::activation::activate;
 use crate::isa::{Isa, Job, MAX_LANES};
-use moh_operators::Element;
 use moh_operators::routed_mlp::Activation;
+use moh_operators::{DType, Element};
 use std::ops::Range;
 
 /// Another operand of a sum. A product with 1 and a sum with -0 are exact, so that an operand that is missing is such a number.
@@ -59,6 +59,11 @@ enum Then<'a, T> {
 }
 
 impl<'a, T: Element> Epilogue<'a, T> {
+    /// Rows of `width` sums stay as they are.
+    pub(crate) fn nothing(width: usize) -> Epilogue<'a, T> {
+        Epilogue { width, then: Then::Nothing }
+    }
+
     /// An activation function, of one column, of rows of `width` sums.
     pub(crate) fn activation(width: usize, activation: Activation) -> Epilogue<'a, T> {
         Epilogue { width, then: Then::Activation(activation) }
@@ -83,6 +88,24 @@ impl<'a, T: Element> Epilogue<'a, T> {
             Then::Nothing => OfRow::Nothing,
             Then::Activation(activation) => OfRow::Activation(Function(*activation)),
             Then::Sum { gate, residual } => OfRow::Sum(Sum {
+                gate: gate.of_row(self.width, row, column),
+                residual: residual.of_row(self.width, row, column),
+            }),
+        }
+    }
+
+    /// Has `loops` go over its rows, knowing what becomes of the sums from `column` on: each function has a loop of its own, without branches.
+    #[inline(always)]
+    fn each<I: Isa>(&self, isa: I, column: usize, loops: &impl Loop<T>) {
+        match &self.then {
+            Then::Nothing => loops.each(isa, |_| Same),
+            Then::Activation(Activation::Relu) => loops.each(isa, |_| Function(Activation::Relu)),
+            Then::Activation(Activation::Gelu) => loops.each(isa, |_| Function(Activation::Gelu)),
+            Then::Activation(Activation::GeluTanh) => loops.each(isa, |_| Function(Activation::GeluTanh)),
+            Then::Activation(Activation::Silu | Activation::SwiGlu) => {
+                loops.each(isa, |_| Function(Activation::Silu));
+            }
+            Then::Sum { gate, residual } => loops.each(isa, |row| Sum {
                 gate: gate.of_row(self.width, row, column),
                 residual: residual.of_row(self.width, row, column),
             }),
@@ -188,6 +211,12 @@ impl<T: Element> Becomes<T> for OfRow<T> {
     }
 }
 
+/// A loop over rows of sums.
+trait Loop<T> {
+    /// Does for each row what `of_row` says.
+    fn each<I: Isa, B: Becomes<T>>(&self, isa: I, of_row: impl Fn(usize) -> B);
+}
+
 /// Replaces sums by what becomes of them: `columns` of `rows`, in rows of the epilogue's width.
 ///
 /// Contract of the constructor: `sums`, the first row's first, is valid for reading and writing these rows and columns.
@@ -203,25 +232,13 @@ impl<T: Element> Job for Replace<'_, T> {
 
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        let (width, column) = (self.epilogue.width, self.columns.start);
-        match &self.epilogue.then {
-            Then::Nothing => {}
-            // Each function has a loop of its own, without branches.
-            Then::Activation(Activation::Relu) => self.each(isa, |_| Function(Activation::Relu)),
-            Then::Activation(Activation::Gelu) => self.each(isa, |_| Function(Activation::Gelu)),
-            Then::Activation(Activation::GeluTanh) => self.each(isa, |_| Function(Activation::GeluTanh)),
-            Then::Activation(Activation::Silu | Activation::SwiGlu) => {
-                self.each(isa, |_| Function(Activation::Silu));
-            }
-            Then::Sum { gate, residual } => self.each(isa, |row| Sum {
-                gate: gate.of_row(width, row, column),
-                residual: residual.of_row(width, row, column),
-            }),
+        if !self.epilogue.is_nothing() {
+            self.epilogue.each(isa, self.columns.start, &self);
         }
     }
 }
 
-impl<T: Element> Replace<'_, T> {
+impl<T: Element> Loop<T> for Replace<'_, T> {
     #[inline(always)]
     fn each<I: Isa, B: Becomes<T>>(&self, isa: I, of_row: impl Fn(usize) -> B) {
         /// Rows from the one that is replaced to the one that is prefetched.
@@ -244,6 +261,56 @@ impl<T: Element> Replace<'_, T> {
                     ahead.prefetch(isa, whole);
                     let sums = becomes.apply(isa, isa.widen_part(start.add(whole), n), whole, n);
                     isa.narrow_part(start.add(whole), sums, n);
+                }
+            }
+        }
+    }
+}
+
+/// Writes what becomes of rows of sums, plus the bias, to the rows' outputs. Sums of f32 are where the output is, with the bias.
+///
+/// Contract of the constructor: rows that do not stay as they are are consecutive, from number `first` on; the sums are valid for reading and the outputs for writing as many
+/// elements as there are columns, and the bias has as many.
+pub(crate) struct Finish<'a, T> {
+    pub(crate) epilogue: &'a Epilogue<'a, T>,
+    pub(crate) rows: &'a [(*const f32, *mut T)],
+    pub(crate) first: usize,
+    pub(crate) columns: Range<usize>,
+    pub(crate) bias: Option<&'a [T]>,
+}
+
+impl<T: Element> Job for Finish<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        let Finish { epilogue, rows, first, ref columns, .. } = self;
+        let Some(&(_, output)) = rows.first() else { return };
+        match T::DTYPE {
+            DType::F32 => {
+                let rows = first..first + rows.len();
+                Replace { epilogue, sums: output, rows, columns: columns.clone() }.run(isa);
+            }
+            _ => epilogue.each(isa, columns.start, &self),
+        }
+    }
+}
+
+impl<T: Element> Loop<T> for Finish<'_, T> {
+    #[inline(always)]
+    fn each<I: Isa, B: Becomes<T>>(&self, isa: I, of_row: impl Fn(usize) -> B) {
+        let columns = self.columns.len();
+        for (i, &(sums, output)) in self.rows.iter().enumerate() {
+            let becomes = of_row(self.first + i);
+            for column in (0..columns).step_by(I::LANES) {
+                let n = (columns - column).min(I::LANES);
+                // SAFETY: the constructor's contract; column + n <= columns.
+                unsafe {
+                    let mut sum = isa.widen_part(sums.add(column), n);
+                    if let Some(bias) = self.bias {
+                        sum = isa.add(sum, isa.widen_part(bias[column..].as_ptr(), n));
+                    }
+                    isa.narrow_part(output.add(column), becomes.apply(isa, sum, column, n), n);
                 }
             }
         }

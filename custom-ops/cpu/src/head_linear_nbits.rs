@@ -2,7 +2,7 @@
 //!
 //! Tokens are cut into chunks. A chunk's x is converted once; then workers share spans of the output's columns.
 
-use crate::gemm::Store;
+use crate::epilogue::{Epilogue, Finish};
 use crate::host::Host;
 use crate::isa::Isa;
 use crate::kernel::Work;
@@ -34,6 +34,8 @@ pub(crate) struct Call<'a, I, T> {
     pub(crate) weight: NBits<'a, T>,
     pub(crate) gates: &'a [f32],
     pub(crate) bias: Option<&'a [T]>,
+    /// What becomes of a combination's sums.
+    pub(crate) epilogue: Epilogue<'a, T>,
     pub(crate) output: Shared<T>,
 }
 
@@ -137,9 +139,9 @@ impl<I: Isa, T: Element> Chunk<'_, I, T> {
         // SAFETY: an output that is used in place is float32, and these columns belong to this work item alone; a row of sums has room for
         // a span.
         let macs = unsafe { worker.multiply(&self.call.weight, self.x, rows, columns.clone(), start) };
-        if !in_place {
-            let bias = bias.map(<[T]>::as_ptr);
-            self.call.isa.vectorize(Store { rows: pairs, columns: columns.len(), bias });
+        if !in_place || !self.call.epilogue.is_nothing() {
+            let (epilogue, first) = (&self.call.epilogue, self.tokens.start);
+            self.call.isa.vectorize(Finish { epilogue, rows: pairs, first, columns, bias });
         }
         macs
     }

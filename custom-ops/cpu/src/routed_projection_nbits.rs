@@ -1,5 +1,6 @@
 //! RoutedProjectionNBits on a CPU.
 
+use crate::epilogue::Epilogue;
 use crate::head_linear_nbits::{self, Heads};
 use crate::isa::{Isa, MatrixUnit};
 use crate::kernel::{self, CpuOperator, Work};
@@ -30,6 +31,7 @@ impl CpuOperator for RoutedProjectionNBits {
             weight: NBits::new(Self::NAME, format.bits, format.block, shape, weight, scales, zero_points)?,
             gates,
             bias,
+            epilogue: Epilogue::nothing(linear.num_heads * linear.block),
             output: Shared(output.as_mut_ptr()),
         };
         head_linear_nbits::run(call, host)

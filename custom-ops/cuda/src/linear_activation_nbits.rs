@@ -3,17 +3,19 @@
 use crate::call::{Call, CudaOperator};
 use crate::linear::Then;
 use crate::linear_nbits::Layer;
-use moh_operators::{Error, LinearActivationNBits, linear};
+use moh_operators::linear_activation_nbits::Inputs;
+use moh_operators::{Error, LinearActivationNBits};
 
 impl CudaOperator for LinearActivationNBits {
     unsafe fn launch(call: &Call<'_, Self>) -> Result<(), Error> {
         let &Call { ref problem, inputs, output, dtype, stream, workspace } = call;
-        let (layer, activation) = (&problem.linear, Some(problem.activation));
-        let rows = &linear::Problem::of_rows(layer.rows, layer.width, layer.out_width);
-        // SAFETY: the call's tensors; the output has a row for each of x's.
+        let Inputs { x, weight, scales, bias, zero_points } = inputs;
+        let (problem, activation) = (&problem.linear, Some(problem.activation));
+        // SAFETY: the call's tensors, of the sizes of its problem.
         unsafe {
-            Layer { problem: layer, inputs, output, dtype, stream, workspace }.launch()?;
-            Then { problem: rows, bias: 0, gate: 0, residual: 0, activation, output, dtype }.launch(stream)
+            Layer { problem, x, weight, scales, zero_points, bias, output, dtype, stream, workspace }.launch()?;
+            let problem = &problem.linear;
+            Then { problem, bias: 0, gate: 0, residual: 0, activation, output, dtype }.launch(stream)
         }
     }
 }

@@ -1,7 +1,8 @@
-//! LinearNBits on CUDA: a projection with one head, which every token uses.
+//! LinearNBits on CUDA: a projection with one head, which every token uses; and `kernels/linear_epilogue.cu` for what follows the sums.
 
 use crate::call::{Call, CudaOperator};
 use crate::driver::RawPtr;
+use crate::linear::Then;
 use crate::nbits::{Few, Operation, Weight};
 use crate::params::LinearParams;
 use crate::plan::int;
@@ -9,15 +10,19 @@ use crate::product::{Product, dense};
 use crate::stream::Stream;
 use crate::workspace::{Reused, Workspace};
 use moh_operators::linear_nbits::{Inputs, Problem};
-use moh_operators::{DType, Error, LinearNBits, List};
+use moh_operators::{DType, Error, LinearNBits, linear};
 
 /// Maximum bytes of dequantised weights, of which an output head has many.
 const WEIGHT_BYTES: usize = 256 << 20;
 
-/// A dense layer.
+/// A product of rows with a quantised matrix.
 pub(crate) struct Layer<'p, 'c> {
     pub(crate) problem: &'p Problem,
-    pub(crate) inputs: Inputs<List<'c, RawPtr>>,
+    pub(crate) x: RawPtr,
+    pub(crate) weight: RawPtr,
+    pub(crate) scales: RawPtr,
+    pub(crate) zero_points: Option<RawPtr>,
+    pub(crate) bias: Option<RawPtr>,
     pub(crate) output: RawPtr,
     pub(crate) dtype: DType,
     pub(crate) stream: &'c Stream<'c>,
@@ -27,9 +32,33 @@ pub(crate) struct Layer<'p, 'c> {
 impl CudaOperator for LinearNBits {
     unsafe fn launch(call: &Call<'_, Self>) -> Result<(), Error> {
         let &Call { ref problem, inputs, output, dtype, stream, workspace } = call;
-        // SAFETY: the call's tensors.
-        unsafe { Layer { problem, inputs, output, dtype, stream, workspace }.launch() }
+        let Inputs { x, weight, scales, bias, gate, residual, zero_points } = inputs;
+        // SAFETY: the call's tensors, of the sizes of its problem.
+        unsafe {
+            Layer { problem, x, weight, scales, zero_points, bias, output, dtype, stream, workspace }.launch()?;
+            after(&problem.linear, gate, residual, output, dtype, stream)
+        }
     }
+}
+
+/// Multiplies sums by the gate and adds the residual, in the output.
+///
+/// # Safety
+/// As [`CudaOperator::launch`], with these tensors.
+pub(crate) unsafe fn after(
+    problem: &linear::Problem,
+    gate: Option<RawPtr>,
+    residual: Option<RawPtr>,
+    output: RawPtr,
+    dtype: DType,
+    stream: &Stream<'_>,
+) -> Result<(), Error> {
+    let (gate, residual) = (gate.unwrap_or(0), residual.unwrap_or(0));
+    if [gate, residual] == [0; 2] {
+        return Ok(());
+    }
+    // SAFETY: the caller's contract.
+    unsafe { Then { problem, bias: 0, gate, residual, activation: None, output, dtype }.launch(stream) }
 }
 
 impl Layer<'_, '_> {
@@ -38,9 +67,9 @@ impl Layer<'_, '_> {
     /// # Safety
     /// As [`CudaOperator::launch`], with these tensors.
     pub(crate) unsafe fn launch(&self) -> Result<(), Error> {
-        let &Layer { problem: p, inputs, output, dtype, stream, workspace } = self;
-        let Inputs { x, weight, scales, bias, zero_points } = inputs;
-        let (rows, depth, format) = (p.out_width, p.width, Some(p.format));
+        let &Layer { problem, x, weight, scales, zero_points, bias, output, dtype, stream, workspace } = self;
+        let (p, format) = (&problem.linear, Some(problem.format));
+        let (rows, depth) = (p.out_width, p.width);
         let quantised = Weight { weight, scales, zero_points, matrices: 1, rows, depth, format };
         let few = Few {
             operation: Operation::Projection,

@@ -5,7 +5,7 @@ use crate::attributes::{attributes, name_of};
 use crate::error::Error;
 use crate::head_linear::{self, Direction, WeightLayout};
 use crate::nbits::{self, Dequantise, Format, Quantised};
-use crate::operator::{BodyValue, Builder, Variant};
+use crate::operator::{BodyValue, Builder};
 use crate::shape::{OutputDim, PartialShape};
 
 attributes! {
@@ -107,37 +107,44 @@ pub(crate) fn problem(direction: Direction, attributes: &Attributes, x: &[usize]
     }
 }
 
-/// The function body variant that a node needs.
-pub(crate) fn variant(bias: Option<PartialShape<'_>>, zero_points: Option<PartialShape<'_>>) -> Variant {
-    let optional_inputs = match (bias, zero_points) {
-        (_, Some(_)) => 2,
-        (Some(_), None) => 1,
-        (None, None) => 0,
-    };
-    Variant { optional_inputs, ..Variant::default() }
-}
-
 /// The shape of what can stand in for absent optional input `name`.
 pub(crate) fn zeros(format: Format, weight: PartialShape<'_>, name: &str) -> Option<Vec<usize>> {
     let (&rows, &blocks) = (weight.first()?, weight.get(1)?);
     match name {
         "bias" => Some(vec![rows?]),
+        "gate" | "residual" => Some(vec![1]),
         _ => Some(vec![rows?, format.zero_point_bytes(blocks?)]),
     }
 }
 
-/// In a body: `x` times the dequantised weight, plus the bias, in float32.
-pub(crate) fn product(b: &mut Builder, x: &str, variant: Variant) -> String {
+/// What each of its elements is.
+pub(crate) fn filler(format: Format, name: &str) -> u8 {
+    match name {
+        "zero_points" => format.zero_point_byte(),
+        "gate" => 1,
+        _ => 0,
+    }
+}
+
+/// In a body: `x` times the dequantised weight, with the optional inputs that the body takes, in float32.
+pub(crate) fn product(b: &mut Builder, x: &str) -> String {
     let dequantise = Dequantise::new(b, name_of!(Attributes.bits));
-    let zero_points = (variant.optional_inputs > 1).then_some("zero_points");
+    let zero_points = b.takes("zero_points").then_some("zero_points");
     let weight = Quantised { weight: "weight", scales: "scales", zero_points, leading: 1 };
     let weight = dequantise.matrix(b, &weight);
     let weight = b.with("Transpose", &[&weight], "weight_matrix", &[("perm", BodyValue::Ints(vec![1, 0]))]);
     let x = b.cast_f32(x, "x_f32");
-    let y = b.node("MatMul", &[&x, &weight], "product");
-    if variant.optional_inputs == 0 {
-        return y;
+    let mut y = b.node("MatMul", &[&x, &weight], "product");
+    let steps = [
+        ("Add", "bias", ["bias_f32", "product_biased"]),
+        ("Mul", "gate", ["gate_f32", "product_gated"]),
+        ("Add", "residual", ["residual_f32", "product_and_residual"]),
+    ];
+    for (op_type, input, [operand, output]) in steps {
+        if b.takes(input) {
+            let operand = b.cast_f32(input, operand);
+            y = b.node(op_type, &[&y, &operand], output);
+        }
     }
-    let bias = b.cast_f32("bias", "bias_f32");
-    b.node("Add", &[&y, &bias], "product_biased")
+    y
 }

@@ -85,10 +85,14 @@ impl<'a> Product<'a> {
 
     /// The shape of the output.
     pub(crate) fn infer(&self) -> Result<Vec<OutputDim>, Error> {
-        let (leading, out) = self.check()?;
-        let same = (0..leading.len()).map(|axis| OutputDim::SameAs { input: 0, axis });
-        Ok(same.chain([out.map_or(OutputDim::Unknown, OutputDim::Size)]).collect())
+        self.check().map(|(leading, out)| output(leading, out))
     }
+}
+
+/// The shape of the output for x's dimensions before the last one.
+pub(crate) fn output(leading: PartialShape<'_>, out: Option<usize>) -> Vec<OutputDim> {
+    let same = (0..leading.len()).map(|axis| OutputDim::SameAs { input: 0, axis });
+    same.chain([out.map_or(OutputDim::Unknown, OutputDim::Size)]).collect()
 }
 
 /// Whether it is the shape of one number for all.
@@ -105,6 +109,32 @@ pub(crate) fn shared_dims(gate: PartialShape<'_>, leading: PartialShape<'_>, out
     };
     let alike = rows.len() == leading.len() && Agreed(out).accept(columns);
     (0..=leading.len()).rev().find(|&shared| alike && fits(shared))
+}
+
+/// Validates the gate and the residual of a layer's sums, whose dimensions are these and these columns.
+pub(crate) fn check_after(
+    operator: &'static str,
+    (leading, out): (PartialShape<'_>, Option<usize>),
+    gate: Option<PartialShape<'_>>,
+    residual: Option<PartialShape<'_>>,
+) -> Result<(), Error> {
+    let dims = leading.iter().map(|dim| dim.map_or("?".to_owned(), |dim| dim.to_string()));
+    let dims: Vec<String> = dims.chain([Agreed(out).show("out_width")]).collect();
+    let expected = format!("({}) or (1)", dims.join(", "));
+    let bad = |input, expected, found| Err(Error::Shape { operator, input, expected, found: show(found) });
+    if let Some(gate) = gate
+        && !is_one(gate)
+        && shared_dims(gate, leading, out).is_none()
+    {
+        return bad("gate", format!("{expected}, where dimensions from one on may be 1"), gate);
+    }
+    if let Some(residual) = residual
+        && !is_one(residual)
+        && shared_dims(residual, leading, out) != Some(leading.len())
+    {
+        return bad("residual", expected, residual);
+    }
+    Ok(())
 }
 
 impl Problem {
@@ -127,6 +157,33 @@ impl Problem {
         let out_width = weight.get(1).copied().unwrap_or(0);
         let layer = Problem::of_rows(leading.iter().product(), width, out_width);
         Problem { bias_is_number: bias.is_some_and(|bias| bias == [1]), ..layer }
+    }
+
+    /// The same layer with a gate and a residual of these shapes.
+    pub(crate) fn followed_by(self, gate: Option<&[usize]>, residual: Option<&[usize]>) -> Problem {
+        let gates = gate.map_or(self.rows, |gate| gate.iter().rev().skip(1).product());
+        let rows_per_gate = self.rows.checked_div(gates).unwrap_or(1).max(1);
+        let is_number = |operand: Option<&[usize]>| operand.is_some_and(|shape| shape == [1]);
+        let [gate_is_number, residual_is_number] = [gate, residual].map(is_number);
+        Problem { rows_per_gate, gate_is_number, residual_is_number, ..self }
+    }
+
+    /// What becomes of the sums: multiplied by the gate, and the residual added.
+    pub(crate) fn after(
+        &self,
+        sums: impl Iterator<Item = f64>,
+        gate: Option<Tensor<'_>>,
+        residual: Option<Tensor<'_>>,
+    ) -> impl Iterator<Item = f64> {
+        let &Problem { out_width, rows_per_gate, .. } = self;
+        let at = move |tensor: Tensor<'_>, row: usize, n: usize| {
+            tensor.data.at(if tensor.data.len() == 1 { 0 } else { row * out_width + n })
+        };
+        sums.enumerate().map(move |(i, sum)| {
+            let (row, n) = (i / out_width, i % out_width);
+            let gated = sum * gate.map_or(1.0, |gate| at(gate, row / rows_per_gate, n));
+            gated + residual.map_or(0.0, |residual| at(residual, row, n))
+        })
     }
 }
 
@@ -175,41 +232,17 @@ impl Definition for Linear {
         let Inputs { x, weight, bias, gate, residual } = *inputs;
         let product = Product { operator: Self::NAME, x, weight, bias };
         let (leading, out) = product.check()?;
-        let expected = |name: &str| {
-            let dims: Vec<String> =
-                leading.iter().map(|dim| dim.map_or(name.to_owned(), |dim| dim.to_string())).collect();
-            format!("({}) or (1)", [dims, vec![Agreed(out).show("out_width")]].concat().join(", "))
-        };
-        if let Some(gate) = gate
-            && !is_one(gate)
-            && shared_dims(gate, leading, out).is_none()
-        {
-            let expected = format!("{}, where dimensions from one on may be 1", expected("?"));
-            return product.bad("gate", &expected, gate);
-        }
-        if let Some(residual) = residual
-            && !is_one(residual)
-            && shared_dims(residual, leading, out) != Some(leading.len())
-        {
-            return product.bad("residual", &expected("?"), residual);
-        }
+        check_after(Self::NAME, (leading, out), gate, residual)?;
         product.infer()
     }
 
     fn problem(_: &Attributes, shapes: &Inputs<List<'_, &[usize]>>) -> Result<Problem, Error> {
         let Inputs { x, weight, bias, gate, residual } = *shapes;
-        let problem = Problem::new(x, weight, bias);
-        let gates = gate.map_or(problem.rows, |gate| gate.iter().rev().skip(1).product());
-        let rows_per_gate = problem.rows.checked_div(gates).unwrap_or(1).max(1);
-        let is_number = |operand: Option<&[usize]>| operand.is_some_and(|shape| shape == [1]);
-        let [gate_is_number, residual_is_number] = [gate, residual].map(is_number);
-        Ok(Problem { rows_per_gate, gate_is_number, residual_is_number, ..problem })
+        Ok(Problem::new(x, weight, bias).followed_by(gate, residual))
     }
 
     fn variant(_: &Attributes, inputs: &Inputs<List<'_, PartialShape<'_>>>) -> Variant {
-        let present = [inputs.bias, inputs.gate, inputs.residual].map(|input| input.is_some());
-        let optional_inputs = present.iter().rposition(|&present| present).map_or(0, |last| last + 1);
-        Variant { optional_inputs, ..Variant::default() }
+        Variant::taking(&[inputs.bias, inputs.gate, inputs.residual])
     }
 
     /// One number, which runtimes drop together with the operation.
@@ -235,16 +268,7 @@ impl Definition for Linear {
 
     fn reference(p: &Problem, inputs: &Inputs<List<'_, Tensor<'_>>>) -> Vec<f64> {
         let Inputs { x, weight, bias, gate, residual } = *inputs;
-        let at = |tensor: Tensor<'_>, row: usize, n: usize| {
-            tensor.data.at(if tensor.data.len() == 1 { 0 } else { row * p.out_width + n })
-        };
-        let sums = products(p, [x, weight], bias).enumerate();
-        let output = sums.map(|(i, sum)| {
-            let (row, n) = (i / p.out_width, i % p.out_width);
-            let gated = sum * gate.map_or(1.0, |gate| at(gate, row / p.rows_per_gate, n));
-            gated + residual.map_or(0.0, |residual| at(residual, row, n))
-        });
-        output.collect()
+        p.after(products(p, [x, weight], bias), gate, residual).collect()
     }
 
     fn examples() -> Vec<Example<Attributes>> {

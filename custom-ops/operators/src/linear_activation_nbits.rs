@@ -2,10 +2,10 @@
 
 use crate::attributes::attributes;
 use crate::error::Error;
-use crate::head_linear_nbits::{product, variant, zeros};
-use crate::inputs::{ElementType, List, Operand, Reader};
+use crate::head_linear_nbits::{filler, product, zeros};
+use crate::inputs::{ElementType, List, Operand, Reader, inputs};
 use crate::linear_activation::{check, of_kind};
-use crate::linear_nbits::{self, Inputs, filler, infer, products};
+use crate::linear_nbits::{self, Product, products};
 use crate::nbits;
 use crate::operator::{Body, Builder, Definition, Example, Part, Variant};
 use crate::routed_mlp::Activation;
@@ -36,6 +36,19 @@ impl Attributes {
     fn linear(&self) -> linear_nbits::Attributes {
         let &Attributes { bits, block_size, accuracy_level, .. } = self;
         linear_nbits::Attributes { bits, block_size, accuracy_level }
+    }
+}
+
+inputs! {
+    /// LinearActivationNBits's inputs.
+    pub struct Inputs {
+        x: T, "(.., width)", "Rows, of any number of dimensions.";
+        weight: U8, "(out_width, width / block_size, block_size * bits / 8)",
+            "The matrix, quantised. Of 4 bits, the low half of a byte comes first.";
+        scales: T, "(out_width, width / block_size)", "The blocks' scales.";
+        bias: T [optional], "(out_width)", "Added to every row.";
+        zero_points: U8 [optional], "(out_width, ceil(width / block_size * bits / 8))",
+            "The blocks' zero points, packed as the weight. Without them 8 for 4 bits, 128 for 8 bits.";
     }
 }
 
@@ -81,16 +94,18 @@ impl Definition for LinearActivationNBits {
     }
 
     fn infer(attributes: &Attributes, inputs: &Inputs<List<'_, PartialShape<'_>>>) -> Result<Vec<OutputDim>, Error> {
-        infer(Self::NAME, attributes.linear().format(), inputs)
+        let Inputs { x, weight, scales, bias, zero_points } = *inputs;
+        let format = attributes.linear().format();
+        Product { operator: Self::NAME, format, x, weight, scales, bias, zero_points }.infer()
     }
 
     fn problem(attributes: &Attributes, shapes: &Inputs<List<'_, &[usize]>>) -> Result<Problem, Error> {
-        let linear = linear_nbits::Problem::new(&attributes.linear(), shapes);
+        let linear = linear_nbits::Problem::new(&attributes.linear(), shapes.x, shapes.weight);
         Ok(Problem { linear, activation: attributes.activation })
     }
 
     fn variant(attributes: &Attributes, inputs: &Inputs<List<'_, PartialShape<'_>>>) -> Variant {
-        Variant { kind: attributes.activation as i64, ..variant(inputs.bias, inputs.zero_points) }
+        Variant { kind: attributes.activation as i64, ..Variant::taking(&[inputs.bias, inputs.zero_points]) }
     }
 
     fn zeros(attributes: &Attributes, shapes: &Inputs<List<'_, PartialShape<'_>>>, input: usize) -> Option<Vec<usize>> {
@@ -98,19 +113,21 @@ impl Definition for LinearActivationNBits {
     }
 
     fn filler(attributes: &Attributes, input: usize) -> u8 {
-        filler(attributes.linear().format(), input)
+        Self::INPUTS.get(input).map_or(0, |input| filler(attributes.linear().format(), input.name))
     }
 
     fn body(variant: Variant) -> Body {
         let mut b = Builder::new::<LinearActivationNBits>(variant);
-        let y = product(&mut b, "x", variant);
+        let y = product(&mut b, "x");
         let y = b.activation(of_kind(variant), &y, "activated");
         b.node("CastLike", &[&y, "x"], Self::OUTPUT.name);
         b.finish()
     }
 
     fn reference(p: &Problem, inputs: &Inputs<List<'_, Tensor<'_>>>) -> Vec<f64> {
-        products(&p.linear, inputs).map(|sum| p.activation.of(sum)).collect()
+        let Inputs { x, weight, scales, bias, zero_points } = *inputs;
+        let sums = products(&p.linear, [x, weight, scales], [bias, zero_points]);
+        sums.map(|sum| p.activation.of(sum)).collect()
     }
 
     fn rounding(attributes: &Attributes) -> f64 {

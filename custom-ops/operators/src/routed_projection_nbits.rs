@@ -77,7 +77,7 @@ impl Definition for RoutedProjectionNBits {
     }
 
     fn variant(_: &Attributes, inputs: &Inputs<List<'_, PartialShape<'_>>>) -> Variant {
-        head_linear_nbits::variant(inputs.bias, inputs.zero_points)
+        Variant::taking(&[inputs.bias, inputs.zero_points])
     }
 
     fn zeros(attributes: &Attributes, shapes: &Inputs<List<'_, PartialShape<'_>>>, input: usize) -> Option<Vec<usize>> {
@@ -85,13 +85,12 @@ impl Definition for RoutedProjectionNBits {
     }
 
     fn filler(attributes: &Attributes, input: usize) -> u8 {
-        let packed = Self::INPUTS.get(input).is_some_and(|input| input.name == "zero_points");
-        if packed { attributes.format().zero_point_byte() } else { 0 }
+        Self::INPUTS.get(input).map_or(0, |input| head_linear_nbits::filler(attributes.format(), input.name))
     }
 
     fn body(variant: Variant) -> Body {
         let mut b = Builder::new::<RoutedProjectionNBits>(variant);
-        let y = head_linear_nbits::product(&mut b, "x", variant);
+        let y = head_linear_nbits::product(&mut b, "x");
         let y = b.node("CastLike", &[&y, "x"], "all_heads");
         masked(&mut b, &y, "output");
         b.finish()

@@ -8,7 +8,7 @@ mod tests;
 use super::Pass;
 use crate::call::{Call, element_type};
 use crate::error::Error;
-use crate::graph::{ElementType, Graph, Initializer, Node, Source};
+use crate::graph::{Graph, Node};
 use moh_operators::{DOMAIN, OPERATORS, Operator, Variant};
 use std::collections::BTreeMap;
 
@@ -77,21 +77,6 @@ fn complete(graph: &mut Graph, node: &mut Node, call: &Call, body: Variant) -> b
         let Some(dims) = call.zeros(i) else { return false };
         constants.push((element_type(operand.ty, call.ty), dims, call.filler(i)));
     }
-    node.inputs.extend(constants.into_iter().map(|(ty, dims, number)| constant(graph, ty, dims, number)));
+    node.inputs.extend(constants.into_iter().map(|(ty, dims, number)| graph.constant(ty, dims, number)));
     true
-}
-
-/// The name of the constant of that type and shape, all elements of which are `number`.
-pub(super) fn constant(graph: &mut Graph, ty: ElementType, dims: Vec<usize>, number: u8) -> String {
-    let shape: Vec<String> = dims.iter().map(usize::to_string).collect();
-    let name = match (&dims[..], number) {
-        ([1, 1, 1, 1], 0) => format!("{DOMAIN}/zero.{ty}"),
-        (_, 0) => format!("{DOMAIN}/zeros[{}].{ty}", shape.join(",")),
-        _ => format!("{DOMAIN}/all{number}[{}].{ty}", shape.join(",")),
-    };
-    if !graph.initializers.iter().any(|init| init.name == name) {
-        let source = Source::Bytes(ty.bytes_of(number.into()).repeat(dims.iter().product()));
-        graph.initializers.push(Initializer { name: name.clone(), ty, dims, source });
-    }
-    name
 }

@@ -1,13 +1,16 @@
 //! Dense layers, with what is done with their outputs, as `ai.moh.Linear` and `ai.moh.LinearActivation`, whose bodies are a product and the
 //! operations after it: libmoh_ops computes them itself on processors where it is faster than onnxruntime, and leaves them to the body
-//! elsewhere. `ai.moh.LinearNBits` takes its bias with it wherever it is written, and becomes `ai.moh.LinearActivationNBits`.
+//! elsewhere. Wherever `ai.moh.LinearNBits` and `ai.moh.RoutedCombineNBits` are written, they take with them what is done with their outputs, and
+//! `ai.moh.LinearNBits` becomes `ai.moh.LinearActivationNBits`.
 
 use super::Pass;
-use super::bodies::constant;
 use crate::error::Error;
 use crate::graph::{Attribute, Dim, ElementType, Graph, Node, Source};
 use moh_operators::routed_mlp::Activation;
-use moh_operators::{DOMAIN, Definition, Linear, LinearActivation, LinearActivationNBits, LinearNBits, linear};
+use moh_operators::{
+    DOMAIN, Definition, Linear, LinearActivation, LinearActivationNBits, LinearNBits, Operator, RoutedCombineNBits,
+    linear,
+};
 use std::collections::BTreeMap;
 
 /// How dense layers, norms or convolutions are written.
@@ -19,9 +22,6 @@ pub enum DenseStyle {
     /// As operators of ai.moh.
     Moh,
 }
-
-/// Number of LinearNBits's bias among its inputs.
-const QUANTISED_BIAS: usize = 3;
 
 /// Columns from which a matrix is worth it: a router's has fewer.
 const NARROW: usize = 32;
@@ -41,32 +41,36 @@ pub struct DenseLayers {
 
 impl Pass for DenseLayers {
     fn run(&self, graph: &mut Graph) -> Result<(), Error> {
-        fuse(graph, self.style == Some(DenseStyle::Moh) && !self.standard);
+        self.fuse(graph);
         Ok(())
     }
 }
 
-/// Writes layers with quantised weights, and with `all` those in floating point.
-fn fuse(graph: &mut Graph, all: bool) {
-    let mut search = Search { readers: readers(graph), taken: vec![false; graph.nodes.len()] };
-    let mut fused: BTreeMap<usize, Node> = BTreeMap::new();
-    for i in 0..graph.nodes.len() {
-        let node = &graph.nodes[i];
-        if !(is_quantised(node) || all && is_dense(graph, node)) {
-            continue;
+impl DenseLayers {
+    /// Writes layers with quantised weights, and where that is the style those in floating point.
+    fn fuse(&self, graph: &mut Graph) {
+        let all = self.style == Some(DenseStyle::Moh) && !self.standard;
+        let (readers, taken) = (readers(graph), vec![false; graph.nodes.len()]);
+        let mut search = Search { readers, taken, standard: self.standard };
+        let mut fused: BTreeMap<usize, Node> = BTreeMap::new();
+        for i in 0..graph.nodes.len() {
+            let node = &graph.nodes[i];
+            if !(quantised(node).is_some() || all && is_dense(graph, node)) {
+                continue;
+            }
+            let layer = search.layer(graph, i);
+            let [inner @ .., last] = &layer.parts[..] else { continue };
+            let Some(node) = layer.node(graph) else { continue };
+            for &part in inner {
+                graph.nodes[part].outputs.iter().for_each(|name| drop(graph.values.remove(name)));
+            }
+            layer.parts.iter().for_each(|&part| search.taken[part] = true);
+            // Where the last of its inputs is there.
+            fused.insert(*last, node);
         }
-        let layer = search.layer(graph, i);
-        let [inner @ .., last] = &layer.parts[..] else { continue };
-        for &part in inner {
-            graph.nodes[part].outputs.iter().for_each(|name| drop(graph.values.remove(name)));
-        }
-        layer.parts.iter().for_each(|&part| search.taken[part] = true);
-        // Where the last of its inputs is there.
-        let node = layer.node(graph);
-        fused.insert(*last, node);
+        let nodes = std::mem::take(&mut graph.nodes).into_iter().enumerate();
+        graph.nodes = nodes.filter_map(|(i, node)| fused.remove(&i).or((!search.taken[i]).then_some(node))).collect();
     }
-    let nodes = std::mem::take(&mut graph.nodes).into_iter().enumerate();
-    graph.nodes = nodes.filter_map(|(i, node)| fused.remove(&i).or((!search.taken[i]).then_some(node))).collect();
 }
 
 /// Whether it multiplies rows with a matrix of the checkpoint, in a type that libmoh_ops computes in.
@@ -82,9 +86,15 @@ fn is_dense(graph: &Graph, node: &Node) -> bool {
         })
 }
 
-/// Whether it is a layer with a quantised weight.
-fn is_quantised(node: &Node) -> bool {
-    node.op_type == LinearNBits::NAME && node.domain == DOMAIN
+/// The operator, if it is one with a quantised weight that has a gate and a residual.
+fn quantised(node: &Node) -> Option<&'static Operator> {
+    let found = [LinearNBits::OPERATOR, RoutedCombineNBits::OPERATOR].into_iter();
+    found.filter(|_| node.domain == DOMAIN).find(|operator| operator.name == node.op_type)
+}
+
+/// The number that changes nothing in the place of a layer's bias, gate or residual.
+fn neutral(optional: usize) -> u8 {
+    Linear::filler(&linear::Attributes {}, Linear::OPERATOR.required_inputs() + optional)
 }
 
 /// Numbers of the nodes that read a value; `None` for an output of the model.
@@ -117,6 +127,8 @@ struct Search {
     readers: Readers,
     /// Nodes that are parts of layers.
     taken: Vec<bool>,
+    /// See [`DenseLayers::standard`].
+    standard: bool,
 }
 
 impl Search {
@@ -124,14 +136,16 @@ impl Search {
     fn layer(&self, graph: &Graph, i: usize) -> Layer {
         let inputs = graph.nodes[i].inputs.clone();
         let mut layer = Layer { parts: vec![i], inputs, bias: None, gate: None, residual: None, activation: None };
-        let quantised = is_quantised(&graph.nodes[i]);
+        let quantised = quantised(&graph.nodes[i]);
+        let is_combination = quantised.is_some_and(|operator| operator.name == RoutedCombineNBits::NAME);
         let dims = |name: &str| graph.initializers.iter().find(|init| init.name == name).map(|init| &init.dims[..]);
         // LinearNBits has no bias of one number.
-        let rows = dims(&layer.inputs[1]).filter(|_| quantised).map(|weight| &weight[..1]);
+        let rows = dims(&layer.inputs[1]).filter(|_| quantised.is_some()).map(|weight| &weight[..1]);
         let is_bias =
             |name: &str| dims(name).is_some_and(|bias| bias.len() == 1 && rows.is_none_or(|rows| bias == rows));
         if let Some((add, other)) = self.next(graph, &layer, "Add")
             && is_bias(other)
+            && !is_combination
         {
             layer.bias = Some(other.to_owned());
             layer.parts.push(add);
@@ -139,13 +153,13 @@ impl Search {
         // A body is of one activation function: that of the layers of many rows.
         let has_many_rows = graph.value(&layer.inputs[0]).is_some_and(|x| x.dims.len() >= 3);
         if let Some((activation, parts)) =
-            activation(graph, &self.readers, layer.output(graph)).filter(|_| has_many_rows)
+            activation(graph, &self.readers, layer.output(graph)).filter(|_| has_many_rows && !is_combination)
         {
             layer.activation = Some(activation);
             layer.parts.extend(parts);
             return layer;
         }
-        if quantised {
+        if quantised.is_some() && self.standard {
             return layer;
         }
         let y = graph.value(layer.output(graph)).map_or(Vec::new(), |y| y.dims);
@@ -215,27 +229,39 @@ impl Layer {
         self.parts.last().map_or("", |&last| &graph.nodes[last].outputs[0])
     }
 
-    /// The node that replaces its parts.
-    fn node(&self, graph: &mut Graph) -> Node {
+    /// The node that replaces its parts; `None` if it cannot be written.
+    fn node(&self, graph: &mut Graph) -> Option<Node> {
         let first = &graph.nodes[self.parts[0]];
-        match is_quantised(first) {
-            true => self.quantised_node(first.clone(), self.output(graph).to_owned()),
-            false => self.dense_node(graph, first.name.clone()),
+        match quantised(first) {
+            Some(operator) => self.quantised_node(graph, operator, first.clone()),
+            None => Some(self.dense_node(graph, first.name.clone())),
         }
     }
 
-    /// LinearNBits with what follows it.
-    fn quantised_node(&self, first: Node, output: String) -> Node {
-        let activation = self.activation.map(|activation| ("activation", Attribute::Int(activation as i64)));
-        let op_type = if self.activation.is_some() { LinearActivationNBits::NAME } else { first.op_type };
-        let mut inputs = first.inputs;
-        if let Some(bias) = &self.bias {
-            // Where there are zero points, a bias of zeros was there for them.
-            let (optional, bias) = (QUANTISED_BIAS..(QUANTISED_BIAS + 1).min(inputs.len()), bias.clone());
-            inputs.splice(optional, [bias]);
+    /// The operator with a quantised weight, and what follows it.
+    fn quantised_node(&self, graph: &mut Graph, operator: &Operator, mut node: Node) -> Option<Node> {
+        let weight = graph.initializers.iter().find(|init| init.name == self.inputs[1])?;
+        let rows = *weight.dims.first()?;
+        let ty = graph.value(&self.inputs[0])?.ty;
+        node.outputs = vec![self.output(graph).to_owned()];
+        // Before zero points, numbers that change nothing were there.
+        let own = node.inputs.split_off(operator.required_inputs());
+        let own = |input: usize| own.get(input).cloned();
+        let (bias, zero_points) = (self.bias.clone().or(own(0)), own(3));
+        let optional = match self.activation {
+            Some(activation) => {
+                node.op_type = LinearActivationNBits::NAME;
+                node.attributes.insert(0, ("activation", Attribute::Int(activation as i64)));
+                vec![bias, zero_points]
+            }
+            None => vec![bias, self.gate.clone().or(own(1)), self.residual.clone().or(own(2)), zero_points],
+        };
+        let present = optional.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
+        for (i, input) in optional.into_iter().take(present).enumerate() {
+            let dims = if i == 0 { vec![rows] } else { vec![1] };
+            node.inputs.push(input.unwrap_or_else(|| graph.constant(ty, dims, neutral(i))));
         }
-        let attributes = activation.into_iter().chain(first.attributes).collect();
-        Node { op_type, inputs, outputs: vec![output], attributes, ..first }
+        Some(node)
     }
 
     /// Linear, or LinearActivation.
@@ -249,7 +275,7 @@ impl Layer {
         for input in optional.into_iter().take(present) {
             let input = input.clone().unwrap_or_else(|| {
                 // A number that changes nothing. (Of LinearActivation only the bias can be absent, and nothing follows it.)
-                constant(graph, ty, vec![1], Linear::filler(&linear::Attributes {}, inputs.len()))
+                graph.constant(ty, vec![1], neutral(inputs.len() - self.inputs.len()))
             });
             inputs.push(input);
         }
@@ -440,7 +466,7 @@ mod tests {
     fn quantised(zero_points: bool, nodes: Vec<Node>) -> Graph {
         let mut graph = followed(nodes);
         graph.initializers[0].dims = vec![NARROW, 1, 16];
-        let optional = if zero_points { &["zeros", "zero_points"][..] } else { &[] };
+        let optional = if zero_points { &["zeros", "one", "zero", "zero_points"][..] } else { &[] };
         let inputs = [&["x", "weight", "scales"][..], optional].concat();
         let attributes = vec![("bits", Attribute::Int(8))];
         graph.nodes[0] = Node { domain: DOMAIN, attributes, ..node("LinearNBits", &inputs, "product") };
@@ -448,20 +474,37 @@ mod tests {
     }
 
     #[test]
-    fn quantised_layers_take_their_bias_and_activation() {
+    fn quantised_layers_take_what_follows_them() {
         let gelu = || vec![node("Gelu", &["sum"], "y")];
+        let styles = [MOH, DenseLayers::default()];
         for zero_points in [false, true] {
-            let inputs =
-                [&["x", "weight", "scales", "bias"][..], &["zero_points"][..usize::from(zero_points)]].concat();
+            let inputs = |optional: &[&'static str]| {
+                let last = &["zero_points"][..usize::from(zero_points)];
+                [&["x", "weight", "scales"], optional, last].concat()
+            };
+            let gated = node("Mul", &["gate", "sum"], "gated");
+            let both = || vec![gated.clone(), node("Add", &["residual", "gated"], "y")];
+            let [one, zero] = if zero_points { ["one", "zero"] } else { ["ai.moh/all1[1].f32", "never"] };
             // In any style.
-            for pass in [MOH, DenseLayers::default(), DenseLayers { standard: true, ..MOH }] {
+            for pass in styles {
                 let found = written(quantised(zero_points, gelu()), pass);
-                assert_eq!(found, [layer("ai.moh:LinearActivationNBits", &inputs, "y")]);
+                assert_eq!(found, [layer("ai.moh:LinearActivationNBits", &inputs(&["bias"]), "y")]);
+                let found = written(quantised(zero_points, both()), pass);
+                assert_eq!(found, [layer("ai.moh:LinearNBits", &inputs(&["bias", "gate", "residual"]), "y")]);
+                let found = written(quantised(zero_points, vec![gated.clone()]), pass);
+                let optional = [&["bias", "gate"][..], &[zero][..usize::from(zero_points)]].concat();
+                assert_eq!(found, [layer("ai.moh:LinearNBits", &inputs(&optional), "gated")]);
+                let residual = vec![node("Add", &["sum", "residual"], "y")];
+                let found = written(quantised(zero_points, residual), pass);
+                assert_eq!(found, [layer("ai.moh:LinearNBits", &inputs(&["bias", one, "residual"]), "y")]);
             }
-            let gated = vec![node("Mul", &["gate", "sum"], "y")];
-            let found = written(quantised(zero_points, gated), MOH);
-            assert_eq!(found[0], layer("ai.moh:LinearNBits", &inputs, "sum"));
-            assert_eq!(found[1], layer(":Mul", &["gate", "sum"], "y"));
+            // Numbers in the place of gates would stay where nodes become standard operators.
+            let pass = DenseLayers { standard: true, ..MOH };
+            assert_eq!(written(quantised(zero_points, gelu()), pass).len(), 1);
+            let optional = if zero_points { &["bias", "one", "zero"][..] } else { &["bias"] };
+            let found = written(quantised(zero_points, both()), pass);
+            assert_eq!(found[0], layer("ai.moh:LinearNBits", &inputs(optional), "sum"));
+            assert_eq!(found.len(), 3);
         }
         let mut graph = quantised(false, gelu());
         MOH.run(&mut graph).unwrap();
@@ -476,6 +519,37 @@ mod tests {
         let mut graph = quantised(false, gelu());
         graph.inputs[0].dims.remove(1);
         assert_eq!(written(graph, MOH)[0].0, "ai.moh:LinearNBits");
+    }
+
+    /// A layer without a bias whose output is only added to: zeros stand in for its bias, a number for its gate.
+    #[test]
+    fn quantised_layers_without_a_bias() {
+        let mut graph = quantised(false, vec![node("Add", &["product", "residual"], "sum")]);
+        graph.nodes.remove(1);
+        let optional = ["ai.moh/zeros[32].f32", "ai.moh/all1[1].f32", "residual"];
+        let inputs = [&["x", "weight", "scales"][..], &optional].concat();
+        assert_eq!(written(graph, MOH)[0], layer("ai.moh:LinearNBits", &inputs, "sum"));
+    }
+
+    /// A combination of heads has no activation function, and its bias is its own.
+    #[test]
+    fn combinations_take_their_gate_and_residual() {
+        let combination = |nodes: Vec<Node>| {
+            let mut graph = quantised(false, nodes);
+            let inputs = ["x", "weight", "scales", "head_gates", "own_bias"];
+            graph.nodes[0] = Node { domain: DOMAIN, ..node("RoutedCombineNBits", &inputs, "sum") };
+            graph.nodes.remove(1);
+            graph
+        };
+        let both = vec![node("Mul", &["gate", "sum"], "gated"), node("Add", &["residual", "gated"], "y")];
+        let inputs = ["x", "weight", "scales", "head_gates", "own_bias", "gate", "residual"];
+        for pass in [MOH, DenseLayers::default()] {
+            assert_eq!(written(combination(both.clone()), pass), [layer("ai.moh:RoutedCombineNBits", &inputs, "y")]);
+        }
+        for other in [node("Gelu", &["sum"], "y"), node("Add", &["sum", "bias"], "y")] {
+            let found = written(combination(vec![other]), MOH);
+            assert_eq!(found[0], layer("ai.moh:RoutedCombineNBits", &inputs[..5], "sum"));
+        }
     }
 
     /// Layers of one row of each sequence, such as a time's, would choose the body of all.

@@ -2,7 +2,6 @@
 //! after it: libmoh_ops reads and writes rows once, where each of these would.
 
 use super::Pass;
-use super::bodies::constant;
 use super::dense::{DenseStyle, Readers, readers, shares_rows};
 use crate::error::Error;
 use crate::graph::{Attribute, Dim, ElementType, Graph, Node, Source, Value};
@@ -103,7 +102,7 @@ impl Norm {
         if self.scale.is_some() && inputs.len() == BIAS {
             let weight = graph.value(&inputs[WEIGHT]).map_or(Vec::new(), |weight| weight.dims);
             let width = weight.iter().map(|dim| if let Dim::Fixed(n) = dim { *n } else { 0 }).collect();
-            inputs.push(constant(graph, self.ty, width, 0));
+            inputs.push(graph.constant(self.ty, width, 0));
         }
         inputs.extend(self.scale.iter().chain(&self.shift).cloned());
         let given = attributes.into_iter().find(|(name, _)| *name == "epsilon");

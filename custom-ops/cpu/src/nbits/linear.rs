@@ -2,15 +2,12 @@
 
 use super::worker::floats;
 use super::{Activations, Engine, Level, NBits, Row, Start, Worker};
-use crate::activation::Activate;
-use crate::epilogue::{Epilogue, Replace};
-use crate::gemm::Store;
+use crate::epilogue::{Epilogue, Finish};
 use crate::host::Host;
 use crate::isa::{Isa, Job, MatrixUnit, matrix_unit, vectorize};
 use crate::memory::{Memory, Sections, pitch};
 use crate::settings::forced_isa;
 use crate::workers::{Shared, share, span};
-use moh_operators::routed_mlp::Activation;
 use moh_operators::{DType, Element, Error};
 use std::ops::Range;
 
@@ -70,7 +67,8 @@ macro_rules! linears {
                 host: &dyn Host,
             ) -> Result<(), Error> {
                 let engine = vectorize(forced_isa(), Best { unit: matrix_unit(forced_isa()) });
-                layer(engine, operator, x, weight, (bias, None), out, level, host).map(|_| ())
+                let after = (bias, &Epilogue::nothing(weight.columns()));
+                layer(engine, operator, x, weight, after, out, level, host).map(|_| ())
             }
         }
     )+};
@@ -91,13 +89,13 @@ impl Job for Best {
     }
 }
 
-/// As [`linear`], on a given instruction set, with an activation function, of one column, of the sums. Returns the number of multiply-accumulate operations.
+/// As [`linear`], on a given instruction set, with what becomes of the sums. Returns the number of multiply-accumulate operations.
 pub(crate) fn layer<X: Element, T: Element>(
     engine: Engine,
     operator: &'static str,
     x: &[X],
     weight: &NBits<'_, T>,
-    (bias, activation): (Option<&[X]>, Option<Activation>),
+    (bias, epilogue): (Option<&[X]>, &Epilogue<'_, X>),
     out: &mut [X],
     level: Level,
     host: &dyn Host,
@@ -123,7 +121,7 @@ pub(crate) fn layer<X: Element, T: Element>(
         let input = |row: usize| x[(rows.start + row) * k..].as_ptr();
         // SAFETY: x has `k` elements for every row.
         let activations = unsafe { Activations::new(engine, host, weight.format, level, rows.len(), &input, None) }?;
-        macs += Rows { activations: &activations, weight, bias, activation, output, rows }.run(host)?;
+        macs += Rows { activations: &activations, weight, bias, epilogue, output, rows }.run(host)?;
     }
     Ok(macs)
 }
@@ -133,7 +131,7 @@ struct Rows<'a, X, T> {
     activations: &'a Activations<'a>,
     weight: &'a NBits<'a, T>,
     bias: Option<&'a [X]>,
-    activation: Option<Activation>,
+    epilogue: &'a Epilogue<'a, X>,
     output: Shared<X>,
     rows: Range<usize>,
 }
@@ -183,20 +181,9 @@ impl<X: Element, T: Element> Rows<'_, X, T> {
         let start = Start::New(bias.and_then(floats));
         // SAFETY: the rows' sums have room for the columns, and do not overlap; an output that is used in place is f32.
         let macs = unsafe { worker.multiply(self.weight, self.activations, rows, columns.clone(), start) };
-        let mut bias = bias.map(<[X]>::as_ptr);
-        if let Some(activation) = self.activation
-            && in_place
-        {
-            let epilogue = &Epilogue::activation(self.weight.columns(), activation);
-            let sums = pairs.first().map_or(std::ptr::null_mut(), |&(_, output)| output);
-            vectorize(forced_isa(), Replace { epilogue, sums, rows: 0..rows.len(), columns: columns.clone() });
-        } else if let Some(activation) = self.activation {
-            let rows: Vec<_> = rows.iter().map(|row| (row.output.cast_const(), row.output)).collect();
-            let bias = bias.take().map(|bias| [bias; 2]);
-            vectorize(forced_isa(), Activate { activation, rows: &rows, columns: columns.len(), other: 0, bias });
-        }
-        if !in_place {
-            vectorize(forced_isa(), Store { rows: pairs, columns: columns.len(), bias });
+        if !in_place || !self.epilogue.is_nothing() {
+            let Rows { epilogue, rows: Range { start: first, .. }, .. } = *self;
+            vectorize(forced_isa(), Finish { epilogue, rows: pairs, first, columns, bias });
         }
         macs
     }

@@ -4,6 +4,7 @@
 
 use super::linear::{ROWS, layer};
 use super::{Activations, Engine, FEW, Level, NBits, Parts, Row, Start, Worker};
+use crate::epilogue::Epilogue;
 use crate::host::Threads;
 use crate::isa::matrix_unit;
 use half::{bf16, f16};
@@ -401,7 +402,17 @@ fn activations_that_are_not_finite_give_nan() {
             for engine in engines() {
                 let mut out = vec![0.0; rows * 5];
                 let (weight, host) = (problem.weight(), Threads::new(1));
-                layer(engine, "test", &problem.x, &weight, (None, None), &mut out, shape.level, &host).unwrap();
+                layer(
+                    engine,
+                    "test",
+                    &problem.x,
+                    &weight,
+                    (None, &Epilogue::nothing(weight.columns())),
+                    &mut out,
+                    shape.level,
+                    &host,
+                )
+                .unwrap();
                 assert!(out[..5].iter().all(|x| !x.is_finite()), "{} {shape:?} {out:?}", name(engine));
                 assert!(out[5..].iter().all(|x| x.is_finite()), "{} {shape:?} {out:?}", name(engine));
             }
@@ -416,7 +427,17 @@ fn dense<X: Element>(problem: Problem<X, X>, threads: usize, random: &mut Random
         for bias in [None, Some(bias.as_slice())] {
             let mut out = vec![X::from_f32(f32::NAN); shape.rows * shape.n];
             let (weight, host) = (problem.weight(), Threads::new(threads));
-            layer(engine, "test", &problem.x, &weight, (bias, None), &mut out, shape.level, &host).unwrap();
+            layer(
+                engine,
+                "test",
+                &problem.x,
+                &weight,
+                (bias, &Epilogue::nothing(weight.columns())),
+                &mut out,
+                shape.level,
+                &host,
+            )
+            .unwrap();
             for (i, (found, &(expected, magnitude))) in out.iter().zip(&expected).enumerate() {
                 let expected = expected + bias.map_or(0.0, |bias| f64::from(bias[i % shape.n].to_f32()));
                 let error = (f64::from(found.to_f32()) - expected).abs();
@@ -489,7 +510,17 @@ fn results_do_not_depend_on_threads() {
                 let run = |threads: usize| {
                     let mut out = vec![0.0; rows * shape.n];
                     let (weight, host) = (problem.weight(), Threads::new(threads));
-                    layer(engine, "test", &problem.x, &weight, (None, None), &mut out, shape.level, &host).unwrap();
+                    layer(
+                        engine,
+                        "test",
+                        &problem.x,
+                        &weight,
+                        (None, &Epilogue::nothing(weight.columns())),
+                        &mut out,
+                        shape.level,
+                        &host,
+                    )
+                    .unwrap();
                     out
                 };
                 assert_eq!(run(1), run(3), "{} {shape:?}", name(engine));

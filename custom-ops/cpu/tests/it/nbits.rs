@@ -2,6 +2,7 @@
 
 use crate::support::{self, Accounts, kernels_of};
 use moh_conformance::head_linear::{self, COMBINE, Gates, PROJECTION};
+use moh_conformance::linear::Then;
 use moh_conformance::nbits::{Case, LinearCase, MlpCase, Quantisation};
 use moh_conformance::routed_mlp;
 use moh_cpu::{Kernel, Threads};
@@ -27,6 +28,7 @@ fn check(case: Case, threads: &[usize]) -> Vec<u64> {
     // The blocks of heads that are off, and the outputs of tokens without heads, must be exact.
     let exact = |i: usize| match linear.is_projection() {
         true => gates[i / linear.block] == 0.0,
+        false if case.then != Then::Nothing => false,
         false => gates[i / linear.width * linear.heads..][..linear.heads].iter().all(|&gate| gate == 0.0),
     };
     println!("{case:?}");
@@ -36,9 +38,12 @@ fn check(case: Case, threads: &[usize]) -> Vec<u64> {
     support::check_as(&call, judge, threads, exact).iter().map(|work| work.macs).collect()
 }
 
-/// The case for both operators, of heads and tokens that blocks of `block` divide.
+/// The case for both operators, of heads and tokens that blocks of `block` divide; what is done with the sums is not the same for all.
 fn each(case: head_linear::Case, block: usize) -> impl Iterator<Item = Case> {
-    let quantised = move |linear| ways(block).map(move |quantisation| Case { linear, quantisation });
+    let then = Then::linear(case.q_len).into_iter().cycle();
+    let quantised = move |linear| {
+        ways(block).zip(then.clone()).map(move |(quantisation, then)| Case { linear, quantisation, then })
+    };
     [PROJECTION.operator, COMBINE.operator]
         .into_iter()
         .flat_map(move |operator| quantised(head_linear::Case { operator, ..case }))
@@ -66,6 +71,7 @@ prop_compose! {
             2 => (0usize..6, 0.02..0.98).prop_map(|(n, p)| Gates::Shared(n, p)),
             1 => (0usize..6).prop_map(Gates::First),
         ],
+        then in prop::sample::select(Then::linear(0).to_vec()),
         seed in any::<u64>(),
     ) -> Case {
         let quantisation = Quantisation { bits, block, zero_points: flags.0, int8: flags.1 };
@@ -77,7 +83,7 @@ prop_compose! {
             false => (heads, blocks * block, other),
         };
         let linear = head_linear::Case { batch, q_len, heads, block: of_head, width, bias, dtype, gates, seed, ..base };
-        Case { linear, quantisation }
+        Case { linear, quantisation, then }
     }
 }
 
@@ -119,7 +125,7 @@ fn threads_do_not_change_the_result() {
         let combine = head_linear::Case { q_len, heads: 4, block: 64, width: 75, ..COMBINE };
         for linear in [projection, combine] {
             for quantisation in ways(32) {
-                check(Case { linear, quantisation }, &[1, 2, 3, 4, 5]);
+                check(Case { linear, quantisation, then: Then::Residual }, &[1, 2, 3, 4, 5]);
             }
         }
     }
@@ -131,7 +137,7 @@ fn blocks_of_several_heads() {
     for (q_len, block) in [(1, 24), (2, 40), (9, 24), (50, 40)] {
         for quantisation in ways(64) {
             let linear = head_linear::Case { q_len, heads: 8, block, width: 37, bias: true, ..COMBINE };
-            check(Case { linear, quantisation }, &[1, 2]);
+            check(Case { linear, quantisation, then: Then::Nothing }, &[1, 2]);
         }
     }
 }
@@ -146,17 +152,18 @@ fn empty_batches_and_sequences_do_no_work() {
     }
 }
 
-/// Dense layers, with each activation function and none: a few rows, several work items, and more rows than are converted at a time.
+/// Dense layers, with all that can be done with their sums: a few rows, several work items, and more rows than are converted at a time.
 #[test]
 fn dense_layers() {
-    let functions = Activation::ALL.iter().filter(|activation| activation.columns() == 1).copied().map(Some);
     let dtypes = [DType::F32, DType::F16, DType::BF16];
-    for (i, activation) in functions.chain([None]).enumerate() {
-        for (j, (rows, out_width)) in [(1, 13), (5, 1100), (70, 301), (2051, 40)].into_iter().enumerate() {
+    for (j, (rows, out_width, len)) in
+        [(1, 13, 1), (5, 1100, 5), (70, 301, 35), (2051, 40, 293)].into_iter().enumerate()
+    {
+        for (i, then) in Then::all(len).into_iter().enumerate() {
             for (k, quantisation) in ways(32).enumerate() {
                 let (bias, dtype) = ((i + k) % 2 == 0, dtypes[(i + j + k) % 3]);
                 let seed = 7;
-                let case = LinearCase { rows, width: 96, out_width, bias, activation, dtype, seed, quantisation };
+                let case = LinearCase { rows, width: 96, out_width, bias, then, dtype, seed, quantisation };
                 println!("{case:?}");
                 let exact = LinearCase { quantisation: Quantisation { int8: false, ..quantisation }, ..case };
                 let (call, judge) = (case.call(), exact.call());
@@ -330,6 +337,7 @@ fn long_sums_of_eight_bits() {
     let linear =
         head_linear::Case { q_len: 20, heads: 1, block: 512, width: 96, gates: Gates::Shared(1, 0.02), ..COMBINE };
     for seed in [13626819532647452531, 1, 2, 3] {
-        check(Case { linear: head_linear::Case { seed, ..linear }, quantisation }, &[1]);
+        let linear = head_linear::Case { seed, ..linear };
+        check(Case { linear, quantisation, then: Then::Nothing }, &[1]);
     }
 }

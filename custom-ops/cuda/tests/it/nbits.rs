@@ -2,6 +2,7 @@
 
 use crate::device::{A100, Device, RTX_30, compare, on_device, rerun_on_other_gpu, seed};
 use moh_conformance::head_linear::{self, COMBINE, Gates, PROJECTION};
+use moh_conformance::linear::Then;
 use moh_conformance::nbits::{Case, LinearCase, MlpCase, Quantisation};
 use moh_conformance::{Buffer, Random, routed_mlp};
 use moh_operators::routed_mlp::Activation;
@@ -16,11 +17,11 @@ const LINEAR: head_linear::Case = head_linear::Case { block: 32, width: 96, dtyp
 fn check(device: &Device, linear: head_linear::Case, quantisation: Quantisation) {
     let divides = (linear.heads * linear.block).is_multiple_of(quantisation.block);
     let block = if divides { linear.block } else { linear.block.next_multiple_of(quantisation.block) };
-    check_one(device, Case { linear, quantisation });
-    check_one(
-        device,
-        Case { linear: head_linear::Case { operator: RoutedCombine::OPERATOR, block, ..linear }, quantisation },
-    );
+    check_one(device, Case { linear, quantisation, then: Then::Nothing });
+    // (Another one for each number of tokens.)
+    let then = Then::linear(linear.q_len)[linear.q_len % 5];
+    let linear = head_linear::Case { operator: RoutedCombine::OPERATOR, block, ..linear };
+    check_one(device, Case { linear, quantisation, then });
 }
 
 fn check_one(device: &Device, case: Case) {
@@ -119,11 +120,12 @@ fn long_rows() {
             let linear = head_linear::Case { q_len: 3, seed: 6, dtype, ..LINEAR };
             let quantisation = Quantisation { bits, ..INT4 };
             let projection = head_linear::Case { width: 8224, block: 8, heads: 2, ..linear };
-            check_one(device, Case { linear: projection, quantisation });
+            check_one(device, Case { linear: projection, quantisation, then: Then::Nothing });
             let combination =
                 head_linear::Case { operator: COMBINE.operator, heads: 70, block: 128, width: 32, ..linear };
             for gates in [Gates::Random(0.3), Gates::First(3)] {
-                check_one(device, Case { linear: head_linear::Case { gates, ..combination }, quantisation });
+                let linear = head_linear::Case { gates, ..combination };
+                check_one(device, Case { linear, quantisation, then: Then::Nothing });
             }
         }
     });
@@ -140,7 +142,8 @@ fn nan_affects_exactly_the_outputs_that_use_it() {
                 for (poison, block) in [(f32::NAN, 16), (f32::INFINITY, 16), (f32::NAN, 32)] {
                     let gates = Gates::Shared(1, 0.4);
                     let linear = head_linear::Case { operator, q_len, heads: 6, block: 16, gates, seed: 7, ..LINEAR };
-                    let case = Case { linear, quantisation: Quantisation { block, ..INT4 } };
+                    let quantisation = Quantisation { block, ..INT4 };
+                    let case = Case { linear, quantisation, then: Then::Nothing };
                     let mut call = case.call();
                     let buffer = &mut call.inputs[input].1;
                     let data = buffer.data();
@@ -171,7 +174,7 @@ fn captured_calls_read_the_gates_of_the_launch() {
             for q_len in [2, 40] {
                 let call = |gates, seed| {
                     let linear = head_linear::Case { operator, q_len, gates, seed, ..LINEAR };
-                    Case { linear, quantisation: INT4 }.call()
+                    Case { linear, quantisation: INT4, then: Then::Nothing }.call()
                 };
                 let (first, second) = (call(Gates::First(1), 8), call(Gates::Random(0.8), 9));
                 let found = device.run_captured(&first, &second).unwrap_or_else(|error| panic!("{error}"));
@@ -253,7 +256,7 @@ const DENSE: LinearCase = LinearCase {
     width: 96,
     out_width: 40,
     bias: false,
-    activation: None,
+    then: Then::Nothing,
     dtype: DType::F16,
     seed: 11,
     quantisation: INT4,
@@ -282,18 +285,17 @@ fn dense_layers() {
     });
 }
 
-/// Every function, of outputs of no multiple of 16 bytes too.
+/// All that can be done with the sums, of outputs of no multiple of 16 bytes too.
 #[test]
-fn activations_of_dense_layers() {
+fn what_follows_dense_layers() {
     on_device(|device| {
-        let functions = Activation::ALL.iter().filter(|activation| activation.columns() == 1);
-        for (i, &activation) in functions.enumerate() {
-            for (j, dtype) in DType::ALL.into_iter().enumerate() {
-                for (k, (rows, out_width)) in [(1, 40), (9, 13), (34, 136)].into_iter().enumerate() {
+        for (k, (rows, out_width, len)) in [(1, 40, 1), (9, 13, 3), (34, 136, 17)].into_iter().enumerate() {
+            for (i, then) in Then::all(len).into_iter().enumerate() {
+                for (j, dtype) in DType::ALL.into_iter().enumerate() {
                     let zero_points = (i + k) % 3 == 0;
                     let quantisation = Quantisation { bits: [4, 8][(i + j) % 2], zero_points, ..INT4 };
-                    let (bias, activation) = ((j + k) % 2 == 0, Some(activation));
-                    let case = LinearCase { rows, out_width, bias, activation, dtype, quantisation, ..DENSE };
+                    let bias = (j + k) % 2 == 0;
+                    let case = LinearCase { rows, out_width, bias, then, dtype, quantisation, ..DENSE };
                     println!("{case:?}");
                     device.check(&case.call(), |_| false);
                 }
@@ -320,7 +322,8 @@ fn accuracy_level_changes_nothing() {
     on_device(|device| {
         for q_len in [2, 40] {
             let linear = head_linear::Case { q_len, ..LINEAR };
-            let rough = Case { linear, quantisation: Quantisation { int8: true, ..INT4 } };
+            let quantisation = Quantisation { int8: true, ..INT4 };
+            let rough = Case { linear, quantisation, then: Then::Nothing };
             assert_eq!(device.run(&rough.call()).unwrap(), device.run(&rough.exact().call()).unwrap());
         }
     });

@@ -19,6 +19,12 @@ pub struct Variant {
 }
 
 impl Variant {
+    /// Of a node that has these optional inputs, where no more than their number matters.
+    pub(crate) fn taking<V>(optional: &[Option<V>]) -> Variant {
+        let optional_inputs = optional.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
+        Variant { optional_inputs, ..Variant::default() }
+    }
+
     /// The variant whose body serves nodes of both, if there is one: such a body takes the optional inputs of either, and constants
     /// stand in for them where a node has none.
     pub fn common(self, other: Variant) -> Option<Variant> {
@@ -92,6 +98,11 @@ impl Builder {
         let taken = D::OPERATOR.required_inputs() + variant.optional_inputs;
         let inputs = D::INPUTS.iter().take(taken).map(|input| input.name).collect();
         Builder { body: Body { operator: D::OPERATOR, inputs, nodes: Vec::new() } }
+    }
+
+    /// Whether the body takes the input.
+    pub(crate) fn takes(&self, input: &str) -> bool {
+        self.body.inputs.contains(&input)
     }
 
     /// A node with attributes; returns its output's name.

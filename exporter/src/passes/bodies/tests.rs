@@ -1,7 +1,7 @@
 #![allow(clippy::expect_used, clippy::panic)]
 
 use super::*;
-use crate::graph::{Attribute, Dim, Value};
+use crate::graph::{Attribute, Dim, ElementType, Initializer, Source, Value};
 use moh_operators::{
     Definition, RoutedAttention, RoutedCombine, RoutedMlp, RoutedProjection, RoutedProjectionNBits, TopKRouter,
 };

@@ -74,13 +74,17 @@ impl Rewriter<'_> {
 
     fn linear_nbits(&mut self, node: Node, matrix: &Matrix) {
         let Tensors { data, scales, zero_points } = self.tensors(matrix, Order::Rows);
+        let mut inputs: Vec<String> = node.inputs.into_iter().take(1).chain([data, scales]).collect();
         // Optional inputs are told apart by their places.
-        let optional = zero_points.map(|zero_points| [self.zeros(matrix, None), zero_points]);
-        let x = node.inputs.into_iter().take(1);
+        if let Some(zero_points) = zero_points {
+            inputs.push(self.zeros(matrix, None));
+            inputs.extend(self.neutral(matrix));
+            inputs.push(zero_points);
+        }
         self.graph.nodes.push(Node {
             op_type: LinearNBits::NAME,
             domain: DOMAIN,
-            inputs: x.chain([data, scales]).chain(optional.into_iter().flatten()).collect(),
+            inputs,
             attributes: self.format(matrix).into(),
             ..node
         });
@@ -127,6 +131,10 @@ impl Rewriter<'_> {
                 inputs.push(zeros);
             }
         }
+        if let (false, RoutedCombine::NAME, [matrix]) = (zero_points.is_empty(), node.op_type, &matrices[..]) {
+            let neutral = self.neutral(matrix);
+            inputs.extend(neutral);
+        }
         inputs.extend(zero_points);
         let attributes = node.attributes.iter().filter(|(name, _)| *name != "weight_layout").cloned();
         // Matrices of one node have blocks of one size.
@@ -135,15 +143,18 @@ impl Rewriter<'_> {
         self.graph.nodes.push(Node { op_type, inputs, attributes, ..node });
     }
 
+    /// A gate and a residual that change nothing.
+    fn neutral(&mut self, matrix: &Matrix) -> [String; 2] {
+        let ty = matrix.scale_type();
+        [1, 0].map(|number| self.graph.constant(ty, vec![1], number))
+    }
+
     /// A bias of zeros for a matrix.
     fn zeros(&mut self, matrix: &Matrix, experts: Option<usize>) -> String {
         let dims = match experts {
             Some(experts) => vec![experts, matrix.rows() / experts],
             None => vec![matrix.rows()],
         };
-        let ty = matrix.scale_type();
-        let shape: Vec<String> = dims.iter().map(usize::to_string).collect();
-        let bytes = vec![0; matrix.rows() * ty.size()];
-        self.constant(format!("{DOMAIN}/zeros[{}].{ty}", shape.join(",")), ty, dims, bytes)
+        self.graph.constant(matrix.scale_type(), dims, 0)
     }
 }

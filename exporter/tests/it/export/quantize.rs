@@ -125,8 +125,11 @@ fn as_an_operator_of_ours() {
         let node = graph.node.iter().find(|node| node.input.contains(&format!("{UP}.quantized"))).unwrap();
         let number = |name: &str| node.attribute.iter().find(|found| found.name() == name).unwrap().i();
         assert_eq!((number("bits"), number("block_size"), number("accuracy_level")), (4, 16, 4));
-        let optional = ["ai.moh/zeros[160].f32".to_owned(), format!("{UP}.zero_points")];
-        assert_eq!(node.input[3..], optional[..if zero_points { 2 } else { 0 }]);
+        // The gate is what the MLP's other half makes.
+        let gated = graph.node.iter().find(|node| node.op_type() == "LinearActivationNBits").unwrap();
+        let optional = ["ai.moh/zeros[160].f32", &gated.output[0], "ai.moh/zeros[1].f32", &format!("{UP}.zero_points")];
+        // (Others have a residual.)
+        assert_eq!(node.input[3..], optional[..if zero_points { 4 } else { 3 }]);
     }
 }
 
@@ -146,7 +149,7 @@ fn routed_operators() {
     assert!(imports.iter().any(|set| (set.domain(), set.version()) == ("ai.moh", 2)));
 }
 
-/// Optional inputs are known by their places: before zero points stand biases, of zeros where the layer has none.
+/// Optional inputs are known by their places: before zero points stand biases, gates and residuals, that change nothing where the layer has none.
 #[test]
 fn routed_operators_with_zero_points() {
     let case = Case::new("moa-enc-tiny");
@@ -156,8 +159,20 @@ fn routed_operators_with_zero_points() {
     let routed = routed.iter().filter(|node| node.op_type().ends_with("NBits"));
     let mut count = 0;
     for node in routed {
-        let [.., bias, zero_points] = &node.input[..] else { panic!("{node:?}") };
+        let [bias, neutral @ .., zero_points] = &node.input[4..] else { panic!("{node:?}") };
         assert!(bias.starts_with("ai.moh/zeros") && zero_points.ends_with(".zero_points"), "{:?}", node.input);
+        match neutral {
+            [] => assert_eq!(node.op_type(), "RoutedProjectionNBits"),
+            [gate, residual] => {
+                assert_eq!((node.op_type(), &gate[..]), ("RoutedCombineNBits", "ai.moh/all1[1].f32"));
+                assert!(
+                    graph.node.iter().any(|add| add.output.contains(residual))
+                        || graph.input.iter().any(|input| input.name() == residual),
+                    "{residual}"
+                );
+            }
+            others => panic!("{others:?}"),
+        }
         count += 1;
     }
     assert_eq!(count, 4);

@@ -267,7 +267,8 @@ fn quantised_operators_do_the_work_of_vectors() {
         let quantisation = Quantisation { bits, block, zero_points, int8: true };
         let gates = head_linear::Gates::Random(0.6);
         let linear = |case| head_linear::Case { q_len: 45, heads: 5, block: 128, width: 256, gates, ..case };
-        let linear = [PROJECTION, COMBINE].map(|case| nbits::Case { linear: linear(case), quantisation }.call());
+        let then = if zero_points { Then::SharedGate(45) } else { Then::Nothing };
+        let linear = [PROJECTION, COMBINE].map(|case| nbits::Case { linear: linear(case), quantisation, then }.call());
         let gates = routed_mlp::Gates::TopK(2);
         let mlp = routed_mlp::Case { q_len: 60, experts: 4, width: 256, hidden: 128, gates, ..routed_mlp::CASE };
         for call in linear.into_iter().chain([MlpCase { mlp, quantisation }.call()]) {
