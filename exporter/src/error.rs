@@ -222,6 +222,16 @@ pub enum Error {
         /// The value found.
         found: i64,
     },
+    /// Fixed sizes with which a model takes too much memory to be run.
+    #[error(
+        "verification: with these sizes, inputs, outputs and attention have {numbers} numbers, of which at most {limit} are tried"
+    )]
+    VerifySize {
+        /// Those of the largest call.
+        numbers: usize,
+        /// As many are tried.
+        limit: usize,
+    },
     /// The written model could not be run.
     #[error("verification could not run the exported model")]
     VerifyRun(#[from] moh_runtime::Error),

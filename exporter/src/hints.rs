@@ -33,6 +33,7 @@ fn of_export(error: &Error) -> Option<String> {
         Error::Disagreement(_) => {
             "no model was written; if --dtype f32 does not help, please report this as a bug of moh-export".to_owned()
         }
+        Error::VerifySize { .. } => "leave out --verify, or choose smaller sizes".to_owned(),
         Error::Differs(_) => {
             "no model was written; see in docs/configuration.md whether config.json has the settings of your \
                               PyTorch model, and whether that ran in float32 and after eval(); \
@@ -78,6 +79,8 @@ fn of_quantization(problem: &Unquantizable) -> Option<String> {
             "the names are those of the checkpoint's tensors, with or without .weight".to_owned()
         }
         Unquantizable::Nothing | Unquantizable::NothingFits => "leave out --quantize".to_owned(),
+        Unquantizable::NothingLeft => "leave out --quantize, or name fewer layers with --keep".to_owned(),
+        Unquantizable::ReduceRange => "leave out --reduce-range, or choose --quantize int8".to_owned(),
     })
 }
 

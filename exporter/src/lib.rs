@@ -342,7 +342,7 @@ fn export_since(
     let quantization = quantization.as_ref();
     let subject = Subject { model, recorded: &recorded, plan: &plan, dtype, options, quantization };
     let found = staged
-        .and_then(|()| subject.check(&staging, skipped(model, dtype, options), reference.as_ref()))
+        .and_then(|()| subject.check(&staging, skipped(model, dtype, options)?, reference.as_ref()))
         .map_err(|error| staging.at_output(error))?;
     // Another export may have put its files there meanwhile.
     let turn = staging.turn();
@@ -363,12 +363,20 @@ fn open(path: &Path, options: &Options) -> Result<Checkpoint, Error> {
 }
 
 /// Why the written model is not compared with our own implementation, if it is not.
-fn skipped(model: &Model, dtype: ElementType, options: &Options) -> Option<String> {
-    match options.verify {
-        _ if dtype == ElementType::BF16 => Some(verify::NO_BF16.to_owned()),
-        Some(true) => None,
-        Some(false) => Some("as asked for".to_owned()),
-        None if model.parameters() <= VERIFY_PARAMETERS => None,
-        None => Some("the model has more than 500 million parameters".to_owned()),
-    }
+///
+/// # Errors
+/// [`Error::VerifySize`] where it is asked for, and the sizes that the options fix are too large.
+fn skipped(model: &Model, dtype: ElementType, options: &Options) -> Result<Option<String>, Error> {
+    /// Numbers of 4 bytes: a GiB.
+    const LIMIT: usize = 1 << 28;
+    let numbers = verify::extent(model, &options.sizes);
+    let why = match options.verify {
+        _ if dtype == ElementType::BF16 => verify::NO_BF16.to_owned(),
+        Some(false) => "as asked for".to_owned(),
+        Some(true) if numbers > LIMIT => return Err(Error::VerifySize { numbers, limit: LIMIT }),
+        None if numbers > LIMIT => format!("with the sizes asked for it would take {numbers} numbers"),
+        None if model.parameters() > VERIFY_PARAMETERS => "the model has more than 500 million parameters".to_owned(),
+        _ => return Ok(None),
+    };
+    Ok(Some(why))
 }

@@ -8,16 +8,16 @@ mod hints;
 #[cfg(feature = "text")]
 mod tokens;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use args::{Command, ConvertArgs, InspectArgs, RandomArgs, VerifyArgs};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use moh_export::inspect::{self, Lengths};
 use moh_export::verify::{Verification, verify_layers};
-use moh_export::{BF16_NOTE, Cache, ElementType, VERIFY_PARAMETERS, check_part, measured};
+use moh_export::{BF16_NOTE, Cache, ElementType, VERIFY_PARAMETERS, Weights, check_part, measured};
 use moh_models::presets::Preset;
 use moh_models::{Config, Model, Warning, WeightType};
-use std::io::{IsTerminal, Write};
+use std::io::{ErrorKind, IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::OnceLock;
@@ -51,6 +51,11 @@ fn run() -> Result<()> {
             // clap has required both paths where there is no other command.
             let Some(export) = args.export() else { return Ok(()) };
             let mut options = export.options;
+            if options.check_links && options.weights != Weights::Link {
+                anyhow::bail!(
+                    "--check reads the files that --weights link links; without that, what is written is always checked"
+                );
+            }
             if !export.quiet && !export.json && std::io::stderr().is_terminal() {
                 options.progress = Some(progress);
             }
@@ -63,8 +68,8 @@ fn run() -> Result<()> {
             }
             match (export.quiet, export.json) {
                 (true, _) => {}
-                (false, true) => say(&serde_json::to_string_pretty(&report)?),
-                (false, false) => say(&report),
+                (false, true) => say(&serde_json::to_string_pretty(&report)?)?,
+                (false, false) => say(&report)?,
             }
             let skipped = matches!(report.verification, Verification::Skipped(_));
             if skipped && report.parameters > VERIFY_PARAMETERS && !export.quiet {
@@ -92,8 +97,11 @@ fn progress(done: u64, all: u64) {
 }
 
 /// Prints a line; a closed pipe is no failure of what was done.
-fn say(what: &impl std::fmt::Display) {
-    let _ = writeln!(std::io::stdout(), "{what}");
+fn say(what: &impl std::fmt::Display) -> Result<()> {
+    match writeln!(std::io::stdout(), "{what}") {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error).context("standard output"),
+        _ => Ok(()),
+    }
 }
 
 /// Prints what is probably not as it was meant, and what to do about it.
@@ -134,8 +142,8 @@ fn inspect(args: &InspectArgs) -> Result<()> {
     inspection.measured = preset.filter(|_| is_usual).and_then(measured::of);
     warn(model.warnings());
     match args.json {
-        true => say(&serde_json::to_string_pretty(&inspection)?),
-        false => say(&inspection),
+        true => say(&serde_json::to_string_pretty(&inspection)?)?,
+        false => say(&inspection)?,
     }
     Ok(())
 }
@@ -161,8 +169,8 @@ fn verify(args: &VerifyArgs) -> Result<()> {
     let scratch = args.scratch.clone().unwrap_or_else(std::env::temp_dir);
     let report = verify_layers(&args.model, &model, all_bf16, &scratch)?;
     match args.json {
-        true => say(&serde_json::to_string_pretty(&report)?),
-        false => say(&report),
+        true => say(&serde_json::to_string_pretty(&report)?)?,
+        false => say(&report)?,
     }
     match report.agrees {
         true => Ok(()),
@@ -181,16 +189,16 @@ fn check_links(model: &Path, json: bool) -> Result<()> {
         let contents = link.check_contents(model, &mut |_| ())?;
         match (json, contents) {
             (true, _) => {}
-            (false, true) => say(&format!("{}: header and contents are as they were", link.file)),
+            (false, true) => say(&format!("{}: header and contents are as they were", link.file))?,
             (false, false) => say(&format!(
                 "{}: length and header are as they were; the export noted no contents, because it was without --check",
                 link.file
-            )),
+            ))?,
         }
         checked.push(serde_json::json!({ "file": link.file, "bytes": link.bytes, "contents": contents }));
     }
     if json {
-        say(&serde_json::to_string_pretty(&checked)?);
+        say(&serde_json::to_string_pretty(&checked)?)?;
     }
     Ok(())
 }
@@ -205,8 +213,8 @@ fn random(args: &RandomArgs) -> Result<()> {
     let dtype = args.dtype.element_type();
     let written = moh_export::random::write(&args.output, &text, &tensors, dtype, args.seed, args.force)?;
     match args.json {
-        true => say(&serde_json::to_string_pretty(&written)?),
-        false => say(&written),
+        true => say(&serde_json::to_string_pretty(&written)?)?,
+        false => say(&written)?,
     }
     Ok(())
 }
@@ -224,8 +232,8 @@ fn convert(args: &ConvertArgs) -> Result<()> {
     let converted = moh_export::convert::convert(&args.checkpoint, &args.output, &options)?;
     warn(&converted.warnings);
     match args.json {
-        true => say(&serde_json::to_string_pretty(&converted)?),
-        false => say(&converted),
+        true => say(&serde_json::to_string_pretty(&converted)?)?,
+        false => say(&converted)?,
     }
     Ok(())
 }

@@ -118,7 +118,7 @@ pub(crate) fn export(path: &Path, output: &Path, options: &Options) -> Result<Re
             staging.add_file(name, &encode(&part.graph, &plan, DATA)?)?;
             let (model, recorded, quantization) = (&part.model, &part.recorded, part.quantization.as_ref());
             let subject = Subject { model, recorded, plan: &plan, dtype, options, quantization };
-            found.push(subject.check(staging, skipped(&part.model, dtype, options), None)?.0);
+            found.push(subject.check(staging, skipped(&part.model, dtype, options)?, None)?.0);
         }
         Ok(found)
     };

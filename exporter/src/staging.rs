@@ -164,6 +164,11 @@ fn sweep(parent: &Path) {
     }
 }
 
+/// Whether it is a folder itself, not a link to one.
+fn is_folder(path: &Path) -> bool {
+    path.symlink_metadata().is_ok_and(|found| found.is_dir())
+}
+
 impl Staging {
     /// Makes the output's folder, and a hidden one in it; removes what exports that are gone left there.
     ///
@@ -295,6 +300,15 @@ impl Staging {
     /// [`Error::Io`]; then there is no model file, unless the folder was removed meanwhile.
     pub fn commit(self, _turn: Turn, side_files: &[String]) -> Result<Vec<OutputFile>, Error> {
         let _uninterrupted = prepared();
+        let beside = |name: &String| (self.path(name), self.place.beside_model(name));
+        let data = self.data_name();
+        let sides = side_files.iter().map(|name| (self.side_path(name), self.place.side(name)));
+        let weights = [beside(&data)].into_iter().chain(self.links.iter().map(beside));
+        let moves: Vec<(PathBuf, PathBuf)> = weights.chain(sides).chain(self.models.iter().map(beside)).collect();
+        // Before anything is touched: no file takes a folder's name.
+        if let Some((_, folder)) = moves.iter().find(|(from, to)| from.exists() && is_folder(to)) {
+            return Err(Error::io(folder)(ErrorKind::IsADirectory.into()));
+        }
         for model in &self.models {
             let path = self.place.beside_model(model);
             match fs::remove_file(&path) {
@@ -302,17 +316,13 @@ impl Staging {
                 _ => {}
             }
         }
-        let beside = |name: &String| (self.path(name), self.place.beside_model(name));
-        let data = self.data_name();
         if !self.path(&data).exists() {
             // Of the model before, which is gone.
             let _ = fs::remove_file(self.place.beside_model(&data));
         }
         self.remove_old_links(&data);
-        let sides = side_files.iter().map(|name| (self.side_path(name), self.place.side(name)));
-        let weights = [beside(&data)].into_iter().chain(self.links.iter().map(beside));
         let mut written = Vec::new();
-        for (from, to) in weights.chain(sides).chain(self.models.iter().map(beside)) {
+        for (from, to) in moves {
             if from.exists() {
                 fs::rename(&from, &to).map_err(Error::io(&to))?;
                 let sha256 = self.digests.as_ref().and_then(|digests| digests.get(&from).cloned());

@@ -20,7 +20,7 @@ use crate::staging::{self, Staging};
 use crate::weights::Plan;
 use candle_core::{Device, Tensor};
 use moh_models::eager::{Eager, GAPS};
-use moh_models::families::Inputs;
+use moh_models::families::{Inputs, PortDim, Sizes};
 use moh_models::sample::{Sample, SampleData};
 use moh_models::{Model, ops::Type};
 use moh_operators::{DType, GATES, tolerance};
@@ -106,6 +106,23 @@ impl Expected {
 
 /// Why no model in bfloat16 is run.
 pub(crate) const NO_BF16: &str = "no CPU runtime here runs bfloat16 models";
+
+/// How many numbers the inputs, the outputs and a layer's attention have with these sizes, where those that are not fixed are 1.
+pub(crate) fn extent(model: &Model, sizes: &Sizes) -> usize {
+    let size = |name: &str| sizes.get(name).unwrap_or(1);
+    let (sequence, past) = (size("sequence"), sizes.get("past").unwrap_or(0));
+    let total = sequence.saturating_add(past);
+    let dim = |dim: &PortDim| match *dim {
+        PortDim::Fixed(size) => size,
+        PortDim::Named("total" | "capacity" | "past+sequence") => total,
+        PortDim::Named(name) => size(name),
+    };
+    let product = |sizes: &mut dyn Iterator<Item = usize>| sizes.fold(1, usize::saturating_mul);
+    let ports = model.inputs().into_iter().chain(model.outputs());
+    let ports = ports.map(|port| product(&mut port.dims.iter().map(dim))).fold(0, usize::saturating_add);
+    let heads = model.layers().iter().map(|layer| layer.heads.num_heads).max().unwrap_or(0);
+    ports.saturating_add(product(&mut [size("batch"), heads, sequence, total].into_iter()))
+}
 
 impl Subject<'_> {
     /// Compares the written model with candle where `skipped` says nothing against it, and with a reference where there is one.

@@ -112,6 +112,10 @@ pub trait Family: Sized {
     /// # Errors
     /// A configuration value that makes no model, or the missing, misshapen and unexpected tensors, all at once.
     fn load(name: &str, checkpoint: &Checkpoint) -> Result<Self>;
+    /// What is probably not as it was meant.
+    fn warning(&self) -> Option<&Warning> {
+        None
+    }
     /// The attention layers, in order.
     fn layers(&self) -> Vec<Layer>;
     /// Inputs, in order.
@@ -149,6 +153,13 @@ macro_rules! families {
                 match name {
                     $($($name)|+ => Ok(AnyFamily::$model($module::$model::load(name, checkpoint)?)),)+
                     _ => Err(unknown(checkpoint, name)),
+                }
+            }
+
+            fn warning(&self) -> Option<&Warning> {
+                match self {
+                    $(AnyFamily::$model(model) => model.warning(),)+
+                    AnyFamily::Outside(_) => None,
                 }
             }
         }

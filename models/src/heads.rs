@@ -12,6 +12,8 @@ pub(crate) const MAX_HEAD_DIM: usize = 1 << 12;
 pub(crate) const MAX_WIDTH: usize = 1 << 20;
 /// More tokens than any vocabulary has.
 pub(crate) const MAX_VOCABULARY: usize = 1 << 24;
+/// Tokens of a sequence, at most.
+pub(crate) const MAX_LENGTH: usize = 1 << 24;
 
 /// The head counts of one attention layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

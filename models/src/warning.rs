@@ -36,6 +36,15 @@ pub enum Warning {
         /// The keys of the others.
         others: Vec<String>,
     },
+    /// A tensor that the configuration says is another one, and that has other numbers.
+    Tied {
+        /// The file.
+        file: PathBuf,
+        /// Its name.
+        tensor: String,
+        /// The name of the one that is used in its place.
+        used: String,
+    },
     /// Tensors without the prefix that all of the model's have.
     LeftOut {
         /// The file.
@@ -60,6 +69,13 @@ impl fmt::Display for Warning {
                     "{}: the weights are those of {chosen:?}; the file also has {}",
                     file.display(),
                     listed(others)
+                )
+            }
+            Warning::Tied { file, tensor, used } => {
+                let file = file.display();
+                write!(
+                    f,
+                    "{file}: {tensor:?} is not used and differs from {used:?}, which \"tie_word_embeddings\": true puts in its place"
                 )
             }
             Warning::LeftOut { file, tensors } => {

@@ -14,16 +14,28 @@ mod text;
 pub(crate) mod translate;
 
 use crate::args::RuntimeArgs;
+use anyhow::{Result, ensure};
 use moh_runtime::Model;
 use serde_json::Value;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Loads a model and tells what is to be told about it.
 fn load(path: &Path, args: &RuntimeArgs) -> moh_runtime::Result<Model> {
     let model = Model::load(path, &args.options())?;
     tell(&model, args.quiet());
     Ok(model)
+}
+
+/// Refuses outputs that cannot be written, before the work.
+fn check_output<'a>(outputs: impl IntoIterator<Item = &'a PathBuf>, force: bool) -> Result<()> {
+    for path in outputs {
+        ensure!(force || !path.try_exists()?, "{} exists already; --force overwrites it", path.display());
+        ensure!(!path.is_dir(), "{}: expected a file, found a folder", path.display());
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        ensure!(folder.is_dir(), "{}: there is no folder {}", path.display(), folder.display());
+    }
+    Ok(())
 }
 
 /// Prints what `--json` asks for: the only thing that is then on standard output.

@@ -65,7 +65,7 @@ impl QuantizeArgs {
             block: self.block.unwrap_or(bits.block()),
             fit_blocks: self.block.is_none(),
             zero_points: self.zero_points,
-            reduce_range: bits == Bits::Int8 && self.reduce_range,
+            reduce_range: self.reduce_range,
             activations,
             form: self.form.unwrap_or(form),
             keep: self.keep,

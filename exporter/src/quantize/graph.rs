@@ -8,7 +8,7 @@ mod routing;
 
 use super::matrix::Matrix;
 use super::search::Grid;
-use super::{Activations, BLOCKS, Form, Quantize};
+use super::{Activations, BLOCKS, Bits, Form, Quantize};
 use crate::graph::{ElementType, Graph};
 use candidates::{Candidate, candidates};
 use moh_models::Weight;
@@ -75,7 +75,16 @@ pub enum Problem {
     /// A model without a layer that is large enough.
     #[error("this model has no layer that is large enough to be quantised")]
     Nothing,
-    /// A model none of whose layers could be quantised, some because of their rows.
+    /// A reduced range of weights that have 4 bits.
+    #[error("a reduced range is one of weights of 8 bits: those of 4 bits have a smaller one")]
+    ReduceRange,
+    /// A model all of whose layers are kept.
+    #[error(
+        "no layer of this model is left to be quantised: all are kept by their names, because they choose heads, or because their \
+         rows are no whole blocks"
+    )]
+    NothingLeft,
+    /// A model none of whose layers has rows that can be quantised.
     #[error("no layer of this model can be quantised: their rows are no whole blocks of any size")]
     NothingFits,
 }
@@ -137,12 +146,12 @@ pub(crate) fn apply_all(graphs: &mut [&mut Graph], options: &Quantize) -> Result
         let known = all.iter().take(SHOWN).map(|candidate| candidate.weight.name().to_owned()).collect();
         return Err(Problem::Keep { pattern: pattern.clone(), known });
     }
-    let unfit = found.iter().any(|found| found.iter().any(|one| block_of(one, found, options).is_none()));
+    let unfit = found.iter().all(|found| found.iter().all(|one| block_of(one, found, options).is_none()));
     let parts: Vec<(Vec<Candidate>, Quantize, Vec<String>)> =
         graphs.iter().zip(found).map(|(graph, found)| keep(graph, found, options)).collect();
     let all: Vec<&Candidate> = parts.iter().flat_map(|(found, ..)| found).collect();
-    if all.is_empty() && unfit {
-        return Err(Problem::NothingFits);
+    if all.is_empty() {
+        return Err(if unfit { Problem::NothingFits } else { Problem::NothingLeft });
     }
     if !options.fit_blocks {
         check_blocks(&all, options.block)?;
@@ -197,6 +206,9 @@ fn block_of(candidate: &Candidate, all: &[Candidate], options: &Quantize) -> Opt
 fn check(graph: &Graph, options: &Quantize) -> Result<(), Problem> {
     if !BLOCKS.contains(&options.block) {
         return Err(Problem::BlockSize { block: options.block });
+    }
+    if options.reduce_range && options.bits != Bits::Int8 {
+        return Err(Problem::ReduceRange);
     }
     if options.form == Form::Qdq && options.activations == Activations::Int8 {
         return Err(Problem::Activations);

@@ -81,12 +81,57 @@ fn numbers_and_names_that_cannot_be() {
         ],
     );
     with(&llama, &["--quantize", "int4", "--opset", "20"], &["choose --opset 21, --form nbits or --form moh"]);
+    with(
+        &llama,
+        &["--quantize", "int8", "--keep", "*"],
+        &[
+            "no layer of this model is left to be quantised: all are kept by their names",
+            "name fewer layers with --keep",
+        ],
+    );
+    with(
+        &llama,
+        &["--quantize", "int4", "--reduce-range"],
+        &["a reduced range is one of weights of 8 bits", "leave out --reduce-range, or choose --quantize int8"],
+    );
+    with(&llama, &["--check"], &["--check reads the files that --weights link links"]);
+    with(
+        &llama,
+        &["--batch", "16777216", "--sequence", "16777216", "--verify"],
+        &["verification: with these sizes, ", "leave out --verify, or choose smaller sizes"],
+    );
     with(&llama, &["--block", "32"], &["--quantize <TYPE>"]);
     with(&llama, &["--opset", "x"], &["'x' for '--opset <N>': expected a whole number"]);
     with(&llama, &["--batch", "0"], &["'0' for '--batch <N>'", "expected a whole number from 1 to 16777216"]);
     with(&dit, &["--past", "5"], &["this moh-dit has no dimension past; it has batch; leave out --past"]);
     with(&llama, &["--family", "gpt"], &["'gpt' for '--family <NAME>'", "moh-llama", "moh-vit"]);
     with(&llama, &["--part", "encoder"], &["moh-llama has no encoder and decoder", "leave out --part"]);
+}
+
+/// Sizes that no machine has memory for are no reason not to write the model.
+#[test]
+fn models_of_large_sizes_are_not_run() {
+    let root = tempfile::tempdir().unwrap();
+    let mut command = Run::tract().command();
+    let sizes = ["--batch", "65536", "--sequence", "65536"];
+    let done = command.current_dir(root.path()).arg(golden("llama-moh-tiny")).args(["-o", "model.onnx"]).args(sizes);
+    let done = done.output().unwrap();
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    let report = text(&done.stdout);
+    assert!(report.contains("verified      not run: with the sizes asked for it would take "), "{report}");
+}
+
+/// A report that cannot be written is no success.
+#[cfg(target_os = "linux")]
+#[test]
+fn standard_output_is_full() {
+    let full = || fs::File::options().write(true).open("/dev/full").unwrap();
+    for arguments in [&["inspect", "--preset", "moh-dit-s-75"][..], &["inspect", "--preset", "moh-dit-s-75", "--json"]]
+    {
+        let done = Run::tract().command().args(arguments).stdout(full()).output().unwrap();
+        let said = text(&done.stderr);
+        assert!(!done.status.success() && said.contains("error: standard output: "), "{arguments:?}: {said}");
+    }
 }
 
 #[test]

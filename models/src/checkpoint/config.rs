@@ -220,6 +220,18 @@ impl Config {
         Ok(self.typed(key, NUMBER, Value::as_f64)?.unwrap_or(default))
     }
 
+    /// What a norm adds to a variance, from 0 to 1, or `default` where there is none.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is something else.
+    pub fn eps_or(&self, key: &str, default: f64) -> Result<f32, Error> {
+        let eps = self.f64_or(key, default)?;
+        match (0.0..=1.0).contains(&eps) {
+            true => Ok(eps as f32),
+            false => Err(self.rejects(key, "a number from 0 to 1", eps.to_string())),
+        }
+    }
+
     /// A truth value, or `default` where there is none.
     ///
     /// # Errors

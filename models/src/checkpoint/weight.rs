@@ -368,6 +368,28 @@ impl Weight {
         Ok(values)
     }
 
+    /// Whether it has the shape and, each as the nearest f32, the elements of another.
+    ///
+    /// # Errors
+    /// As [`Weight::read`].
+    pub fn equals(&self, other: &Weight) -> Result<bool, Error> {
+        if self.shape() != other.shape() {
+            return Ok(false);
+        }
+        let [mut own, mut others] = [Vec::new(), Vec::new()];
+        for start in (0..self.elements()).step_by(STEP) {
+            let range = start..self.elements().min(start + STEP);
+            own.clear();
+            others.clear();
+            self.read_f32(range.clone(), &mut own)?;
+            other.read_f32(range, &mut others)?;
+            if own != others {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// Checks that no element is infinite or NaN.
     ///
     /// # Errors

@@ -164,7 +164,7 @@ impl Family for Dit {
             patch_size,
             hidden_size,
             num_labels,
-            norm_eps: config.f64_or("norm_eps", 1e-6)? as f32,
+            norm_eps: config.eps_or("norm_eps", 1e-6)?,
             frequencies: (0..half).map(frequency).collect(),
             x_embedder: Linear {
                 weight: l.weight("x_embedder.proj.weight", &[hidden_size, in_channels, patch_size, patch_size]),

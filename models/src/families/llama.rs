@@ -26,11 +26,12 @@ mod switchhead;
 
 use super::{Family, Inputs, Layer, Port, PortDim, Sizes, Workload};
 use crate::checkpoint::{Checkpoint, Loader, Weight};
-use crate::heads::{HeadCounts, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_VOCABULARY, MAX_WIDTH};
+use crate::heads::{HeadCounts, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_LENGTH, MAX_VOCABULARY, MAX_WIDTH};
 use crate::mixture::{ExpertCounts, Mixture};
 use crate::ops::{Linear, Ops, Result, Tap, Type};
 use crate::router::load_linear;
 use crate::sample::{Rng, Sample, SampleData};
+use crate::warning::Warning;
 use attention::RoutedHeads;
 use cache::{Cache, Heads, Sequences};
 use heads::head_sets;
@@ -50,6 +51,8 @@ pub struct Llama {
     blocks: Vec<Block>,
     norm: Weight,
     lm_head: Linear,
+    /// Of a checkpoint with another output matrix than the configuration says.
+    other_head: Option<Warning>,
 }
 
 struct Block {
@@ -115,8 +118,8 @@ impl Family for Llama {
             return Err(config.rejects("attention_bias", "false: SwitchHead has no biases", "true"));
         }
         let tied = config.bool_or("tie_word_embeddings", false)?;
-        let context = config.usize_or("max_position_embeddings", 2048)?.max(1);
-        let norm_eps = config.f64_or("rms_norm_eps", 1e-6)? as f32;
+        let context = config.size_or("max_position_embeddings", 2048, MAX_LENGTH)?;
+        let norm_eps = config.eps_or("rms_norm_eps", 1e-6)?;
         let rope = Rope::configured(config, (rotated, head_dim), context)?;
         let cache = Cache::configured(config)?;
         let sets = head_sets(config, name, (num_heads, kv_num_heads), layers)?;
@@ -160,6 +163,15 @@ impl Family for Llama {
         let norm = l.weight("model.norm.weight", &[hidden_size]);
         // Old checkpoints store the rotary frequencies; they follow from the configuration.
         loader.finish(|name| name.ends_with(".rotary_emb.inv_freq") || (tied && name == "lm_head.weight"))?;
+        let unused = checkpoint.get("lm_head.weight").filter(|_| tied);
+        let other_head = match unused {
+            Some(head) if !head.equals(&embed_tokens)? => Some(Warning::Tied {
+                file: head.file().to_owned(),
+                tensor: head.name().to_owned(),
+                used: embed_tokens.name().to_owned(),
+            }),
+            _ => None,
+        };
         Ok(Llama {
             heads: sizes,
             vocab_size,
@@ -171,7 +183,12 @@ impl Family for Llama {
             blocks,
             norm,
             lm_head: Linear { weight: lm_head, bias: None },
+            other_head,
         })
+    }
+
+    fn warning(&self) -> Option<&Warning> {
+        self.other_head.as_ref()
     }
 
     fn layers(&self) -> Vec<Layer> {

@@ -83,6 +83,7 @@ fn model(name: &str, family: AnyFamily, checkpoint: &Checkpoint, prefix: Option<
     if !usage.unknown.is_empty() {
         warnings.push(Warning::UnusedKeys { file: file(), family: family_name(), keys: usage.unknown });
     }
+    warnings.extend(family.warning().cloned());
     let ignored = checkpoint.ignored();
     let weights = || checkpoint.names().filter_map(|name| checkpoint.get(name));
     let weights = || weights().filter(|weight| !ignored.contains(weight.place(0).tensor));

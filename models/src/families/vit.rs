@@ -165,8 +165,8 @@ impl Family for Vit {
         let patch_size = config.size_or("patch_size", 4, 64)?;
         let shapes = shapes(config, routed, image_size, patch_size)?;
         let mut plans = block_plans(config, routed, &shapes)?.into_iter();
-        let norm_eps = config.f64_or("norm_eps", 1e-6)? as f32;
-        let patch_eps = config.f64_or("patch_embed_norm_eps", 1e-5)? as f32;
+        let norm_eps = config.eps_or("norm_eps", 1e-6)?;
+        let patch_eps = config.eps_or("patch_embed_norm_eps", 1e-5)?;
 
         let mut loader = Loader::new(checkpoint);
         let l = &mut loader;

@@ -329,3 +329,21 @@ fn a_translation_model_without_its_last_norm() {
     assert_eq!([norms("moa-dec-tiny", false), norms("moa-dec-tiny", true)], [1, 0]);
     assert_eq!([norms("moa-enc-tiny", false), norms("moa-enc-tiny", true)], [1, 1]);
 }
+
+/// Numbers with which a norm or an angle would be NaN, or a sequence empty.
+#[test]
+fn numbers_that_make_no_model() {
+    refused("llama-moh-tiny", json!({"rms_norm_eps": -1}), &["rms_norm_eps", "a number from 0 to 1", "-1"]);
+    refused("llama-moh-tiny", json!({"rms_norm_eps": 1e30}), &["rms_norm_eps", "a number from 0 to 1"]);
+    refused("dit-tiny-75", json!({"norm_eps": -1e-6}), &["norm_eps", "a number from 0 to 1"]);
+    for theta in [0, -5] {
+        refused("llama-moh-tiny", json!({"rope_theta": theta}), &["rope_theta", "above 0", &theta.to_string()]);
+        let parameters = json!({"rope_theta": null, "rope_parameters": {"rope_theta": theta}});
+        refused("llama-moh-tiny", parameters, &["rope_parameters", "a rope_theta above 0"]);
+    }
+    refused(
+        "llama-moh-tiny",
+        json!({"max_position_embeddings": 0}),
+        &["max_position_embeddings", "a number from 1 to "],
+    );
+}

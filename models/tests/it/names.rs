@@ -95,6 +95,20 @@ fn a_prefix_that_is_the_models_own() {
     std::fs::write(folder.path().join("config.json"), tied).unwrap();
     let model = Model::load(&Checkpoint::open(folder.path(), None).unwrap(), None).unwrap();
     assert_eq!(model.prefix(), Some(&Prefix::Added("model.".to_owned())));
+
+    // A head of its own is not used, which nobody may have meant.
+    let with_head = folder_of(case, &tensors(case));
+    std::fs::copy(folder.path().join("config.json"), with_head.path().join("config.json")).unwrap();
+    let model = Model::load(&Checkpoint::open(with_head.path(), None).unwrap(), None).unwrap();
+    let [warning] = model.warnings() else { panic!("{:?}", model.warnings()) };
+    let text = warning.to_string();
+    assert!(text.contains("\"lm_head.weight\" is not used and differs from \"model.embed_tokens.weight\""), "{text}");
+    let mut same = tensors(case);
+    let embedding = same["model.embed_tokens.weight"].clone();
+    same.insert("lm_head.weight".to_owned(), embedding);
+    let same = folder_of(case, &same);
+    std::fs::copy(folder.path().join("config.json"), same.path().join("config.json")).unwrap();
+    assert!(Model::load(&Checkpoint::open(same.path(), None).unwrap(), None).unwrap().warnings().is_empty());
 }
 
 #[test]

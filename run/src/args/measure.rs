@@ -37,6 +37,9 @@ pub(crate) struct ProfileArgs {
     /// Keep the profile that onnxruntime writes, for a viewer of trace events such as Perfetto.
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
+    /// Overwrite the trace's file.
+    #[arg(long, requires = "trace")]
+    pub(crate) force: bool,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,

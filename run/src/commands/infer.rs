@@ -5,15 +5,19 @@ use anyhow::{Context, Result, ensure};
 use moh_runtime::{Model, Tensor, Value};
 use moh_tasks::{read_tensors, write_tensors};
 use serde_json::json;
+use std::path::Path;
 
 pub(crate) fn run(args: &InferArgs) -> Result<()> {
-    ensure!(
-        args.force || !args.output.try_exists()?,
-        "{} exists already; --force overwrites it",
-        args.output.display()
-    );
+    super::check_output([&args.output], args.force)?;
     let given = read_tensors(&args.inputs)?;
     let mut model = super::load(&args.model, &args.runtime)?;
+    if let Ok(output) = args.output.canonicalize() {
+        let mut data = model.path().as_os_str().to_owned();
+        data.push("_data");
+        let is_of_model =
+            [model.path(), Path::new(&data)].iter().any(|file| file.canonicalize().is_ok_and(|file| file == output));
+        ensure!(!is_of_model, "{}: this is a file of the model itself", args.output.display());
+    }
     let inputs = given
         .into_iter()
         .map(|(name, tensor)| fit(&model, name, tensor))

@@ -4,19 +4,22 @@ use crate::args::ProfileArgs;
 use crate::temporary::Folder;
 use anyhow::{Context, Result};
 use moh_tasks::measure::{Kernel, NodeTime, Part, Profile, Profiled, profile};
+use moh_tasks::write_text;
 use serde_json::{Value, json};
 use std::fmt::{self, Write as _};
 use std::io::Write;
 use std::time::Duration;
 
 pub(crate) fn run(args: &ProfileArgs) -> Result<()> {
+    super::check_output(args.trace.iter(), args.force)?;
     let folder = Folder::new()?;
     let (options, runs) = (args.runtime.options(), args.runs);
     let profiled = profile(&args.model, &options, args.sizes.batch, args.sizes.sequence, runs, folder.path())?;
     super::tell(&profiled.model, args.runtime.quiet());
     match (&args.trace, &profiled.trace) {
         (Some(to), Some(from)) => {
-            std::fs::copy(from, to).with_context(|| format!("{}: cannot be written", to.display()))?;
+            let text = std::fs::read_to_string(from).with_context(|| from.display().to_string())?;
+            write_text(to, &text, args.force)?;
         }
         (Some(_), None) => eprintln!("note: {} writes no profile of its own", profiled.model.runtime_name()),
         (None, _) => {}

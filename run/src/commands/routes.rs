@@ -18,7 +18,7 @@ pub(crate) fn run(args: &RoutesArgs) -> Result<()> {
     if let Some(output) = &args.output {
         let is_svg = output.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("svg"));
         ensure!(is_svg, "{}: expected a name that ends in .svg, as an SVG picture is written", output.display());
-        ensure!(args.force || !output.try_exists()?, "{} exists already; --force overwrites it", output.display());
+        super::check_output([output], args.force)?;
     }
     let model = super::load(&args.model, &args.runtime)?;
     check(&model)?;

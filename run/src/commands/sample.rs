@@ -74,8 +74,10 @@ pub(crate) fn run(args: &SampleArgs) -> Result<()> {
 fn check_outputs(args: &SampleArgs) -> Result<()> {
     let images = args.classes.0.len() * args.count;
     ensure!(images <= MOST_IMAGES, "{images} images were asked for: expected at most {MOST_IMAGES}");
-    for path in args.output.iter().chain(&args.raw) {
-        ensure!(args.force || !path.try_exists()?, "{} exists already; --force overwrites it", path.display());
+    super::check_output(args.output.iter().chain(&args.raw), args.force)?;
+    if let (Some(output), Some(raw)) = (&args.output, &args.raw) {
+        let is_same = std::path::absolute(output)? == std::path::absolute(raw)?;
+        ensure!(!is_same, "{}: expected another file for --raw than for -o", raw.display());
     }
     match &args.output {
         Some(path) if path.extension().is_none_or(|extension| !extension.eq_ignore_ascii_case("png")) => {

@@ -39,6 +39,10 @@ impl Rope {
             Some(theta) => theta.as_f64().ok_or_else(|| config.invalid(key, "a number \"rope_theta\""))?,
             None => config.f64_or("rope_theta", 10_000.0)?,
         };
+        if theta.is_nan() || theta <= 0.0 {
+            let key = if parameters.is_some() { key } else { "rope_theta" };
+            return Err(config.rejects(key, "a rope_theta above 0", theta.to_string()));
+        }
         let plain: Vec<f64> = (0..rotated / 2).map(|i| theta.powf(-2.0 * i as f64 / rotated as f64)).collect();
         let rounded = |frequencies: Vec<f64>, dynamic| Rope {
             inverse_frequencies: frequencies.into_iter().map(|f| f as f32).collect(),

@@ -186,7 +186,7 @@ impl Settings {
             renormalize: config.bool_or("renormalize_gates", false)?,
             normalize_before,
             final_norm: normalize_before && !bare,
-            norm_eps: config.f64_or("layer_norm_eps", 1e-5)? as f32,
+            norm_eps: config.eps_or("layer_norm_eps", 1e-5)?,
             max_positions: config.size_or(positions, 1024, MAX_VOCABULARY)?,
         })
     }

@@ -127,7 +127,7 @@ pub(super) fn shapes(config: &Config, routed: bool, image_size: usize, patch: us
             mlp_hidden: 2 * (widths[i] * mlp_ratios[i]) / 3,
             bias_hidden: config.size_or("cpb_hidden", 512, 1 << 16)?,
             qkv_bias: config.bool_or("qkv_bias", true)?,
-            pool_norm_eps: config.f64_or("attn_pool_norm_eps", 1e-5)? as f32,
+            pool_norm_eps: config.eps_or("attn_pool_norm_eps", 1e-5)?,
             depth: depths[i],
         });
     }
