@@ -5,6 +5,7 @@ use crate::cache::{self, Cache};
 use crate::error::Error;
 use crate::graph::{ElementType, Graph};
 use crate::memory::Memory;
+use crate::passes::AttentionStyle;
 use crate::place::Layout;
 use crate::quantize::Quantize;
 use crate::side_files::{Facts, Kind, fits_genai};
@@ -51,15 +52,21 @@ impl Chosen {
         check(target, facts, &memory)?;
         let quantization = options.quantize.clone();
         let form = target.form(options.sides.library.is_some());
+        // Styles of operators of ours say nothing then.
+        let portable = options.passes.bodies.attention == AttentionStyle::Portable;
         let differs = [
+            ("--attention", portable),
             ("--dtype", dtype != row.dtype),
             ("--opset", options.opset != row.opset),
             ("--ir-version", options.ir_version.is_some()),
             ("--layout", options.layout != row.layout),
             ("--cache", options.cache.is_some_and(|cache| cache != row.cache)),
             ("--dense-layers", options.passes.dense.style.is_some_and(|style| style != row.dense)),
-            ("--norms", options.passes.norms.style.is_some_and(|style| style != row.norms)),
-            ("--convolutions", options.passes.convolutions.style.is_some_and(|style| style != row.convolutions)),
+            ("--norms", !portable && options.passes.norms.style.is_some_and(|style| style != row.norms)),
+            (
+                "--convolutions",
+                !portable && options.passes.convolutions.style.is_some_and(|style| style != row.convolutions),
+            ),
             ("--head-layers", options.passes.heads.style.is_some_and(|style| style != row.heads)),
             ("--form", quantization.as_ref().is_some_and(|how| how.form != form)),
             ("--activations", quantization.as_ref().is_some_and(|how| how.activations != row.activations)),

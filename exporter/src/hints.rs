@@ -37,7 +37,8 @@ fn of_export(error: &Error) -> Option<String> {
         Error::Differs(_) => {
             "no model was written; see in docs/configuration.md whether config.json has the settings of your \
                               PyTorch model, and whether that ran in float32 and after eval(); \
-                              --reference-tolerance allows larger differences"
+                              compare a quantised model without --quantize first; --reference-tolerance allows larger \
+                              differences"
                 .to_owned()
         }
         Error::Tokens { .. } => "choose another --tokens".to_owned(),

@@ -156,7 +156,8 @@ fn is_config(path: &Path) -> bool {
 /// A model that disagrees is a failure, after the table that says where.
 fn verify(args: &VerifyArgs) -> Result<()> {
     // clap has required it unless --check is there.
-    let Some(path) = &args.checkpoint else { return check_links(&args.model, args.json) };
+    let file = moh_runtime::find_model(&args.model)?;
+    let Some(path) = &args.checkpoint else { return check_links(&file, args.json) };
     let mut checkpoint = args.source.open(path, args.part.part())?;
     if Cache::of_file(&args.model)? == Cache::InPlace {
         Cache::InPlace.put(&mut checkpoint);
@@ -167,7 +168,7 @@ fn verify(args: &VerifyArgs) -> Result<()> {
     let is_bf16 = |name| checkpoint.get(name).is_some_and(|tensor| tensor.dtype() == WeightType::BF16);
     let all_bf16 = checkpoint.names().all(is_bf16);
     let scratch = args.scratch.clone().unwrap_or_else(std::env::temp_dir);
-    let report = verify_layers(&args.model, &model, all_bf16, &scratch)?;
+    let report = verify_layers(&file, &model, all_bf16, &scratch)?;
     match args.json {
         true => say(&serde_json::to_string_pretty(&report)?)?,
         false => say(&report)?,

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::header::Header;
 use crate::info::TensorInfo;
 use crate::interrupt::Interrupt;
-use crate::options::{Notice, Options, RuntimeChoice};
+use crate::options::{DeviceChoice, Notice, Options, RuntimeChoice};
 use crate::value::Value;
 use onnxruntime::OrtModel;
 pub(crate) use onnxruntime::cuda_provider;
@@ -48,6 +48,10 @@ impl Backend {
         let ort = || OrtModel::load(path, header, options).map(|loaded| loaded.map(Backend::Ort));
         match options.runtime {
             RuntimeChoice::Ort => ort(),
+            RuntimeChoice::Tract if options.device == DeviceChoice::Cuda => Err(Error::Unsupported {
+                path: path.to_owned(),
+                reason: "tract runs models on the CPU only".to_owned(),
+            }),
             RuntimeChoice::Tract => tract(),
             RuntimeChoice::Auto => match ort() {
                 Err(Error::OrtMissing { reason }) => {

@@ -65,7 +65,7 @@ pub enum Problem {
     #[error("int8 activations need the form nbits or moh: DequantizeLinear and MatMul compute in floating point")]
     Activations,
     /// A pattern that no layer has the name of.
-    #[error("no layer that could be quantised is named {pattern:?}; there are {}", known.join(", "))]
+    #[error("no layer that could be quantised is named {pattern:?}; names are {}, for example", known.join(", "))]
     Keep {
         /// The pattern.
         pattern: String,
@@ -223,10 +223,15 @@ fn check(graph: &Graph, options: &Quantize) -> Result<(), Problem> {
 }
 
 fn check_blocks(found: &[&Candidate], block: usize) -> Result<(), Problem> {
-    let mut wrong = found.iter().filter(|candidate| !candidate.columns().is_multiple_of(block));
+    let fits = |candidate: &Candidate, block: &usize| candidate.columns().is_multiple_of(*block);
+    // Those that no size fits come first, alone: the others are not to be left in floating point for their sake.
+    let never = |candidate: &&&Candidate| !BLOCKS.iter().any(|block| fits(candidate, block));
+    let hopeless: Vec<&&Candidate> = found.iter().filter(never).collect();
+    let wrong: Vec<&&Candidate> = found.iter().filter(|candidate| !fits(candidate, &block)).collect();
+    let mut wrong = if hopeless.is_empty() { wrong } else { hopeless }.into_iter();
     let Some(first) = wrong.next() else { return Ok(()) };
     let name = |candidate: &&Candidate| candidate.weight.name().to_owned();
-    let divides_all = |block: &usize| found.iter().all(|candidate| candidate.columns().is_multiple_of(*block));
+    let divides_all = |block: &usize| found.iter().all(|candidate| fits(candidate, block));
     Err(Problem::Block {
         file: first.weight.place(0).file.to_owned(),
         tensor: name(first),

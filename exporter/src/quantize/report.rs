@@ -78,15 +78,13 @@ fn layer(matrix: &Matrix, zero_points: bool) -> LayerError {
 
 impl fmt::Display for QuantizationReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Quantize { bits, zero_points, activations, form, .. } = &self.options;
+        let Quantize { bits, zero_points, reduce_range, activations, form, .. } = &self.options;
         let zeros = if *zero_points { "with zero points" } else { "symmetric" };
         let (bits, activations, form) = (bits.name(), activations.name(), form.name());
-        let mut blocks: BTreeSet<usize> = self.layers.iter().map(|layer| layer.block).collect();
-        if blocks.is_empty() {
-            blocks.insert(self.options.block);
-        }
+        let range = if *reduce_range { ", reduced range" } else { "" };
+        let blocks: BTreeSet<usize> = self.layers.iter().map(|layer| layer.block).collect();
         let blocks: Vec<String> = blocks.iter().rev().map(usize::to_string).collect();
-        write!(f, "{} tensors to {bits}, blocks of {}, {zeros}, ", self.layers.len(), blocks.join(" and "))?;
+        write!(f, "{} tensors to {bits}, blocks of {}, {zeros}{range}, ", self.layers.len(), blocks.join(" and "))?;
         write!(f, "{activations} activations, form {form}")?;
         let bytes = crate::text::bytes;
         write!(f, "; {} in place of {}", bytes(self.bytes), bytes(self.bytes_before))?;

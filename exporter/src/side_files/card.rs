@@ -5,6 +5,7 @@ use super::{SideFile, genai};
 use crate::error::Error;
 use crate::graph::{Dim, ElementType, Value};
 use crate::place::Layout;
+use crate::quantize::{Activations, Form, METADATA, Quantize};
 use crate::text::{runs, short};
 use moh_models::families::Layer;
 use std::path::Path;
@@ -35,8 +36,8 @@ pub(super) fn write(facts: &Facts<'_>, library: Option<&str>, files: &[SideFile]
         let data = data.display();
         text += &format!("; its weights are `{}`, which must stay beside it", data);
     }
-    text += ".\nWithout the library of the `ai.moh` operators (`libmoh_ops.so`), ONNX runtimes run the operators' function bodies, \
-             which compute all heads. With it, heads that a token does not use are skipped; the results are the same.\n";
+    text += ".\n";
+    text += &operators(facts);
     if facts.layout == Layout::Triton {
         return Ok(text + &triton(facts));
     }
@@ -57,6 +58,36 @@ pub(super) fn write(facts: &Facts<'_>, library: Option<&str>, files: &[SideFile]
         text += &rust(facts, has("tokenizer.json"));
     }
     Ok(text)
+}
+
+/// How the model was quantised, if it was.
+fn quantised(facts: &Facts<'_>) -> Option<Quantize> {
+    facts.graph.metadata.get(METADATA).and_then(|text| serde_json::from_str(text).ok())
+}
+
+/// What computes the model, and how its results depend on that.
+fn operators(facts: &Facts<'_>) -> String {
+    let how = quantised(facts);
+    let rounds = how.as_ref().is_some_and(|how| how.activations == Activations::Int8);
+    let mut text = match facts.graph.functions.is_empty() {
+        true => "Its operators are ONNX's own, which compute all heads in every runtime.\n".to_owned(),
+        false => {
+            let same = if rounds {
+                "the same, but for activations that one rounds to 8 bits and the other does not"
+            } else {
+                "the same"
+            };
+            format!(
+                "Without the library of the `ai.moh` operators (`libmoh_ops.so`), ONNX runtimes run the operators' function bodies, \
+                 which compute all heads. With it, heads that a token does not use are skipped; the results are {same}.\n"
+            )
+        }
+    };
+    if how.is_some_and(|how| how.form == Form::Qdq) {
+        text += "\nonnxruntime rounds what is multiplied with quantised weights to 8 bits, unless the session's entry \
+                 `session.qdq_matmulnbits_accuracy_level` is `0`; `moh_onnx` and `moh-run` set it.\n";
+    }
+    text
 }
 
 fn front_matter(facts: &Facts<'_>) -> String {
@@ -100,7 +131,7 @@ fn numbers(facts: &Facts<'_>) -> Result<String, Error> {
         ("heads that every token uses".to_owned(), each(&|layer| layer.heads.num_shared_heads)),
         ("heads chosen for a token".to_owned(), each(&|layer| layer.heads.top_k)),
         ("heads in use".to_owned(), format!("{:.1} %", 100.0 * model.active_share())),
-        (format!("parameters{part}"), format!("{}, as {}", short(model.parameters() as f64), facts.dtype)),
+        (format!("parameters{part}"), format!("{}, as {}", short(model.parameters() as f64), types(facts))),
         (
             format!("multiply-accumulates a token{part}, at {} tokens", workload.tokens),
             format!(
@@ -113,6 +144,12 @@ fn numbers(facts: &Facts<'_>) -> Result<String, Error> {
     ];
     let rows: String = rows.iter().map(|(key, value)| format!("| {key} | {value} |\n")).collect();
     Ok(format!("| | |\n|---|---|\n{rows}"))
+}
+
+/// What the weights are stored as.
+fn types(facts: &Facts<'_>) -> String {
+    let dtype = facts.dtype;
+    quantised(facts).map_or_else(|| dtype.to_string(), |how| format!("{}, the rest as {dtype}", how.bits.name()))
 }
 
 /// A program for onnxruntime's Python package.

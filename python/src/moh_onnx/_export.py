@@ -32,6 +32,8 @@ def _arguments(options: Dict[str, Option]) -> "list[str]":
             raise TypeError(f"export() takes no option {name!r}: the report is what it returns, and the output its second argument")
         if flag == "--with-library" and value is True:
             value = get_library_path()
+        if flag == "--verify" and value is False:
+            flag, value = "--no-verify", True
         if value is None or value is False:
             continue
         if value is True:
@@ -49,7 +51,8 @@ def export(checkpoint: Path, output: Path, **options: Option) -> Dict[str, Any]:
     checkpoint: a .safetensors, .pth, .pt, .bin, .ckpt or .pkl file with config.json beside it, an .index.json, or a folder with one.
     output: the model to write, such as `out/model.onnx`; its folder is made.
     options: those of `moh-export`, with `_` for `-`: `dtype="f16"`, `force=True`, `quantize="int8"`; `for_="ort-cpu"` is `--for`.
-        A list repeats an option. True is an option without a value, False and None leave it out. `with_library=True` copies this
+        A list repeats an option. True is an option without a value, False and None leave it out, but for
+        `verify=False`, which is `--no-verify`. `with_library=True` copies this
         package's library beside the model. `moh-export --help` lists the options.
 
     The report has what `moh-export --json` prints: files, sizes, digests, and the differences that the comparison found.

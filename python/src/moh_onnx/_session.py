@@ -36,10 +36,17 @@ def _onnxruntime() -> Any:
     return onnxruntime
 
 
+# What onnxruntime rounds that it multiplies with quantised weights of standard operators: by default activations to 8 bits.
+_ACCURACY = "session.qdq_matmulnbits_accuracy_level"
+
+
 def session_options(options: Optional[onnxruntime.SessionOptions] = None) -> onnxruntime.SessionOptions:
     """`onnxruntime.SessionOptions` with the library of the kernels registered.
 
     options: registers it in these, and returns them; None: in new ones. To register it again changes nothing.
+
+    Quantised models compute in float32, as `moh-run` and the comparison after an export do, unless the options have an entry
+    `session.qdq_matmulnbits_accuracy_level` already: onnxruntime's own choice rounds activations to 8 bits.
 
     Raises `ImportError` where onnxruntime is absent or older than 1.17.
     """
@@ -48,6 +55,10 @@ def session_options(options: Optional[onnxruntime.SessionOptions] = None) -> onn
     else:
         _onnxruntime()
     options.register_custom_ops_library(get_library_path())
+    try:
+        options.get_session_config_entry(_ACCURACY)
+    except RuntimeError:
+        options.add_session_config_entry(_ACCURACY, "0")
     return options
 
 

@@ -34,8 +34,8 @@ pub(crate) struct ServeArgs {
     /// Models: an .onnx file, or the folder that holds model.onnx. Requests call a model by its folder's name, or by NAME.
     #[arg(required = true, value_name = "[NAME=]MODEL", value_parser = spec)]
     pub(crate) models: Vec<ModelSpec>,
-    /// Address and port to listen on; 0.0.0.0:8000 is every address of this machine.
-    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:8000")]
+    /// IP address and port to listen on; 0.0.0.0:8000 is every address of this machine.
+    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:8000")]
     pub(crate) listen: SocketAddr,
     /// A file with API keys, one a line: requests need one of them, as `Authorization: Bearer KEY`.
     #[arg(long, value_name = "FILE")]

@@ -89,7 +89,7 @@ fn examine(options: &Options, folder: &Path) -> Report {
         format!("{}, built in", moh_runtime::TRACT_VERSION),
         json!({ "version": moh_runtime::TRACT_VERSION }),
     );
-    gpu(&mut report, runtime.as_ref(), library.as_ref());
+    gpu(&mut report, options, runtime.as_ref(), library.as_ref());
     let (chosen, why) = match (&runtime, &library) {
         (Some(_), Some(_)) => ("onnxruntime", "onnxruntime with our kernels"),
         (Some(_), None) => ("onnxruntime", "onnxruntime without our kernels: every head is computed"),
@@ -178,7 +178,7 @@ fn library(report: &mut Report, options: &Options) -> Option<OperatorLibrary> {
 }
 
 /// Which GPU there is, and what would keep it from being used.
-fn gpu(report: &mut Report, runtime: Option<&OnnxRuntime>, library: Option<&OperatorLibrary>) {
+fn gpu(report: &mut Report, options: &Options, runtime: Option<&OnnxRuntime>, library: Option<&OperatorLibrary>) {
     let version = std::fs::read_to_string("/proc/driver/nvidia/version").ok();
     let version = version.and_then(|text| text.lines().next().map(str::to_owned));
     // Containers may have the device and not the file.
@@ -197,7 +197,11 @@ fn gpu(report: &mut Report, runtime: Option<&OnnxRuntime>, library: Option<&Oper
         }
         (Some(driver), Some(_)) => format!("used: {driver}"),
     };
-    report.add("GPU", line, json!({ "driver": driver, "provider": provider, "kernels": kernels }));
+    let is_wanted = options.device == DeviceChoice::Cuda;
+    match is_wanted && (driver.is_none() || !provider) {
+        true => report.add_problem("GPU", &line, "leave out --device cuda; docs/cuda.md says what it needs"),
+        false => report.add("GPU", line, json!({ "driver": driver, "provider": provider, "kernels": kernels })),
+    }
 }
 
 /// Runs every operator in a runtime.

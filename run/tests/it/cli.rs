@@ -48,6 +48,15 @@ fn infer_keeps_a_file_that_is_there() {
     let args = ["infer", text(&model), "--inputs", text(&inputs), "-o", text(&outputs), "--runtime", "tract"];
     assert!(refusal(&args).contains("exists already; --force overwrites it"));
     assert_eq!(std::fs::read(&outputs).unwrap(), b"precious");
+    // Not even with --force the model itself, by whatever name.
+    let before = std::fs::read(&model).unwrap();
+    let round = folder.path().join(".").join(model.file_name().unwrap());
+    let args = ["infer", text(&model), "--inputs", text(&inputs), "-o", text(&round), "--runtime", "tract", "--force"];
+    assert!(refusal(&args).contains("this is a file of the model itself"));
+    assert_eq!(std::fs::read(&model).unwrap(), before);
+    let lost = folder.path().join("nowhere/out.safetensors");
+    let args = ["infer", text(&model), "--inputs", text(&inputs), "-o", text(&lost), "--runtime", "tract"];
+    assert!(refusal(&args).contains("there is no folder"));
 }
 
 #[test]

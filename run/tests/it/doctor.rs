@@ -45,6 +45,10 @@ fn what_does_not_work_is_a_problem_with_a_remedy() {
         let first = &report["problems"][0];
         format!("{} -> {}", first["problem"].as_str().unwrap(), first["what_to_do"].as_str().unwrap())
     };
+    if !std::path::Path::new("/dev/nvidiactl").exists() {
+        let found = problem(&[], &["--device", "cuda"]);
+        assert!(found.contains("GPU: none: no NVIDIA driver is loaded -> leave out --device cuda"), "{found}");
+    }
     let found = problem(&[("MOH_CPU_ISA", "abacus")], &[]);
     assert!(
         found.contains("MOH_CPU_ISA: expected one that this processor has") && found.contains("unset MOH_CPU_ISA"),

@@ -36,6 +36,13 @@ fn a_profile_has_every_phase_and_node() {
         assert!(success, "{errors}");
         assert!(printed.contains("prefill in ") && printed.contains("all nodes"), "{printed}");
         assert_eq!(trace.exists(), name == "ort");
+        std::fs::write(&trace, "precious").unwrap();
+        let (success, _, again) = run(&args);
+        assert!(!success && again.contains("exists already; --force overwrites it"), "{again}");
+        assert_eq!(std::fs::read_to_string(&trace).unwrap(), "precious");
+        let (success, _, forced) = run(&[&args[..], &["--force"]].concat());
+        assert!(success, "{forced}");
+        assert_eq!(std::fs::read_to_string(&trace).unwrap() != "precious", name == "ort");
         assert_eq!(errors.contains("tract writes no profile of its own"), name == "tract");
     }
 }

@@ -188,6 +188,10 @@ fn classes_make_a_grid_of_columns() {
     }
     let (_, _, errors) = run(&[&args[..], &["--runtime", "tract"]].concat());
     assert!(errors.contains("grid.png exists already; --force overwrites it"), "{errors}");
+    let same = ["--raw", text(&output), "--force", "--runtime", "tract"];
+    let (success, _, errors) = run(&[&args[..], &same].concat());
+    assert!(!success && errors.contains("expected another file for --raw than for -o"), "{errors}");
+    assert!(Picture::open(&output).is_ok(), "it was not touched");
 }
 
 /// A decoder of 4 channels to red, green and blue of twice the width: what it is given times 0.18215.

@@ -155,10 +155,23 @@ fn tensor(input: &InferInputTensor, raw: Option<&Vec<u8>>) -> Result<Tensor, Pro
 /// The elements in the field of their type.
 fn of_contents(name: &str, ty: ElementType, contents: &InferTensorContents) -> Result<TensorData, Problem> {
     let floats = &contents.fp32_contents;
+    // A number beyond the range of the type, which would be infinite.
+    let beyond = |&x: &f32, found: f32| match x.is_finite() && !found.is_finite() {
+        true => Err(Problem::invalid(format!("input {name}: {x:e} is no {}", datatype::name(ty)))),
+        false => Ok(()),
+    };
     Ok(match ty {
         ElementType::F32 => TensorData::F32(floats.clone()),
-        ElementType::F16 => TensorData::F16(floats.iter().map(|&x| f16::from_f32(x)).collect()),
-        ElementType::BF16 => TensorData::BF16(floats.iter().map(|&x| bf16::from_f32(x)).collect()),
+        ElementType::F16 => {
+            let half = |x: &f32| f16::from_f32(*x);
+            floats.iter().try_for_each(|x| beyond(x, half(x).to_f32()))?;
+            TensorData::F16(floats.iter().map(half).collect())
+        }
+        ElementType::BF16 => {
+            let half = |x: &f32| bf16::from_f32(*x);
+            floats.iter().try_for_each(|x| beyond(x, half(x).to_f32()))?;
+            TensorData::BF16(floats.iter().map(half).collect())
+        }
         ElementType::F64 => TensorData::F64(contents.fp64_contents.clone()),
         ElementType::I64 => TensorData::I64(contents.int64_contents.clone()),
         ElementType::I32 => TensorData::I32(contents.int_contents.clone()),
@@ -174,6 +187,18 @@ fn of_contents(name: &str, ty: ElementType, contents: &InferTensorContents) -> R
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// An infinity that was sent stays one.
+    #[test]
+    fn numbers_beyond_the_range_of_halves_are_refused() {
+        let of = |ty, number| {
+            let contents = InferTensorContents { fp32_contents: vec![number], ..InferTensorContents::default() };
+            of_contents("x", ty, &contents).map_err(|problem| problem.message)
+        };
+        assert_eq!(of(ElementType::F16, 7e4).err().as_deref(), Some("input x: 7e4 is no FP16"));
+        assert_eq!(of(ElementType::BF16, f32::MAX).err().as_deref(), Some("input x: 3.4028235e38 is no BF16"));
+        assert!(of(ElementType::F16, f32::INFINITY).is_ok() && of(ElementType::BF16, 7e4).is_ok());
+    }
 
     #[test]
     fn timeouts_are_read_in_all_units() {

@@ -31,9 +31,10 @@ pub(super) fn tensor(input: &str, ty: ElementType, shape: &[i64], data: &RawValu
         };
     }
     let data = match ty {
-        ElementType::F32 => read!(F32, |value| float(value).map(|x| x as f32)),
-        ElementType::F16 => read!(F16, |value| float(value).map(f16::from_f64)),
-        ElementType::BF16 => read!(BF16, |value| float(value).map(bf16::from_f64)),
+        // Beyond its range a number would be infinite.
+        ElementType::F32 => read!(F32, |value| float(value).map(|x| x as f32).filter(|x| x.is_finite())),
+        ElementType::F16 => read!(F16, |value| float(value).map(f16::from_f64).filter(|x| x.is_finite())),
+        ElementType::BF16 => read!(BF16, |value| float(value).map(bf16::from_f64).filter(|x| x.is_finite())),
         ElementType::F64 => read!(F64, float),
         ElementType::I64 => read!(I64, |value| int(value)?.try_into().ok()),
         ElementType::I32 => read!(I32, |value| int(value)?.try_into().ok()),
@@ -211,6 +212,12 @@ mod tests {
     #[test]
     fn what_is_not_of_the_type_is_named() {
         let problem = |ty, data| tensor("x", ty, &[1], &data).unwrap_err().message;
+        for (ty, name, large) in
+            [(ElementType::F32, "FP32", 1e39), (ElementType::F16, "FP16", 7e4), (ElementType::BF16, "BF16", 1e39)]
+        {
+            let found = problem(ty, json!([large]));
+            assert!(found.ends_with(&format!("is no {name}")), "{found}");
+        }
         assert_eq!(problem(ElementType::I64, json!([1.5])), "input x: 1.5 is no INT64");
         assert_eq!(problem(ElementType::I32, json!([3_000_000_000u32])), "input x: 3000000000 is no INT32");
         assert_eq!(problem(ElementType::U8, json!([-1])), "input x: -1 is no UINT8");

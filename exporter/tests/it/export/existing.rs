@@ -23,25 +23,6 @@ fn one_of_the_two_files_is_there() {
     }
 }
 
-/// What was there stays, whole, where the new files cannot all be put into their places.
-#[test]
-fn a_folder_has_the_name_of_a_file() {
-    for name in ["model.onnx_data", "config.json"] {
-        let case = Case::new("llama-moh-tiny");
-        case.place("model.onnx", "precious");
-        let folder = case.folder().join(name);
-        fs::create_dir(&folder).unwrap();
-        match case.export(&Options { force: true, ..unverified() }) {
-            Err(Error::Io { path, .. }) => assert_eq!(path, folder),
-            other => panic!("{name} is a folder: {other:?}"),
-        }
-        assert_eq!(fs::read_to_string(case.folder().join("model.onnx")).unwrap(), "precious");
-        let mut there = ["model.onnx", name];
-        there.sort_unstable();
-        assert_eq!(case.left(), there);
-    }
-}
-
 /// Download caches keep checkpoints as links to files of any name.
 #[cfg(unix)]
 #[test]

@@ -244,8 +244,10 @@ fn blocks_fit_the_rows() {
     let found = quantized([40, 40], Quantize::new(Bits::Int4));
     assert!(matches!(found, Err(Error::Quantize(Problem::NothingFits))), "{found:?}");
     // All layers are kept as asked for.
-    let all = quantized([64, 64], Quantize { keep: vec!["*".to_owned()], ..Quantize::new(Bits::Int4) }).unwrap();
-    assert!(all.to_string().starts_with("0 tensors to int4, blocks of 32, symmetric"), "{all}");
+    let all = quantized([64, 64], Quantize { keep: vec!["*".to_owned()], ..Quantize::new(Bits::Int4) });
+    assert!(matches!(all, Err(Error::Quantize(Problem::NothingLeft))), "{all:?}");
+    let reduced = experts(64, Quantize { reduce_range: true, ..Quantize::new(Bits::Int8) });
+    assert!(reduced.to_string().contains(", symmetric, reduced range, "), "{reduced}");
 }
 
 #[test]
