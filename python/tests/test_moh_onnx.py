@@ -88,6 +88,14 @@ def test_options_can_be_registered_twice(model):
     ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
 
 
+def test_quantised_layers_compute_in_floating_point_unless_asked_otherwise():
+    entry = "session.qdq_matmulnbits_accuracy_level"
+    assert moh_onnx.session_options().get_session_config_entry(entry) == "0"
+    options = ort.SessionOptions()
+    options.add_session_config_entry(entry, "4")
+    assert moh_onnx.session_options(options).get_session_config_entry(entry) == "4"
+
+
 def test_without_onnxruntime_or_with_an_old_one_the_error_says_so(tmp_path):
     (tmp_path / "absent").mkdir()
     block = "import sys; sys.modules['onnxruntime'] = None\n"
@@ -101,6 +109,7 @@ def test_without_onnxruntime_or_with_an_old_one_the_error_says_so(tmp_path):
     (old / "onnxruntime.py").write_text("""__version__ = '1.17.3'
 class SessionOptions:
     def register_custom_ops_library(self, path): pass
+    def get_session_config_entry(self, key): return '0'
 def InferenceSession(*arguments, **options): raise RuntimeError('Unsupported model IR version: 10')
 """)
     found = python("import moh_onnx; moh_onnx.InferenceSession('model.onnx')", old)
@@ -120,6 +129,8 @@ def test_export_raises_the_message_of_the_program(tmp_path):
 
 def test_export_takes_the_options_of_the_program(tmp_path):
     output = tmp_path / "a folder" / "model.onnx"
+    report = moh_onnx.export(LLAMA, tmp_path / "unverified" / "model.onnx", verify=False)
+    assert report["verification"] == {"not_run": "as asked for"}
     report = moh_onnx.export(LLAMA, output, dtype="f16", for_="genai", batch=None, force=False, with_library=True)
     assert report["dtype"] == "f16"
     assert (output.parent / "libmoh_ops.so").read_bytes() == Path(moh_onnx.get_library_path()).read_bytes()

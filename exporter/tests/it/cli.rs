@@ -315,6 +315,8 @@ fn portable_attention_for_a_target() {
     let arguments = [".", "-o", "out/model.onnx", "--for", "ort-cpu", "--attention", "portable", "--no-verify"];
     let done = export(folder.path(), &arguments);
     assert!(done.status.success(), "{}", text(&done.stderr));
+    let said = text(&done.stdout);
+    assert!(said.contains("; as asked for: --attention\n"), "{said}");
     let done = export(folder.path(), &[&arguments[..], &["--cache", "in-place", "--force"]].concat());
     assert!(!done.status.success());
     assert!(text(&done.stderr).starts_with("error: a cache in place is made of operators"), "{}", text(&done.stderr));

@@ -295,6 +295,27 @@ fn how_images_are_prepared() {
     assert_eq!(processor, expected);
 }
 
+/// What is rounded where, and whose operators compute the model.
+#[test]
+fn model_cards_of_quantised_and_of_portable_models() {
+    let case = Case::new(&golden("llama-moh-tiny"));
+    let card = |name: &str, options: &[&str]| {
+        let (success, said) = case.export(&format!("{name}/model.onnx"), options);
+        assert!(success, "{said}");
+        case.read(&format!("{name}/README.md"))
+    };
+    let (same, skips) = ("the results are the same.", "heads that a token does not use are skipped");
+    let rounds = "`session.qdq_matmulnbits_accuracy_level` is `0`";
+    let qdq = card("qdq", &["--quantize", "int8"]);
+    assert!(qdq.contains(", as int8, the rest as f32 |") && qdq.contains(same) && qdq.contains(rounds), "{qdq}");
+    let moh = card("moh", &["--quantize", "int4", "--form", "moh", "--activations", "int8"]);
+    assert!(moh.contains(", as int4, the rest as f32 |") && !moh.contains(rounds), "{moh}");
+    assert!(moh.contains("the results are the same, but for activations that one rounds to 8 bits"), "{moh}");
+    let portable = card("portable", &["--attention", "portable"]);
+    assert!(portable.contains(", as f32 |") && !portable.contains(skips) && !portable.contains(rounds), "{portable}");
+    assert!(portable.contains("Its operators are ONNX's own, which compute all heads in every runtime."), "{portable}");
+}
+
 #[test]
 fn a_model_card_of_the_users_own() {
     let case = Case::new(&golden("dit-tiny-75"));
