@@ -43,7 +43,7 @@ impl CudaOperator for RoutedCombineNBits {
                 let weight = quantised.dequantize(None, false, call.dtype, call.stream, call.workspace)?;
                 routed_combine::launch(&Linear { weight, ..linear })?;
             }
-            after(all_heads, gate, residual, call.output, call.dtype, call.stream)
+            after(&all_heads, gate, residual, call.output, call.dtype, call.stream)
         }
     }
 }
