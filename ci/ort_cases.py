@@ -195,9 +195,11 @@ class Cases:
         expected = np.where(on, x @ matrix.T + bias, 0) if projection else np.where(on, x, 0) @ matrix.T + bias
         floats = helper.tensor_dtype_to_np_dtype(TYPES[dtype])
         constants = {"weight": weight[..., :weight_columns], "scales": scales.astype(floats), "bias": bias.astype(floats)}
+        if zero_points and not projection:
+            expected = self.after(constants, expected, dtype, rng)
         if zero_points:
             constants["zero_points"] = packed
-        inputs = ["x", "weight", "scales", "head_gates", "bias"] + ["zero_points"] * zero_points
+        inputs = ["x", "weight", "scales", "head_gates", *list(constants)[2:]]
         attrs = {"num_heads": HEADS, "bits": bits, "block_size": block, "accuracy_level": 0} | (attributes or {})
         node = helper.make_node(operator, inputs, ["output"], name="node", domain=DOMAIN, **attrs)
         info = helper.make_tensor_value_info
@@ -220,6 +222,13 @@ class Cases:
         })
 
 
+    def after(self, constants, sums, dtype, rng):
+        """Adds a gate of a row and a residual of one number to the constants; what becomes of the sums."""
+        floats = helper.tensor_dtype_to_np_dtype(TYPES[dtype])
+        gate = round_to(dtype, rng.standard_normal((1, 1, sums.shape[-1])).astype(np.float32))
+        constants |= {"gate": gate.astype(floats), "residual": np.array([0.5], floats)}
+        return sums * gate + 0.5
+
     def add_linear(self, name, bits=4, dtype="f32", zero_points=False, level=0):
         """One model of LinearNBits, whose weight is an initializer."""
         rng = np.random.default_rng(len(self.list))
@@ -231,11 +240,12 @@ class Cases:
         bias = round_to(dtype, rng.standard_normal(rows).astype(np.float32))
         floats = helper.tensor_dtype_to_np_dtype(TYPES[dtype])
         constants = {"weight": weight, "scales": scales.astype(floats), "bias": bias.astype(floats)}
+        expected = x @ dequantise(bits, weight, scales, packed).T + bias
         if zero_points:
+            expected = self.after(constants, expected, dtype, rng)
             constants["zero_points"] = packed
         attrs = {"bits": bits, "block_size": block, "accuracy_level": level}
         node = helper.make_node("LinearNBits", ["x", *constants], ["output"], name="node", domain=DOMAIN, **attrs)
-        expected = x @ dequantise(bits, weight, scales, packed).T + bias
         tolerance = 5e-2 if level == 4 else TOLERANCE[dtype]
         self.write(name, node, TYPES[dtype], {"x": (x.astype(floats), ["batch", "q_len", k])}, expected, tolerance,
                    ["batch", "q_len", rows], constants)

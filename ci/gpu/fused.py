@@ -59,14 +59,20 @@ class Rewriter:
     def quantised(self, node, attributes):
         gates = node.op_type.startswith("Routed")
         x, weight, scales = node.input[:3]
-        bias, zero_points = (list(node.input[3 + gates :]) + [""] * 2)[:2]
+        optional = list(node.input[3 + gates :]) + [""] * 4
+        followed = node.op_type in ("RoutedCombineNBits", "LinearNBits")
+        bias, gate, residual, zero_points = optional[:4] if followed else (optional[0], "", "", optional[1])
+        # Numbers that stand in for absent ones change nothing.
+        after = [(op, x) for op, x in (("Mul", gate), ("Add", residual)) if x and not x.startswith("ai.moh/")]
         rows, blocks, _ = self.shapes[weight]
         sizes = {"N": rows, "K": blocks * attributes["block_size"], **attributes}
         sizes.pop("num_heads", None)
         activation = sizes.pop("activation", None)
-        output = node.output[0] if activation is None else node.output[0] + "/sum"
+        output = node.output[0] if activation is None and not after else node.output[0] + "/sum"
         inputs = [x, weight, scales, *([zero_points] if zero_points else [])]
         self.biased("MatMulNBits", inputs, [bias] if bias else [], output, domain="com.microsoft", **sizes)
+        for i, (op, other) in enumerate(after):
+            output = self.add(op, [output, other], [node.output[0] + "/gated" if i + 1 < len(after) else node.output[0]])
         if activation is not None:
             self.activation(activation, output, node.output[0])
 

@@ -33,7 +33,7 @@ fn check_output<'a>(outputs: impl IntoIterator<Item = &'a PathBuf>, force: bool)
         ensure!(force || !path.try_exists()?, "{} exists already; --force overwrites it", path.display());
         ensure!(!path.is_dir(), "{}: expected a file, found a folder", path.display());
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        ensure!(folder.is_dir(), "{}: there is no folder {}", path.display(), folder.display());
+        ensure!(folder.is_dir(), "{}: cannot be written: there is no folder {}", path.display(), folder.display());
     }
     Ok(())
 }

@@ -79,12 +79,16 @@ const MIXTURES: &[Mixture] = &[
             ("scales", &[6, 3]),
             ("gates", &[2, 3, 2]),
             ("bias", &[6]),
+            ("gate", &[2, 1, 6]),
+            ("residual", &[2, 3, 6]),
             ("packed zero points", &[6, 2]),
         ],
         calls: &[
             (&["x", "packed4", "scales", "gates"], BITS_4),
             (&["x", "packed8", "scales", "gates", "bias"], BITS_8),
-            (&["x", "packed4", "scales", "gates", "bias", "packed zero points"], BITS_4),
+            (&["x", "packed4", "scales", "gates", "bias", "gate"], BITS_4),
+            (&["x", "packed8", "scales", "gates", "bias", "gate", "residual"], BITS_8),
+            (&["x", "packed4", "scales", "gates", "bias", "gate", "residual", "packed zero points"], BITS_4),
         ],
     },
     Mixture {
