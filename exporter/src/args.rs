@@ -145,7 +145,7 @@ pub(crate) struct RandomArgs {
 /// Arguments of `verify`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct VerifyArgs {
-    /// The exported model.
+    /// The exported model, or the folder that holds model.onnx.
     #[arg(value_name = "MODEL.onnx")]
     pub(crate) model: PathBuf,
     /// The checkpoint that it was exported from; none with --check.

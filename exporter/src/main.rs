@@ -159,7 +159,7 @@ fn verify(args: &VerifyArgs) -> Result<()> {
     let file = moh_runtime::find_model(&args.model)?;
     let Some(path) = &args.checkpoint else { return check_links(&file, args.json) };
     let mut checkpoint = args.source.open(path, args.part.part())?;
-    if Cache::of_file(&args.model)? == Cache::InPlace {
+    if Cache::of_file(&file)? == Cache::InPlace {
         Cache::InPlace.put(&mut checkpoint);
     }
     let model = Model::load(&checkpoint, args.source.family.as_deref())?;
