@@ -155,8 +155,8 @@ fn is_config(path: &Path) -> bool {
 
 /// A model that disagrees is a failure, after the table that says where.
 fn verify(args: &VerifyArgs) -> Result<()> {
-    // clap has required it unless --check is there.
     let file = moh_runtime::find_model(&args.model)?;
+    // clap has required it unless --check is there.
     let Some(path) = &args.checkpoint else { return check_links(&file, args.json) };
     let mut checkpoint = args.source.open(path, args.part.part())?;
     if Cache::of_file(&file)? == Cache::InPlace {

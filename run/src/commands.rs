@@ -30,8 +30,8 @@ fn load(path: &Path, args: &RuntimeArgs) -> moh_runtime::Result<Model> {
 /// Refuses outputs that cannot be written, before the work.
 fn check_output<'a>(outputs: impl IntoIterator<Item = &'a PathBuf>, force: bool) -> Result<()> {
     for path in outputs {
-        ensure!(force || !path.try_exists()?, "{} exists already; --force overwrites it", path.display());
         ensure!(!path.is_dir(), "{}: expected a file, found a folder", path.display());
+        ensure!(force || !path.try_exists()?, "{} exists already; --force overwrites it", path.display());
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         ensure!(folder.is_dir(), "{}: cannot be written: there is no folder {}", path.display(), folder.display());
     }

@@ -1,6 +1,6 @@
 //! The operators with quantised weights.
 
-use moh_conformance::{Call, examples};
+use moh_conformance::{Buffer, Call, examples};
 use moh_operators::nbits::Format;
 use moh_operators::routed_mlp::Activation;
 use moh_operators::{
@@ -109,8 +109,10 @@ fn a_weight_of_another_shape_is_refused_with_the_expected_one() {
 #[test]
 fn a_dense_layer_takes_rows_of_any_shape() {
     let mut call = complete(LinearNBits::OPERATOR);
-    // (A gate and a residual have x's dimensions.)
-    call.inputs.truncate(4);
+    // A gate and a residual of rows have x's dimensions, numbers have not.
+    for (input, number) in [(4, 1.5), (5, 0.5)] {
+        call.inputs[input] = (vec![1], Buffer::new(call.dtype, &[number]));
+    }
     let (width, expected) = (call.inputs[0].0[2], call.expected());
     for shape in [vec![10, width], vec![1, 5, 2, width]] {
         let mut call = call.clone();
