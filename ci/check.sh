@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 tools=$PWD/target/tools
 export PATH=$PATH:$tools/cargo/bin:$tools/pip/bin PIP_DISABLE_PIP_VERSION_CHECK=1
 
-step() { printf '\n== %s\n' "$*"; }
+step() { printf '\n== %s (after %d:%02d minutes)\n' "$*" $((SECONDS / 60)) $((SECONDS % 60)); }
 
 step "format"
 # Every file by name: cargo fmt does not see modules that a macro declares, such as operators and passes.
@@ -41,7 +41,8 @@ fi
 
 step "dependencies"
 if ! command -v cargo-deny >/dev/null; then
-    cargo install cargo-deny --version 0.20.2 --locked --quiet --root "$tools/cargo"
+    # Not for speed: it runs for seconds.
+    CARGO_PROFILE_DEV_DEBUG=0 cargo install cargo-deny --version 0.20.2 --locked --quiet --debug --root "$tools/cargo"
 fi
 cargo deny --locked --log-level error check bans licenses sources
 # From GitHub; where that cannot be reached, as it was when it could.

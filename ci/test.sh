@@ -17,7 +17,7 @@ command -v cargo >/dev/null || missing cargo "install Rust, https://rustup.rs"
 command -v python3 >/dev/null || missing python3 "it fetches onnxruntime, and runs it in the versions that users have"
 python3 -m pip --version >/dev/null 2>&1 || missing "pip for python3" "Debian calls it python3-pip"
 
-step() { printf '\n== %s\n' "$*"; }
+step() { printf '\n== %s (after %d:%02d minutes)\n' "$*" $((SECONDS / 60)) $((SECONDS % 60)); }
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 
 step "build"
@@ -42,19 +42,31 @@ fi
 
 step "CUDA kernels"
 if ci/cuda-toolchain.sh; then
-    features=(-p moh-cuda -p moh-ops --features moh-cuda/kernels,moh-ops/cuda)
+    # Two crates, compiled among all others: by themselves they would have dependencies with fewer features, compiled again. Without the tests
+    # of everything, which use the library.
+    features=(--release --locked --workspace --exclude moh --features moh-cuda/kernels,moh-ops/cuda)
+    cargo test "${features[@]}" --no-run --message-format=json-render-diagnostics >target/cuda-tests.json
+    programs=$(ci/test_programs.py moh-cuda moh-ops <target/cuda-tests.json)
+    mapfile -t tests <<<"$programs"
     MOH_CUDA_DRIVER=$(ci/cuda-emulator.sh)
     export MOH_CUDA_DRIVER
-    cargo test --release --locked "${features[@]}" --no-run
     # The emulator runs one kernel at a time in a process, hence two: linear operators, and all others.
     linear=(head_linear:: nbits:: routed_mlp::)
-    cargo test --release --locked "${features[@]}" --no-fail-fast -- "${linear[@]}" >target/cuda-linear.log 2>&1 &
-    cargo test --release --locked "${features[@]}" --no-fail-fast -- "${linear[@]/#/--skip=}" || failed=1
+    run_tests() {
+        local program status=0
+        for program in "${tests[@]}"; do
+            printf '\n%s\n' "$program"
+            (cd "${program%%$'\t'*}" && "${program##*$'\t'}" "$@") || status=1
+        done
+        return $status
+    }
+    run_tests "${linear[@]}" >target/cuda-linear.log 2>&1 &
+    run_tests "${linear[@]/#/--skip=}" || failed=1
     wait $! || failed=1
     cat target/cuda-linear.log
     [[ ${failed:-0} == 0 ]]
     unset MOH_CUDA_DRIVER
-    cargo build --release --locked "${features[@]}"
+    cargo build "${features[@]}"
     ci/cuda-report.sh --check target/release/libmoh_ops.so
     # Another compiler counts otherwise.
     ci/cuda-report.sh --drift || echo "note: docs/cuda-resources.md is of another build" >&2
