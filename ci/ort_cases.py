@@ -384,7 +384,7 @@ def main(folder):
     cases.add("rank-declared", "load", "input query: expected shape", shapes={"query": [10, HEADS * HEAD_DIM]})
     cases.add("width-declared", "load", "input key: expected shape", shapes={"key": ["batch", "kv_len", 30]})
     cases.add("rank-fed", "run", "input query: expected shape", dims="unranked", wrong_feed={"query": [10, 64]})
-    cases.add("rank-9-fed", "run", "expected shape at most 8", dims="unranked", wrong_feed={"value": [1] * 9})
+    cases.add("rank-17-fed", "run", "expected shape at most 16", dims="unranked", wrong_feed={"value": [1] * 17})
     cases.add("rank-0-fed", "run", "input head_gates: expected shape", dims="unranked", wrong_feed={"head_gates": []})
     cases.add("batch-fed", "run", "input value: expected shape", dims="unranked",
               wrong_feed={"value": [BATCH + 1, KV_LEN, KV_HEADS * VALUE_DIM]})

@@ -300,17 +300,26 @@ impl<T: Element> Loop<T> for Finish<'_, T> {
     #[inline(always)]
     fn each<I: Isa, B: Becomes<T>>(&self, isa: I, of_row: impl Fn(usize) -> B) {
         let columns = self.columns.len();
+        let whole = columns - columns % I::LANES;
+        let bias = self.bias.map(|bias| bias[..columns].as_ptr());
         for (i, &(sums, output)) in self.rows.iter().enumerate() {
             let becomes = of_row(self.first + i);
-            for column in (0..columns).step_by(I::LANES) {
-                let n = (columns - column).min(I::LANES);
-                // SAFETY: the constructor's contract; column + n <= columns.
-                unsafe {
-                    let mut sum = isa.widen_part(sums.add(column), n);
-                    if let Some(bias) = self.bias {
-                        sum = isa.add(sum, isa.widen_part(bias[column..].as_ptr(), n));
+            // SAFETY: the constructor's contract.
+            unsafe {
+                for column in (0..whole).step_by(I::LANES) {
+                    let mut sum = isa.load(sums.add(column));
+                    if let Some(bias) = bias {
+                        sum = isa.add(sum, isa.widen(bias.add(column)));
                     }
-                    isa.narrow_part(output.add(column), becomes.apply(isa, sum, column, n), n);
+                    isa.narrow(output.add(column), becomes.apply(isa, sum, column, I::LANES));
+                }
+                let n = columns - whole;
+                if n > 0 {
+                    let mut sum = isa.widen_part(sums.add(whole), n);
+                    if let Some(bias) = bias {
+                        sum = isa.add(sum, isa.widen_part(bias.add(whole), n));
+                    }
+                    isa.narrow_part(output.add(whole), becomes.apply(isa, sum, whole, n), n);
                 }
             }
         }

@@ -31,7 +31,7 @@ pub(crate) struct Call<'a, I, T> {
     pub(crate) problem: &'a Problem,
     pub(crate) level: Level,
     pub(crate) x: &'a [T],
-    pub(crate) weight: NBits<'a, T>,
+    pub(crate) weight: NBits<'a>,
     pub(crate) gates: &'a [f32],
     pub(crate) bias: Option<&'a [T]>,
     /// What becomes of a combination's sums.

@@ -21,8 +21,8 @@ struct Call<'a, I, T> {
     problem: &'a Problem,
     level: Level,
     x: &'a [T],
-    fc1: NBits<'a, T>,
-    fc2: NBits<'a, T>,
+    fc1: NBits<'a>,
+    fc2: NBits<'a>,
     gates: &'a [f32],
     /// The biases of both matrices.
     bias: Option<[&'a [T]; 2]>,

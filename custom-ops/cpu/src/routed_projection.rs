@@ -1,6 +1,6 @@
 //! RoutedProjection on a CPU. Heads are blocks of output columns.
 
-use crate::epilogue::{Epilogue, Replace};
+use crate::epilogue::{Epilogue, Finish, Replace};
 use crate::gemm::{Matrix, Panels, Product, Start, Store};
 use crate::head_linear::{self, Call, HeadLinear, Heads, Item, Tensors, Workspace};
 use crate::isa::{Isa, MatrixUnit};
@@ -8,7 +8,7 @@ use crate::kernel::{self, CpuOperator, ToPack, Work};
 use crate::packed::Packed;
 use crate::selection::Selection;
 use moh_operators::routed_projection::{Inputs, Problem};
-use moh_operators::{Element, Error, RoutedProjection};
+use moh_operators::{DType, Element, Error, RoutedProjection};
 use std::ops::Range;
 
 impl CpuOperator for RoutedProjection {
@@ -116,10 +116,20 @@ impl HeadLinear for RoutedProjection {
                 let sums = unsafe { workspace.rows[token as usize].output.add(sums).cast_const() };
                 workspace.pairs.push((sums, output(call, &item, token, columns.start)));
             }
-            let bias = call.bias.map(|bias| bias[columns.clone()].as_ptr());
-            call.isa.vectorize(Store { rows: &workspace.pairs, columns: columns.len(), bias });
-            if let Some(epilogue) = call.epilogue {
-                finish(call, epilogue, &item, columns);
+            let (rows, bias) = (&workspace.pairs, call.bias.map(|bias| &bias[columns.clone()]));
+            match call.epilogue {
+                // Before they are rounded. An epilogue is one of all tokens: the pairs are consecutive.
+                Some(epilogue) if T::DTYPE != DType::F32 => {
+                    let first = item.tokens.start + item.part.start;
+                    call.isa.vectorize(Finish { epilogue, rows, first, columns, bias });
+                }
+                epilogue => {
+                    let bias = bias.map(<[T]>::as_ptr);
+                    call.isa.vectorize(Store { rows, columns: columns.len(), bias });
+                    if let Some(epilogue) = epilogue {
+                        finish(call, epilogue, &item, columns);
+                    }
+                }
             }
         }
         macs

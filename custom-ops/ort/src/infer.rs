@@ -36,15 +36,21 @@ pub(crate) fn infer(operator: &'static Operator, context: &ShapeContext<'_>) -> 
 /// Errors of the operator's validation.
 pub(crate) fn check(attributes: &Attributes, inputs: &[Option<Vec<i64>>]) -> Result<Option<Vec<OutputDim>>, Error> {
     let operator = attributes.operator();
-    // Hosts represent a tensor of unknown rank like a scalar. For inputs that may be scalars (the optional ones), a
-    // scalar is assumed, which is always valid.
-    let unknown = |(operand, sizes): (&Operand, &Option<Vec<i64>>)| {
-        !operand.optional && sizes.as_ref().is_some_and(Vec::is_empty)
-    };
+    // Hosts represent a tensor of unknown rank like a scalar. An optional one may be a scalar; where that is not valid, the node is checked
+    // without it.
+    let is_unknown = |sizes: &Option<Vec<i64>>| sizes.as_ref().is_some_and(Vec::is_empty);
+    let unknown = |(operand, sizes): (&Operand, &Option<Vec<i64>>)| !operand.optional && is_unknown(sizes);
     let unknown_rank = operator.inputs.iter().zip(inputs).any(unknown);
     let known = known(inputs);
-    let known: Vec<Option<&[Option<usize>]>> = known.iter().map(Option::as_deref).collect();
-    match operator.infer(attributes, &known) {
+    let mut known: Vec<Option<&[Option<usize>]>> = known.iter().map(Option::as_deref).collect();
+    let mut result = operator.infer(attributes, &known);
+    if let Err(Error::Shape { .. }) = result {
+        for (operand, sizes) in operator.inputs.iter().zip(&mut known) {
+            *sizes = sizes.filter(|sizes| !(operand.optional && sizes.is_empty()));
+        }
+        result = operator.infer(attributes, &known);
+    }
+    match result {
         Ok(_) | Err(Error::Shape { .. }) if unknown_rank => Ok(None),
         result => result.map(Some),
     }

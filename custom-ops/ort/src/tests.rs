@@ -19,7 +19,7 @@ use crate::{API_VERSION, RegisterCustomOps};
 use half::{bf16, f16};
 use moh_cpu::{Host, Precision, Scratch};
 use moh_operators::{
-    Attributes, DOMAIN, DType, Data, Definition, OPERATORS, Operator, RoutedProjection, TopKRouter, Value,
+    Attributes, DOMAIN, DType, Data, Definition, Linear, OPERATORS, Operator, RoutedProjection, TopKRouter, Value,
 };
 use ort_sys::*;
 use std::ffi::{CStr, CString, c_char, c_void};
@@ -432,7 +432,7 @@ fn invalid_shapes_fail_as_soon_as_they_are_known() {
         (2, vec![7, 5, 6], "input value: expected shape"),
         (0, vec![6, 24], "input query: expected shape"),
         (3, vec![], "input head_gates: expected shape"),
-        (1, vec![1; 9], "input key: expected shape at most 8 dimensions"),
+        (1, vec![1; 17], "input key: expected shape at most 16 dimensions"),
     ] {
         let mut call = example.call(DType::F32, 0);
         let values = vec![0.0; shape.iter().product()];
@@ -498,6 +498,27 @@ fn shape_inference_sets_no_shape_if_a_dimension_is_unknown() {
     let mut node = example.sized(DType::F32);
     node.inputs[3] = Some(Info::sized(DType::F32, &[2, 3, 5]));
     assert!(infer(&mut node).unwrap().1.contains("input head_gates"));
+    assert_eq!(live(), 0);
+}
+
+/// Such as the output of a node whose dimensions have no names, as the residual of another.
+#[test]
+fn shape_inference_goes_without_optional_inputs_of_unknown_rank() {
+    let linear = OPERATORS.iter().copied().find(|operator| operator.name == Linear::NAME).unwrap();
+    let rows = |width| Info::new(DType::F32, &[(-1, "batch"), (-1, "sequence"), (width, "")]);
+    let unknown = || Info::new(DType::F32, &[]);
+    let infer = |weight: &[usize], gate| {
+        let inputs = [rows(24), Info::sized(DType::F32, weight), unknown(), gate, unknown()].map(Some).to_vec();
+        let mut node = Node { attributes: Vec::new(), inputs, output: None, constants: Vec::new() };
+        let op = table(linear, DType::F32);
+        let refusal = outcome(unsafe { op.InferOutputShapeFn.unwrap()(op, ptr::from_mut(&mut node).cast()) });
+        (refusal.map(|(_, message)| message), node.output)
+    };
+    assert_eq!(infer(&[24, 12], unknown()), (None, Some(rows(12))));
+    assert_eq!(infer(&[24, 12], rows(12)), (None, Some(rows(12))));
+    // What is known is checked.
+    assert!(infer(&[23, 12], unknown()).0.unwrap().contains("input weight"));
+    assert!(infer(&[24, 12], rows(13)).0.unwrap().contains("input gate"));
     assert_eq!(live(), 0);
 }
 

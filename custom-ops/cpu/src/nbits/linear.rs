@@ -26,7 +26,7 @@ const FEW_SPAN: usize = 1024;
 pub fn linear<T: Linear>(
     operator: &'static str,
     x: &[T],
-    weight: &NBits<'_, T>,
+    weight: &NBits<'_>,
     bias: Option<&[T]>,
     out: &mut [T],
     level: Level,
@@ -45,7 +45,7 @@ pub trait Linear: Element {
     fn linear(
         operator: &'static str,
         x: &[Self],
-        weight: &NBits<'_, Self>,
+        weight: &NBits<'_>,
         bias: Option<&[Self]>,
         out: &mut [Self],
         level: Level,
@@ -60,7 +60,7 @@ macro_rules! linears {
             fn linear(
                 operator: &'static str,
                 x: &[Self],
-                weight: &NBits<'_, Self>,
+                weight: &NBits<'_>,
                 bias: Option<&[Self]>,
                 out: &mut [Self],
                 level: Level,
@@ -90,11 +90,11 @@ impl Job for Best {
 }
 
 /// As [`linear`], on a given instruction set, with what becomes of the sums. Returns the number of multiply-accumulate operations.
-pub(crate) fn layer<X: Element, T: Element>(
+pub(crate) fn layer<X: Element>(
     engine: Engine,
     operator: &'static str,
     x: &[X],
-    weight: &NBits<'_, T>,
+    weight: &NBits<'_>,
     (bias, epilogue): (Option<&[X]>, &Epilogue<'_, X>),
     out: &mut [X],
     level: Level,
@@ -127,9 +127,9 @@ pub(crate) fn layer<X: Element, T: Element>(
 }
 
 /// Rows of a dense layer.
-struct Rows<'a, X, T> {
+struct Rows<'a, X> {
     activations: &'a Activations<'a>,
-    weight: &'a NBits<'a, T>,
+    weight: &'a NBits<'a>,
     bias: Option<&'a [X]>,
     epilogue: &'a Epilogue<'a, X>,
     output: Shared<X>,
@@ -144,7 +144,7 @@ struct Workspace<'h, X> {
     pairs: Vec<(*const f32, *mut X)>,
 }
 
-impl<X: Element, T: Element> Rows<'_, X, T> {
+impl<X: Element> Rows<'_, X> {
     fn run(&self, host: &dyn Host) -> Result<u64, Error> {
         let n = self.weight.columns();
         let most = if self.rows.len() <= super::FEW { FEW_SPAN } else { SPAN };

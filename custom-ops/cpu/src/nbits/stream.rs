@@ -4,10 +4,12 @@ use super::activations::Converted;
 use super::isa::{ByteDot, DotJob, FLOAT_SUBTRACTED};
 use super::{Activations, Level, NBits, Row};
 use crate::isa::{Isa, MAX_LANES, array};
-use moh_operators::Element;
 use std::ops::Range;
 
 const CACHE_LINE: usize = 64;
+
+/// Columns of a tile, at most.
+const TOGETHER: usize = 4;
 
 /// Bytes of the weight between what is multiplied and what is fetched. The processor's own prefetching ends with each page.
 const AHEAD: usize = 2048;
@@ -15,15 +17,15 @@ const AHEAD: usize = 2048;
 /// Adds the products of `rows` with `columns` over `ranges` of blocks to the rows' sums.
 ///
 /// Contract of the constructor: as [`super::Worker::multiply`].
-pub(super) struct Stream<'a, T> {
-    pub(super) weight: &'a NBits<'a, T>,
+pub(super) struct Stream<'a> {
+    pub(super) weight: &'a NBits<'a>,
     pub(super) x: &'a Activations<'a>,
     pub(super) rows: &'a [Row],
     pub(super) columns: Range<usize>,
     pub(super) ranges: &'a [Range<usize>],
 }
 
-impl<T: Element> DotJob for Stream<'_, T> {
+impl DotJob for Stream<'_> {
     type Output = u64;
 
     #[inline(always)]
@@ -52,7 +54,7 @@ struct Plan<W> {
     subtracted: f32,
 }
 
-impl<T: Element> Stream<'_, T> {
+impl Stream<'_> {
     #[inline(always)]
     fn all<D: ByteDot, const BITS: usize, const INT: bool>(&self, dot: D) {
         let lanes = D::Vectors::LANES;
@@ -63,14 +65,33 @@ impl<T: Element> Stream<'_, T> {
             indices[unit] = dot.indices(&array(|lane| block(lane) as u32));
         }
         let subtracted = if INT { D::SUBTRACTED } else { FLOAT_SUBTRACTED }[BITS / 8];
-        let rest = f32::from(self.weight.format.default_zero() - subtracted);
-        let rest = self.weight.zero_points.is_none().then_some(rest);
+        let default = if BITS == 4 { 8 } else { 128 };
+        let rest = self.weight.zero_points.is_none().then_some(f32::from(default - subtracted));
         let plan = Plan { words, run: (words / lanes).max(1), indices, rest, subtracted: f32::from(subtracted) };
+        // Nothing times a sum that is infinite would be no number.
+        match self.weight.zero_points.is_none() && default == subtracted {
+            true => self.columns::<D, BITS, INT, false>(dot, &plan),
+            false => self.columns::<D, BITS, INT, true>(dot, &plan),
+        }
+    }
+
+    /// All columns; `REST` says whether the products leave something to be subtracted.
+    #[inline(always)]
+    fn columns<D: ByteDot, const BITS: usize, const INT: bool, const REST: bool>(&self, dot: D, plan: &Plan<D::W>) {
         let most = if D::Vectors::REGISTERS >= 32 { 4 } else { 2 };
+        let (blocks, scales) = (self.weight.format.blocks(), self.weight.scales);
+        let pitch = blocks.next_multiple_of(MAX_LANES);
+        let mut converted = if scales.is_f32() { Vec::new() } else { vec![0.0; TOGETHER * pitch] };
         let mut column = self.columns.start;
         while column < self.columns.end {
-            let together = if self.rows.len() == 1 { 4 } else { 2 };
+            let together = if self.rows.len() == 1 { TOGETHER } else { 2 };
             let columns = if self.columns.end - column >= together { together } else { 1 };
+            let mut of_columns = [std::ptr::null(); TOGETHER];
+            for (c, place) in of_columns.iter_mut().enumerate().take(columns) {
+                let buffer = converted.as_mut_ptr().wrapping_add(c * pitch);
+                // SAFETY: the weight has these columns, and the buffer room for each.
+                *place = unsafe { scales.floats(dot.vectors(), (column + c) * blocks, blocks, buffer) };
+            }
             let mut rows = self.rows;
             while !rows.is_empty() {
                 let count = match rows.len() {
@@ -82,13 +103,13 @@ impl<T: Element> Stream<'_, T> {
                 // SAFETY: the constructor's contract.
                 unsafe {
                     match (count, columns) {
-                        (1, 4) => self.tile::<D, BITS, INT, 1, 4, 4>(dot, &plan, tile, column),
-                        (1, 2) => self.tile::<D, BITS, INT, 1, 2, 4>(dot, &plan, tile, column),
-                        (1, _) => self.tile::<D, BITS, INT, 1, 1, 4>(dot, &plan, tile, column),
-                        (2, 2) => self.tile::<D, BITS, INT, 2, 2, 2>(dot, &plan, tile, column),
-                        (2, _) => self.tile::<D, BITS, INT, 2, 1, 2>(dot, &plan, tile, column),
-                        (_, 2) => self.tile::<D, BITS, INT, 4, 2, 1>(dot, &plan, tile, column),
-                        (_, _) => self.tile::<D, BITS, INT, 4, 1, 1>(dot, &plan, tile, column),
+                        (1, 4) => self.tile::<D, BITS, INT, REST, 1, 4, 4>(dot, plan, tile, (column, &of_columns)),
+                        (1, 2) => self.tile::<D, BITS, INT, REST, 1, 2, 4>(dot, plan, tile, (column, &of_columns)),
+                        (1, _) => self.tile::<D, BITS, INT, REST, 1, 1, 4>(dot, plan, tile, (column, &of_columns)),
+                        (2, 2) => self.tile::<D, BITS, INT, REST, 2, 2, 2>(dot, plan, tile, (column, &of_columns)),
+                        (2, _) => self.tile::<D, BITS, INT, REST, 2, 1, 2>(dot, plan, tile, (column, &of_columns)),
+                        (_, 2) => self.tile::<D, BITS, INT, REST, 4, 2, 1>(dot, plan, tile, (column, &of_columns)),
+                        (_, _) => self.tile::<D, BITS, INT, REST, 4, 1, 1>(dot, plan, tile, (column, &of_columns)),
                     }
                 }
                 rows = rest;
@@ -97,21 +118,49 @@ impl<T: Element> Stream<'_, T> {
         }
     }
 
+    /// What the products have not subtracted from the weights, times the scales: of a column's blocks from `group` on.
+    #[inline(always)]
+    fn rest<D: ByteDot>(
+        &self,
+        dot: D,
+        plan: &Plan<D::W>,
+        column: usize,
+        group: usize,
+        scale: <D::Vectors as Isa>::V,
+    ) -> <D::Vectors as Isa>::V {
+        let isa = dot.vectors();
+        isa.mul(
+            scale,
+            match plan.rest {
+                Some(rest) => isa.splat(rest),
+                None => self.weight.zeros(dot, column, group, plan.subtracted),
+            },
+        )
+    }
+
     /// `R` rows times `C` columns, in `K` sums each. `K` follows from the rows alone, so that it does not matter which columns a thread
     /// gets.
     ///
     /// # Safety
     /// As the constructor's contract; there are `R` rows.
     #[inline(always)]
-    unsafe fn tile<D: ByteDot, const BITS: usize, const INT: bool, const R: usize, const C: usize, const K: usize>(
+    unsafe fn tile<
+        D: ByteDot,
+        const BITS: usize,
+        const INT: bool,
+        const REST: bool,
+        const R: usize,
+        const C: usize,
+        const K: usize,
+    >(
         &self,
         dot: D,
         plan: &Plan<D::W>,
         rows: &[Row],
-        column: usize,
+        (column, scales_of): (usize, &[*const f32; TOGETHER]),
     ) {
         let (isa, lanes, format) = (dot.vectors(), D::Vectors::LANES, self.weight.format);
-        let (row_bytes, block_bytes, blocks) = (format.row_bytes(), format.block_bytes(), format.blocks());
+        let (row_bytes, block_bytes) = (format.row_bytes(), format.block_bytes());
         let input: [Converted; R] = array(|r| self.x.row(rows[r].index as usize));
         let mut sums = [[isa.splat(0.0); C]; R];
         // SAFETY: the constructor's contract: the weight has these columns and blocks, and the activations these rows, with
@@ -121,25 +170,36 @@ impl<T: Element> Stream<'_, T> {
                 // Whole groups of the usual blocks first, and the rest below.
                 let whole = range.start..range.end - range.len() % lanes;
                 let start = match plan.words {
-                    4 if INT => self.groups::<D, BITS, R, C, K, 4>(dot, plan, &input, (column, whole), &mut sums),
-                    8 if INT && lanes >= 8 => {
-                        self.groups::<D, BITS, R, C, K, 8>(dot, plan, &input, (column, whole), &mut sums)
-                    }
+                    4 if INT => self.groups::<D, BITS, REST, R, C, K, 4>(
+                        dot,
+                        plan,
+                        &input,
+                        (column, whole),
+                        scales_of,
+                        &mut sums,
+                    ),
+                    8 if INT && lanes >= 8 => self.groups::<D, BITS, REST, R, C, K, 8>(
+                        dot,
+                        plan,
+                        &input,
+                        (column, whole),
+                        scales_of,
+                        &mut sums,
+                    ),
                     _ => range.start,
                 };
                 for group in (start..range.end).step_by(lanes) {
                     let count = (range.end - group).min(lanes);
                     let mut scales = [[isa.splat(0.0); C]; R];
                     for c in 0..C {
-                        let place = self.weight.scales.as_ptr().add((column + c) * blocks + group);
-                        let scale = isa.widen_part(place, count);
-                        let rest = match plan.rest {
-                            Some(rest) => isa.splat(rest),
-                            None => self.weight.zeros(dot, column + c, group, plan.subtracted),
-                        };
-                        let rest = isa.mul(scale, rest);
+                        let scale = isa.widen_part(scales_of[c].add(group), count);
+                        if REST {
+                            let rest = self.rest(dot, plan, column + c, group, scale);
+                            for r in 0..R {
+                                sums[r][c] = isa.fma(rest, isa.load(input[r].corrections.add(group)), sums[r][c]);
+                            }
+                        }
                         for r in 0..R {
-                            sums[r][c] = isa.fma(rest, isa.load(input[r].corrections.add(group)), sums[r][c]);
                             scales[r][c] = match INT {
                                 true => isa.mul(scale, isa.load(input[r].scales.add(group))),
                                 false => scale,
@@ -195,6 +255,7 @@ impl<T: Element> Stream<'_, T> {
     unsafe fn groups<
         D: ByteDot,
         const BITS: usize,
+        const REST: bool,
         const R: usize,
         const C: usize,
         const K: usize,
@@ -205,27 +266,25 @@ impl<T: Element> Stream<'_, T> {
         plan: &Plan<D::W>,
         input: &[Converted; R],
         (column, groups): (usize, Range<usize>),
+        scales_of: &[*const f32; TOGETHER],
         sums: &mut [[<D::Vectors as Isa>::V; C]; R],
     ) -> usize {
         let (isa, lanes, bytes, format) = (dot.vectors(), D::Vectors::LANES, 4 * D::Vectors::LANES, self.weight.format);
-        let (row_bytes, blocks) = (format.row_bytes(), format.blocks());
+        let row_bytes = format.row_bytes();
         // SAFETY: the caller's contract. Prefetches read nothing.
         unsafe {
             for c in 0..C {
                 let data = self.weight.data.as_ptr().add((column + c) * row_bytes);
-                let scale_of_column = self.weight.scales.as_ptr().add((column + c) * blocks);
                 let mut parts = [[isa.splat(0.0); K]; R];
                 for group in groups.clone().step_by(lanes) {
                     let data = data.add(group * WORDS * 4);
-                    let scale = isa.widen(scale_of_column.add(group));
-                    let rest = match plan.rest {
-                        Some(rest) => isa.splat(rest),
-                        None => self.weight.zeros(dot, column + c, group, plan.subtracted),
-                    };
-                    let rest = isa.mul(scale, rest);
+                    let scale = isa.load(scales_of[c].add(group));
                     let mut scales = [scale; R];
+                    let rest = if REST { self.rest(dot, plan, column + c, group, scale) } else { scale };
                     for r in 0..R {
-                        sums[r][c] = isa.fma(rest, isa.load(input[r].corrections.add(group)), sums[r][c]);
+                        if REST {
+                            sums[r][c] = isa.fma(rest, isa.load(input[r].corrections.add(group)), sums[r][c]);
+                        }
                         scales[r] = isa.mul(scale, isa.load(input[r].scales.add(group)));
                     }
                     for unit in 0..WORDS {

@@ -79,7 +79,7 @@ impl<X: Element, T: Element> Problem<X, T> {
         Problem { shape, x, data, scales, zeros }
     }
 
-    fn weight(&self) -> NBits<'_, T> {
+    fn weight(&self) -> NBits<'_> {
         let Shape { bits, block, n, k, .. } = self.shape;
         NBits::new("test", bits, block, [n, k], &self.data, &self.scales, self.zeros.as_deref()).unwrap()
     }
@@ -387,6 +387,29 @@ fn zeros_and_tiny_and_huge_activations() {
                 *x *= factors[i / format.block % 4];
             }
             problem.everywhere(shape.k, ALL);
+        }
+    });
+}
+
+/// Where zero points are what kernels expect, nothing is subtracted from sums: those that have no room do not become NaN.
+#[test]
+fn sums_without_room_are_infinite() {
+    let mut random = Random(7);
+    formats(|format| {
+        for rows in [1, 3, 12] {
+            let shape = Shape { n: 5, k: 3 * format.block, rows, zero_points: false, level: Level::Float, ..format };
+            let mut problem = Problem::<f32, f32>::new(shape, &mut random);
+            // All of them 1, and weights of 3 and 7 times the scale.
+            problem.x.fill(1e38);
+            problem.data.fill(if format.bits == 4 { 0xbb } else { 135 });
+            problem.scales.fill(1.0);
+            for engine in engines() {
+                let mut out = vec![0.0; rows * 5];
+                let (weight, host) = (problem.weight(), Threads::new(1));
+                let epilogue = (None, &Epilogue::nothing(weight.columns()));
+                layer(engine, "test", &problem.x, &weight, epilogue, &mut out, shape.level, &host).unwrap();
+                assert_eq!(out, vec![f32::INFINITY; rows * 5], "{} {shape:?}", name(engine));
+            }
         }
     });
 }

@@ -3,7 +3,8 @@
 use super::isa::{ByteDot, Engine, NARROW_SUBTRACTED};
 use crate::host::Host;
 use crate::isa::{Isa, MAX_LANES};
-use moh_operators::{Element, Error};
+use half::{bf16, f16};
+use moh_operators::{Element, Error, Float};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -93,19 +94,99 @@ impl Format {
     }
 }
 
+/// The blocks' scales, in their own type: kernels are compiled once for all types, as these numbers are few.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Scales<'a> {
+    F32(&'a [f32]),
+    F16(&'a [f16]),
+    BF16(&'a [bf16]),
+}
+
+impl<'a> Scales<'a> {
+    fn of<T: Element>(scales: &'a [T]) -> Scales<'a> {
+        let (start, len) = (scales.as_ptr(), scales.len());
+        // SAFETY: T is the type that it says.
+        unsafe {
+            match T::FLOAT {
+                Float::F32 => Scales::F32(std::slice::from_raw_parts(start.cast(), len)),
+                Float::F16 => Scales::F16(std::slice::from_raw_parts(start.cast(), len)),
+                Float::BF16 => Scales::BF16(std::slice::from_raw_parts(start.cast(), len)),
+            }
+        }
+    }
+
+    /// One of them.
+    pub(super) fn at(&self, i: usize) -> f32 {
+        match self {
+            Scales::F32(scales) => scales[i],
+            Scales::F16(scales) => scales[i].to_f32(),
+            Scales::BF16(scales) => scales[i].to_f32(),
+        }
+    }
+
+    /// Whether they are read as they lie by [`Scales::floats`].
+    pub(super) fn is_f32(self) -> bool {
+        matches!(self, Scales::F32(_))
+    }
+
+    /// `n` of them as f32: where they lie, or in `buffer`.
+    ///
+    /// # Safety
+    /// There are so many from number `i` on. Unless they are f32, the buffer has room for whole vectors of them.
+    #[inline(always)]
+    pub(super) unsafe fn floats<I: Isa>(self, isa: I, i: usize, n: usize, buffer: *mut f32) -> *const f32 {
+        // SAFETY: the caller's contract.
+        unsafe {
+            if let Scales::F32(scales) = self {
+                return scales.as_ptr().add(i);
+            }
+            for at in (0..n).step_by(I::LANES) {
+                isa.store(buffer.add(at), self.part(isa, i + at, (n - at).min(I::LANES)));
+            }
+            buffer
+        }
+    }
+
+    /// `n` of them, at most LANES.
+    ///
+    /// # Safety
+    /// There are so many from number `i` on.
+    #[inline(always)]
+    pub(super) unsafe fn part<I: Isa>(&self, isa: I, i: usize, n: usize) -> I::V {
+        // SAFETY: the caller's contract.
+        unsafe {
+            match self {
+                Scales::F32(scales) => isa.widen_part(scales.as_ptr().add(i), n),
+                Scales::F16(scales) => isa.widen_part(scales.as_ptr().add(i), n),
+                Scales::BF16(scales) => isa.widen_part(scales.as_ptr().add(i), n),
+            }
+        }
+    }
+
+    /// Where number `i` would be, for prefetching.
+    #[inline(always)]
+    pub(super) fn place(&self, i: usize) -> *const u8 {
+        match self {
+            Scales::F32(scales) => scales.as_ptr().wrapping_add(i).cast(),
+            Scales::F16(scales) => scales.as_ptr().wrapping_add(i).cast(),
+            Scales::BF16(scales) => scales.as_ptr().wrapping_add(i).cast(),
+        }
+    }
+}
+
 /// A weight of `n` output columns over an inner dimension `k`, in blocks of values along `k`, in the layout of
 /// `com.microsoft.MatMulNBits`. A value is `(q - zero_point) * scale`.
 #[derive(Debug, Clone, Copy)]
-pub struct NBits<'a, T> {
+pub struct NBits<'a> {
     pub(crate) format: Format,
     /// Output columns.
     pub(super) n: usize,
     pub(super) data: &'a [u8],
-    pub(super) scales: &'a [T],
+    pub(super) scales: Scales<'a>,
     pub(super) zero_points: Option<&'a [u8]>,
 }
 
-impl<'a, T> NBits<'a, T> {
+impl<'a> NBits<'a> {
     /// Describes a weight.
     ///
     /// - `data`: (n, k / block, block * bits / 8); of 4 bits, the value of even index is in the low half of its byte.
@@ -115,7 +196,7 @@ impl<'a, T> NBits<'a, T> {
     /// # Errors
     /// [`Error::Attribute`] for a number of bits, a block or an inner dimension that there cannot be, and
     /// [`Error::Length`] for a slice of the wrong length; both name `operator`.
-    pub fn new(
+    pub fn new<T: Element>(
         operator: &'static str,
         bits: usize,
         block: usize,
@@ -123,7 +204,7 @@ impl<'a, T> NBits<'a, T> {
         data: &'a [u8],
         scales: &'a [T],
         zero_points: Option<&'a [u8]>,
-    ) -> Result<NBits<'a, T>, Error> {
+    ) -> Result<NBits<'a>, Error> {
         let attribute = |attribute, expected: &str, found: usize| Error::Attribute {
             operator,
             attribute,
@@ -140,7 +221,13 @@ impl<'a, T> NBits<'a, T> {
             let expected = format!("a divisor of the inner dimension, {k}");
             return Err(attribute("block_size", &expected, block));
         }
-        let weight = NBits { format: Format { bits, block, k, narrow: false }, n, data, scales, zero_points };
+        let weight = NBits {
+            format: Format { bits, block, k, narrow: false },
+            n,
+            data,
+            scales: Scales::of(scales),
+            zero_points,
+        };
         let lengths = [
             ("weight", n.saturating_mul(weight.format.row_bytes()), data.len()),
             ("scales", n.saturating_mul(weight.format.blocks()), scales.len()),
@@ -155,7 +242,7 @@ impl<'a, T> NBits<'a, T> {
     }
 
     /// The same weight, known to be narrow where products of `rows` rows gain by it and it is so, for which all of it is read.
-    pub(crate) fn narrowed(self, engine: Engine, level: Level, rows: usize, host: &dyn Host) -> NBits<'a, T> {
+    pub(crate) fn narrowed(self, engine: Engine, level: Level, rows: usize, host: &dyn Host) -> NBits<'a> {
         let gains = self.format.bits == 8 && level == Level::Int8 && rows >= NARROW_ROWS && engine.widens_bytes();
         let narrow = gains && is_narrow(self.data, host);
         NBits { format: Format { narrow, ..self.format }, ..self }
@@ -218,9 +305,7 @@ impl<'a, T> NBits<'a, T> {
         subtracted: f32,
         stride: usize,
         [scales, zeros]: [*mut f32; 2],
-    ) where
-        T: Element,
-    {
+    ) {
         let (isa, lanes) = (dot.vectors(), D::Vectors::LANES);
         // SAFETY: the caller's contract.
         unsafe {
@@ -228,8 +313,7 @@ impl<'a, T> NBits<'a, T> {
                 let count = (blocks.end - group).min(lanes);
                 let (mut of_group, mut products) = ([isa.splat(0.0); MAX_LANES], [isa.splat(0.0); MAX_LANES]);
                 for lane in 0..lanes {
-                    let place = self.scales.as_ptr().add(column(lane) * self.format.blocks() + group);
-                    of_group[lane] = isa.widen_part(place, count);
+                    of_group[lane] = self.scales.part(isa, column(lane) * self.format.blocks() + group, count);
                     if self.zero_points.is_some() {
                         products[lane] = isa.mul(of_group[lane], self.zeros(dot, column(lane), group, subtracted));
                     }

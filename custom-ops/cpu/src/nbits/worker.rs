@@ -31,9 +31,9 @@ impl<'h> Worker<'h> {
     /// # Safety
     /// The sums are valid for writing as many floats as there are columns, for reading with [`Start::Sums`], and do not overlap. `x` was made for the
     /// weight's format and has the rows.
-    pub(crate) unsafe fn multiply<T: Element>(
+    pub(crate) unsafe fn multiply(
         &mut self,
-        weight: &NBits<'_, T>,
+        weight: &NBits<'_>,
         x: &Activations<'_>,
         rows: &[Row],
         columns: Range<usize>,

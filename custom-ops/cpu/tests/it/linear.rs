@@ -4,6 +4,7 @@ use crate::support::{self, Accounts, kernels_of};
 use moh_conformance::linear::{Case, Then};
 use moh_conformance::{Buffer, Call};
 use moh_cpu::{Input, Packing, Threads};
+use moh_operators::routed_mlp::Activation;
 use moh_operators::{DType, Data, Definition, Error, Linear, Tensor};
 use proptest::prelude::*;
 use std::sync::atomic::Ordering;
@@ -138,6 +139,28 @@ fn what_becomes_of_infinities() {
             let wrong = found.iter().zip(&expected).position(|both| !is_same(both));
             assert_eq!(wrong.map(|i| (found[i], expected[i])), None, "{kernel:?}, {then:?}");
             assert!(expected.iter().any(|x| !x.is_finite()), "{then:?}");
+        }
+    }
+}
+
+/// Sums are rounded once, after what becomes of them: in float16, these have no room before.
+#[test]
+fn sums_are_not_rounded_before_what_becomes_of_them() {
+    for (then, expected) in [(Then::Gate, -51200.0), (Then::Activation(Activation::Silu), 0.0)] {
+        // Each way of computing them has its own numbers of rows.
+        for rows in [1, 8, 9, 20, 70] {
+            let case = Case { rows, width: 64, out_width: 19, bias: false, then, dtype: DType::F16, ..CASE };
+            let mut call = case.call();
+            for (input, number) in [(0, 40.0), (1, -40.0), (3, 0.5)] {
+                if let Some((_, buffer)) = call.inputs.get_mut(input) {
+                    let all = vec![number; buffer.values(&"input").len()];
+                    *buffer = Buffer::new(DType::F16, &all);
+                }
+            }
+            for kernel in kernels_of(call.operator()) {
+                let (found, _) = support::run(&call, kernel, rows * 19, &Threads::new(2)).unwrap();
+                assert_eq!(found, vec![expected; rows * 19], "{kernel:?}, {rows} rows, {then:?}");
+            }
         }
     }
 }

@@ -8,8 +8,9 @@ use ort_sys::{OrtTensorTypeAndShapeInfo, OrtValue};
 use std::ffi::c_void;
 use std::ptr;
 
-/// Maximum dimensions read from an input: more than any operator accepts, so that the operator reports a wrong rank.
-pub(crate) const MAX_RANK: usize = 8;
+/// Maximum dimensions read from an input: more than any operator accepts, so that the operator reports a wrong rank, but for the rows of a dense
+/// layer or a norm, which may have any number of dimensions. More than these are refused.
+pub(crate) const MAX_RANK: usize = 16;
 
 /// An input or output of a running node.
 pub(crate) struct TensorPtr {

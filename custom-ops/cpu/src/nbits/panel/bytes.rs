@@ -6,7 +6,7 @@ use crate::memory::{Sections, Uncleared};
 use crate::nbits::activations::Segment;
 use crate::nbits::isa::{ByteDot, DotJob, NARROW_SUBTRACTED, Words16};
 use crate::nbits::{Activations, NBits, Row, Start};
-use moh_operators::{Element, Error};
+use moh_operators::Error;
 use std::ops::Range;
 
 /// Offsets in floats, for panels of at most [`COLUMNS`] columns.
@@ -44,8 +44,8 @@ impl Layout {
 /// Adds the products of `rows` with `columns` to the rows' sums.
 ///
 /// Contract of the constructor: as [`crate::nbits::Worker::multiply`]; the panel has the sections of [`Layout`].
-pub(in crate::nbits) struct Bytes<'a, T> {
-    pub(in crate::nbits) weight: &'a NBits<'a, T>,
+pub(in crate::nbits) struct Bytes<'a> {
+    pub(in crate::nbits) weight: &'a NBits<'a>,
     pub(in crate::nbits) x: &'a Activations<'a>,
     pub(in crate::nbits) rows: &'a [Row],
     pub(in crate::nbits) columns: Range<usize>,
@@ -91,7 +91,7 @@ impl Ahead {
     }
 }
 
-impl<T: Element> DotJob for Bytes<'_, T> {
+impl DotJob for Bytes<'_> {
     type Output = u64;
 
     #[inline(always)]
@@ -115,7 +115,7 @@ fn words_of<D: ByteDot, const H: usize>(dot: D) -> usize {
     if H == NARROW || H == 1 && dot.parts().is_none() { 1 } else { 2 }
 }
 
-impl<T: Element> Bytes<'_, T> {
+impl Bytes<'_> {
     /// `H` values in each byte of the weight, tiles of `R` rows and `C` vectors.
     #[inline(always)]
     fn all<D: ByteDot, const H: usize, const R: usize, const C: usize>(&self, dot: D) -> u64 {
@@ -163,7 +163,7 @@ impl<T: Element> Bytes<'_, T> {
         let columns = (self.weight.n - column).min(width);
         let bytes = (format.blocks() - block).min(depth) * format.block_bytes();
         for column in column..column + columns {
-            dot.vectors().prefetch(self.weight.scales.as_ptr().wrapping_add(column * format.blocks() + block).cast());
+            dot.vectors().prefetch(self.weight.scales.place(column * format.blocks() + block));
         }
         let start = self.weight.data.as_ptr().wrapping_add(column * format.row_bytes() + block * format.block_bytes());
         let lines = bytes.div_ceil(LINE);
@@ -264,8 +264,8 @@ impl<T: Element> Bytes<'_, T> {
             return;
         }
         match self.weight.zero_points.is_some() {
-            false => dot.vectorize(Tiles::<T, H, R, C, false> { all: self, panel, blocks, picked, ahead }),
-            true => dot.vectorize(Tiles::<T, H, R, C, true> { all: self, panel, blocks, picked, ahead }),
+            false => dot.vectorize(Tiles::<H, R, C, false> { all: self, panel, blocks, picked, ahead }),
+            true => dot.vectorize(Tiles::<H, R, C, true> { all: self, panel, blocks, picked, ahead }),
         }
     }
 
@@ -347,15 +347,15 @@ impl<T: Element> Bytes<'_, T> {
 /// Tiles of `R` rows and `C` vectors of columns, in a function of their own, which has registers for nothing else.
 ///
 /// Contract of the constructor: as [`Bytes::multiply`]; the number of rows is a multiple of `R`.
-struct Tiles<'a, T, const H: usize, const R: usize, const C: usize, const Z: bool> {
-    all: &'a Bytes<'a, T>,
+struct Tiles<'a, const H: usize, const R: usize, const C: usize, const Z: bool> {
+    all: &'a Bytes<'a>,
     panel: &'a Panel,
     blocks: &'a Range<usize>,
     picked: &'a [u32],
     ahead: &'a mut Ahead,
 }
 
-impl<T: Element, const H: usize, const R: usize, const C: usize, const Z: bool> DotJob for Tiles<'_, T, H, R, C, Z> {
+impl<const H: usize, const R: usize, const C: usize, const Z: bool> DotJob for Tiles<'_, H, R, C, Z> {
     type Output = ();
 
     #[inline(always)]

@@ -7,7 +7,7 @@ use crate::memory::{Sections, Uncleared};
 use crate::nbits::activations::Segment;
 use crate::nbits::isa::{ByteDot, DotJob, FLOAT_SUBTRACTED};
 use crate::nbits::{Activations, NBits, Row, Start};
-use moh_operators::{Element, Error};
+use moh_operators::Error;
 use std::ops::Range;
 
 /// Vectors of columns of a panel, at most.
@@ -32,8 +32,8 @@ impl Layout {
 /// Adds the products of `rows` with `columns` to the rows' sums.
 ///
 /// Contract of the constructor: as [`crate::nbits::Worker::multiply`]; the panel has the sections of [`Layout`].
-pub(in crate::nbits) struct Floats<'a, T> {
-    pub(in crate::nbits) weight: &'a NBits<'a, T>,
+pub(in crate::nbits) struct Floats<'a> {
+    pub(in crate::nbits) weight: &'a NBits<'a>,
     pub(in crate::nbits) x: &'a Activations<'a>,
     pub(in crate::nbits) rows: &'a [Row],
     pub(in crate::nbits) columns: Range<usize>,
@@ -41,7 +41,7 @@ pub(in crate::nbits) struct Floats<'a, T> {
     pub(in crate::nbits) panel: &'a Uncleared<'a>,
 }
 
-impl<T: Element> DotJob for Floats<'_, T> {
+impl DotJob for Floats<'_> {
     type Output = u64;
 
     #[inline(always)]
@@ -105,7 +105,7 @@ impl<T: Element> DotJob for Floats<'_, T> {
     }
 }
 
-impl<T: Element> Floats<'_, T> {
+impl Floats<'_> {
     /// Unpacks `columns` of `blocks` to rows of `width` floats. Columns after the last repeat it.
     ///
     /// # Safety
@@ -179,7 +179,7 @@ impl<T: Element> Floats<'_, T> {
         let (mut scales, mut zeros) = ([0.0f32; MAX_LANES], [0.0f32; MAX_LANES]);
         for lane in 0..I::LANES {
             let n = column(lane);
-            scales[lane] = self.weight.scales[n * self.weight.format.blocks() + block].to_f32();
+            scales[lane] = self.weight.scales.at(n * self.weight.format.blocks() + block);
             zeros[lane] = f32::from(self.weight.zero_point(n, block)) - subtracted;
         }
         // SAFETY: the arrays hold MAX_LANES floats.

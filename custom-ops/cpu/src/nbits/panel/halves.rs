@@ -123,9 +123,9 @@ impl Layout {
 /// Adds the products of `rows` with `columns` to the rows' sums.
 ///
 /// Contract of the constructor: as [`crate::nbits::Worker::multiply`]; the panel has the sections of [`Layout`].
-pub(in crate::nbits) struct Halves<'a, T> {
+pub(in crate::nbits) struct Halves<'a> {
     pub(in crate::nbits) unit: MatrixUnit,
-    pub(in crate::nbits) weight: &'a NBits<'a, T>,
+    pub(in crate::nbits) weight: &'a NBits<'a>,
     pub(in crate::nbits) x: &'a Activations<'a>,
     pub(in crate::nbits) rows: &'a [Row],
     pub(in crate::nbits) columns: Range<usize>,
@@ -159,7 +159,7 @@ struct Left {
     pitch: usize,
 }
 
-impl<T: Element> DotJob for Halves<'_, T> {
+impl DotJob for Halves<'_> {
     type Output = u64;
 
     #[inline(always)]
@@ -181,14 +181,14 @@ impl<T: Element> DotJob for Halves<'_, T> {
 }
 
 /// Some rows and columns.
-struct Part<'p, 'a, T> {
-    all: &'p Halves<'a, T>,
+struct Part<'p, 'a> {
+    all: &'p Halves<'a>,
     layout: Layout,
     rows: &'p [Row],
     columns: Range<usize>,
 }
 
-impl<T: Element> Part<'_, '_, T> {
+impl Part<'_, '_> {
     #[inline(always)]
     fn run<D: ByteDot>(&self, dot: D, multiplier: &Multiplier) -> usize {
         let (x, format) = (self.all.x, self.all.weight.format);
@@ -359,8 +359,7 @@ impl<T: Element> Part<'_, '_, T> {
         }
         let mut ahead = ahead..(ahead + COLUMNS).min(self.all.weight.columns());
         for column in ahead.clone() {
-            dot.vectors()
-                .prefetch(self.all.weight.scales.as_ptr().wrapping_add(column * format.blocks() + block).cast());
+            dot.vectors().prefetch(self.all.weight.scales.place(column * format.blocks() + block));
         }
         let bytes = (format.blocks() - block).min(DEPTH / format.block) * format.block_bytes();
         let mut macs = 0;
