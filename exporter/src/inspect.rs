@@ -144,7 +144,7 @@ pub fn with_tokens(
 pub fn inspect(model: &Model, tensors: &Tensors, lengths: Lengths) -> Result<Inspection, Error> {
     let asked = [("past", Some(lengths.past).filter(|&past| past > 0)), ("encoder_sequence", lengths.source)];
     let asked = asked.into_iter().filter_map(|(name, size)| Some((name.to_owned(), size?)));
-    check_sizes(&Sizes::new(asked), model)?;
+    check_sizes(&Sizes::new(asked), std::slice::from_ref(model))?;
     let workload = model.workload();
     let mut sizes = workload.sizes;
     let tokens = lengths.tokens.unwrap_or(workload.tokens);

@@ -56,6 +56,7 @@ use moh_models::{Checkpoint, Model, WeightType};
 use place::Place;
 use side_files::Facts;
 use staging::Staging;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use verify::{Reference, Subject};
 use weights::Plan;
@@ -244,14 +245,15 @@ pub fn check_part(part: Option<Part>, model: &Model) -> Result<(), Error> {
     }
 }
 
-/// Refuses to fix dimensions that the model does not have.
-fn check_sizes(sizes: &Sizes, model: &Model) -> Result<(), Error> {
-    let known = model.dimensions();
+/// Refuses to fix dimensions that none of the models, parts of one, has.
+fn check_sizes(sizes: &Sizes, models: &[Model]) -> Result<(), Error> {
+    let known: BTreeSet<&str> = models.iter().flat_map(Model::dimensions).collect();
     match sizes.names().find(|name| !known.contains(name)) {
         None => Ok(()),
         Some(name) => {
             let known = known.into_iter().collect::<Vec<_>>().join(", ");
-            Err(Error::Dimension { name: name.to_owned(), family: model.family().to_owned(), known })
+            let family = models.first().map_or(String::new(), |model| model.family().to_owned());
+            Err(Error::Dimension { name: name.to_owned(), family, known })
         }
     }
 }
@@ -303,7 +305,7 @@ fn export_since(
     let ir_version = check_versions(options)?;
     check_part(options.part, model)?;
     Cache::check(options, model)?;
-    check_sizes(&options.sizes, model)?;
+    check_sizes(&options.sizes, std::slice::from_ref(model))?;
     options.passes.check()?;
     check_name(output)?;
     let place = Place::new(output, options.layout);
@@ -335,6 +337,7 @@ fn export_since(
     side_files::missing(&sides, &place, &models, options.force)?;
 
     let mut staging = Staging::at(place.clone())?;
+    staging.keep(checkpoint.files());
     let staged = staging.begin(&mut plan, &graph, &sides, options).and_then(|()| {
         staging.add_file(&place.model, &encode(&graph, &plan, &place.data)?)?;
         staging.add_data(&graph, &plan, options)

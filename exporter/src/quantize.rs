@@ -13,7 +13,7 @@ pub use graph::{Problem, Quantization, apply};
 pub use matrix::Matrix;
 pub use pack::{Order, Piece};
 pub(crate) use pack::{Sides, Sink};
-pub use report::{LayerError, QuantizationReport};
+pub use report::{KeptReason, KeptTensor, LayerError, QuantizationReport};
 
 use serde::{Deserialize, Serialize};
 

@@ -107,6 +107,8 @@ struct Recorder {
     sizes: Sizes,
     graph: Graph,
     gate_outputs: Vec<Value>,
+    /// What values that became outputs were called before.
+    renamed: BTreeMap<String, String>,
     path: Vec<String>,
     names: BTreeSet<String>,
     /// Initializers already made, by what they hold.
@@ -133,6 +135,7 @@ impl Recorder {
             sizes,
             graph,
             gate_outputs: Vec::new(),
+            renamed: BTreeMap::new(),
             path: Vec::new(),
             names: BTreeSet::new(),
             known: BTreeMap::new(),
@@ -244,6 +247,8 @@ impl Recorder {
 
     /// Makes `value` an output under its declared name: its producer writes that name.
     fn output(&mut self, declared: Value, value: &str) {
+        let renamed = self.renamed.get(value).cloned();
+        let value = renamed.as_deref().unwrap_or(value);
         let produced = self.graph.nodes.iter().any(|node| node.outputs.iter().any(|name| name == value));
         let shared = self.graph.outputs.iter().chain(&self.gate_outputs).any(|output| output.name == value);
         if produced && !shared {
@@ -258,6 +263,7 @@ impl Recorder {
             }
             self.graph.values.remove(value);
             self.graph.values.insert(declared.name.clone(), declared.clone());
+            self.renamed.insert(value.to_owned(), declared.name.clone());
         } else {
             self.graph.nodes.push(identity(value, &declared.name));
         }

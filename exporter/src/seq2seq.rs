@@ -3,6 +3,7 @@
 //! `encoder_model.onnx`; `decoder_model.onnx` for the first token, without caches among its inputs; `decoder_with_past_model.onnx`
 //! for the others, which reads the source from the caches.
 
+use crate::cache::Cache;
 use crate::chosen::Chosen;
 use crate::encode::encode;
 use crate::error::Error;
@@ -16,7 +17,7 @@ use crate::staging::Staging;
 use crate::verify::{Subject, Verification};
 use crate::weights::{INLINE_BYTES, Plan};
 use crate::{Options, Part, passes, quantize, record};
-use crate::{check_output, check_part, check_target, check_versions, choose_dtype, open, skipped};
+use crate::{check_output, check_part, check_sizes, check_target, check_versions, choose_dtype, open, skipped};
 use moh_models::families::moa::DECODER_CALLS;
 use moh_models::{Checkpoint, Model};
 use serde_json::{Value, json};
@@ -27,8 +28,8 @@ use std::time::Instant;
 /// The models, in the order in which they are called.
 const MODELS: [&str; 3] = ["encoder_model.onnx", "decoder_model.onnx", "decoder_with_past_model.onnx"];
 
-/// The weights of all of them.
-const DATA: &str = "model.onnx_data";
+/// The weights of all of them: no name that another model's have.
+const DATA: &str = "encoder_decoder.onnx_data";
 
 /// What fairseq's dictionaries say, unless the configuration does.
 const PADDING: u64 = 1;
@@ -71,6 +72,8 @@ pub(crate) fn export(path: &Path, output: &Path, options: &Options) -> Result<Re
         Ok::<_, Error>(model)
     };
     let models = [load(Part::Encoder, None)?, load(Part::Decoder, Some("first"))?, load(Part::Decoder, Some("later"))?];
+    models.iter().try_for_each(|model| Cache::check(options, model))?;
+    check_sizes(&options.sizes, &models)?;
     let (dtype, note) = choose_dtype(&models[1], options);
     check_target(options, dtype)?;
     let recording = record::Options { dtype, opset: options.opset, ir_version };
@@ -109,6 +112,7 @@ pub(crate) fn export(path: &Path, output: &Path, options: &Options) -> Result<Re
     side_files::missing(&sides, &place, &MODELS, options.force)?;
 
     let mut staging = Staging::at(place.clone())?;
+    staging.keep(checkpoint.files());
     let mut prepare = |staging: &mut Staging| {
         staging.begin(&mut plan, &union, &sides, options)?;
         staging.add_data(&union, &plan, options)?;

@@ -29,6 +29,8 @@ pub struct Staging {
     models: Vec<String>,
     /// The names of links to files of the checkpoint.
     links: Vec<String>,
+    /// What the export reads.
+    inputs: Vec<PathBuf>,
     /// SHA-256 of prepared files, where that is wanted.
     digests: Option<BTreeMap<PathBuf, String>>,
     /// Released by the system when the run ends, however it ends.
@@ -200,7 +202,21 @@ impl Staging {
         drop(prepared);
         let (folder, lock) = locked?;
         let models = vec![place.model.clone()];
-        Ok(Staging { folder, place, models, links: Vec::new(), digests: None, _lock: lock, _made: made })
+        Ok(Staging {
+            folder,
+            place,
+            models,
+            links: Vec::new(),
+            inputs: Vec::new(),
+            digests: None,
+            _lock: lock,
+            _made: made,
+        })
+    }
+
+    /// Never removes these files, whatever they are called: the checkpoint may be what an export linked.
+    pub(crate) fn keep<'a>(&mut self, files: impl Iterator<Item = &'a Path>) {
+        self.inputs.extend(files.filter_map(|file| file.canonicalize().ok()));
     }
 
     /// Another model beside the present one, on the same weights: what [`Staging::model`] is from here on.
@@ -357,8 +373,10 @@ impl Staging {
         for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
             let name = entry.file_name();
             let old = |name: &str| is_link_name(data, name) && !self.links.iter().any(|link| link == name);
-            if name.to_str().is_some_and(old) {
-                let _ = fs::remove_file(entry.path());
+            let path = entry.path();
+            let is_input = || path.canonicalize().is_ok_and(|path| self.inputs.contains(&path));
+            if name.to_str().is_some_and(old) && !is_input() {
+                let _ = fs::remove_file(path);
             }
         }
     }

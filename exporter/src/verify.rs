@@ -246,7 +246,7 @@ impl Subject<'_> {
         host_inputs(self.model, self.dtype, sample)
     }
 
-    /// Counts rows that select other heads; returns those whose selection f32 does not decide.
+    /// Counts rows that select other heads; returns those where rounding may.
     fn compare_gates(
         &self,
         outputs: &BTreeMap<String, Host>,
@@ -254,11 +254,15 @@ impl Subject<'_> {
         agreement: &mut Agreement,
     ) -> Result<usize, Error> {
         let mut undecided = 0;
-        // In the order of the graph: what follows an undecided row may differ.
+        let decided = match self.routes_as_reference() {
+            true => tolerance::ROUTING_GAP_F32,
+            false => tolerance::ROUTING_GAP_ROUNDED,
+        };
+        // In the order of the graph.
         let recorded = self.recorded.outputs.iter().map(|output| &output.name);
         for name in recorded.filter(|name| name.starts_with(GATES)) {
             let Some(reference) = expected.gates.get(name) else { continue };
-            let found = numbers(outputs, name)?;
+            let (found, before) = (numbers(outputs, name)?, undecided);
             let heads = *reference.dims().last().unwrap_or(&1);
             let reference = values(reference)?;
             if found.len() != reference.len() {
@@ -278,10 +282,10 @@ impl Subject<'_> {
                     continue;
                 }
                 agreement.rerouted += 1;
-                if gaps.get(row).is_some_and(|gap| *gap < tolerance::ROUTING_GAP_F32) {
+                if gaps.get(row).is_some_and(|gap| *gap < decided) {
                     undecided += 1;
-                } else if self.routes_as_reference() && undecided == 0 {
-                    // Below an undecided row everything may differ; before one, nothing may.
+                } else if before == 0 {
+                    // In layers after an undecided row everything may differ; in its own and before, nothing may.
                     return Err(Error::Disagreement(format!(
                         "{name}, row {row}: gates {found:?}, expected {reference:?}"
                     )));

@@ -137,6 +137,10 @@ def test_export_takes_the_options_of_the_program(tmp_path):
     with pytest.raises(moh_onnx.ExportError, match="--force"):
         moh_onnx.export(LLAMA, output)
     moh_onnx.export(LLAMA, output, force=True)
+    moh_onnx.export(LLAMA, triton=tmp_path / "repository" / "llama")
+    assert (tmp_path / "repository" / "llama" / "1" / "model.onnx").is_file()
+    with pytest.raises(moh_onnx.ExportError, match="--output"):
+        moh_onnx.export(LLAMA)
 
 
 def test_the_library_is_where_hosts_look(tmp_path):

@@ -113,9 +113,9 @@ pub(crate) struct GenerateArgs {
     /// Nucleus sampling: sample from the most probable tokens whose probabilities add up to P.
     #[arg(long, value_name = "P", allow_negative_numbers = true, value_parser = real(0.0, 1.0))]
     pub(crate) top_p: Option<f64>,
-    /// Seed of the sampling; the same seed gives the same tokens.
-    #[arg(long, default_value = "0", allow_negative_numbers = true, value_parser = seed)]
-    pub(crate) seed: u64,
+    /// Seed of the sampling; the same seed gives the same tokens [default: 0].
+    #[arg(long, allow_negative_numbers = true, value_parser = seed)]
+    pub(crate) seed: Option<u64>,
     /// Stop before this text; may be given several times.
     #[arg(long, value_name = "TEXT", conflicts_with = "ids", allow_hyphen_values = true,
         value_parser = clap::builder::NonEmptyStringValueParser::new())]
@@ -189,29 +189,30 @@ pub(crate) struct SampleArgs {
     /// Sampler.
     #[arg(long, value_enum, default_value = "ddpm")]
     pub(crate) sampler: SamplerArg,
-    /// DDIM's eta: 0 is deterministic, 1 adds as much noise as DDPM.
-    #[arg(long, value_name = "SHARE", default_value = "0", allow_negative_numbers = true,
-        value_parser = real(0.0, 1.0))]
-    pub(crate) eta: f64,
+    /// DDIM's eta: 0 is deterministic, 1 adds as much noise as DDPM [default: 0].
+    #[arg(long, value_name = "SHARE", allow_negative_numbers = true, value_parser = real(0.0, 1.0))]
+    pub(crate) eta: Option<f64>,
     /// Scale of classifier-free guidance; 1 turns it off and halves the time.
     #[arg(long, value_name = "FACTOR", default_value = "1", allow_negative_numbers = true,
         value_parser = real(-1000.0, 1000.0))]
     pub(crate) guidance: f64,
     /// Guide only the first N channels [default: 3, as the published models do, or all if there are fewer].
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole(0, 1024))]
+    #[arg(long, value_name = "N", requires = "guidance", allow_negative_numbers = true,
+        value_parser = whole(0, 1024))]
     pub(crate) guidance_channels: Option<usize>,
     /// Clip each step's estimate of the image to -1..1 [default: on for pixels, off for latents].
     #[arg(long, value_enum)]
     pub(crate) clip: Option<Switch>,
     /// The VAE's decoder, an .onnx file, for models that generate latents.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", requires = "output")]
     pub(crate) vae: Option<PathBuf>,
     /// The VAE's scaling factor: latents are divided by it.
     #[arg(long, value_name = "FACTOR", default_value_t = moh_tasks::diffusion::SCALING_FACTOR, requires = "vae",
         allow_negative_numbers = true, value_parser = real(1e-6, 1e6))]
     pub(crate) vae_scaling_factor: f64,
     /// Enlarge every pixel to N x N.
-    #[arg(long, value_name = "N", default_value = "1", allow_negative_numbers = true, value_parser = whole(1, 1024))]
+    #[arg(long, value_name = "N", default_value = "1", requires = "output", allow_negative_numbers = true,
+        value_parser = whole(1, 1024))]
     pub(crate) scale: usize,
     /// Batch size.
     #[arg(long, value_name = "N", default_value = "16", allow_negative_numbers = true,

@@ -10,6 +10,8 @@ use crate::problem::Problem;
 use crate::queue::Abandoned;
 use crate::tensors;
 use moh_tasks::generate::{Chooser, StopTexts};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use tokio::sync::mpsc::UnboundedSender;
 
 /// A request for a text.
@@ -22,6 +24,8 @@ pub(crate) struct Prompt {
     /// Whether to go on after a token that ends texts.
     pub(crate) ignore_end: bool,
     pub(crate) deadline: Deadline,
+    /// Whether its turn came.
+    pub(crate) begun: Arc<AtomicBool>,
     /// Where the text goes. What it holds is bounded by `max_tokens`: an engine waits for no reader.
     pub(crate) events: UnboundedSender<Event>,
 }

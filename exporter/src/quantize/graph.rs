@@ -7,6 +7,7 @@ mod rewriter;
 mod routing;
 
 use super::matrix::Matrix;
+use super::report::KeptReason;
 use super::search::Grid;
 use super::{Activations, BLOCKS, Bits, Form, Quantize};
 use crate::graph::{ElementType, Graph};
@@ -113,8 +114,8 @@ pub struct Quantization {
     pub(super) options: Quantize,
     /// By the tensors' names.
     pub(super) matrices: BTreeMap<String, Matrix>,
-    /// Tensors that were not: as asked for, because they decide which heads are on, or because no blocks fit their rows.
-    pub(super) kept: Vec<String>,
+    /// The tensors that were not.
+    pub(super) kept: BTreeMap<String, KeptReason>,
 }
 
 /// Quantises the weights of `graph`, as recorded: values keep their names.
@@ -147,7 +148,7 @@ pub(crate) fn apply_all(graphs: &mut [&mut Graph], options: &Quantize) -> Result
         return Err(Problem::Keep { pattern: pattern.clone(), known });
     }
     let unfit = found.iter().all(|found| found.iter().all(|one| block_of(one, found, options).is_none()));
-    let parts: Vec<(Vec<Candidate>, Quantize, Vec<String>)> =
+    let parts: Vec<(Vec<Candidate>, Quantize, BTreeMap<String, KeptReason>)> =
         graphs.iter().zip(found).map(|(graph, found)| keep(graph, found, options)).collect();
     let all: Vec<&Candidate> = parts.iter().flat_map(|(found, ..)| found).collect();
     if all.is_empty() {
@@ -175,19 +176,30 @@ pub(crate) fn apply_all(graphs: &mut [&mut Graph], options: &Quantize) -> Result
 
 /// The candidates without those that are to be kept, which are the last part; and the options with those patterns only that name a
 /// layer of theirs. Whoever shares a node with a layer that is kept stays as well.
-fn keep(graph: &Graph, mut found: Vec<Candidate>, options: &Quantize) -> (Vec<Candidate>, Quantize, Vec<String>) {
+fn keep(
+    graph: &Graph,
+    mut found: Vec<Candidate>,
+    options: &Quantize,
+) -> (Vec<Candidate>, Quantize, BTreeMap<String, KeptReason>) {
     let mut options = options.clone();
     options.keep.retain(|pattern| found.iter().any(|candidate| candidate.is_named(pattern)));
-    let mut kept = if options.exact_routing { routing::deciding(graph, &found) } else { BTreeSet::new() };
-    for candidate in &found {
+    let deciding = if options.exact_routing { routing::deciding(graph, &found) } else { BTreeSet::new() };
+    let reason = |candidate: &Candidate| {
         let is_named = options.keep.iter().any(|pattern| candidate.is_named(pattern));
-        if is_named || block_of(candidate, &found, &options).is_none() {
-            kept.insert(candidate.weight.name().to_owned());
-            kept.extend(candidate.partners.iter().cloned());
+        let rows = || block_of(candidate, &found, &options).is_none().then_some(KeptReason::Rows);
+        let routing = || deciding.contains(candidate.weight.name()).then_some(KeptReason::Routing);
+        is_named.then_some(KeptReason::Asked).or_else(routing).or_else(rows)
+    };
+    let mut kept = BTreeMap::new();
+    for candidate in &found {
+        let Some(reason) = reason(candidate) else { continue };
+        kept.insert(candidate.weight.name().to_owned(), reason);
+        for partner in &candidate.partners {
+            kept.entry(partner.clone()).or_insert(KeptReason::Together);
         }
     }
-    found.retain(|candidate| !kept.contains(candidate.weight.name()));
-    (found, options, kept.into_iter().collect())
+    found.retain(|candidate| !kept.contains_key(candidate.weight.name()));
+    (found, options, kept)
 }
 
 /// The numbers that share a scale in one of the weights, the same in those of its node. `None` if no blocks fit its rows.

@@ -19,8 +19,42 @@ pub struct QuantizationReport {
     pub bytes: u64,
     /// The tensors, by name.
     pub layers: Vec<LayerError>,
-    /// Tensors that stayed: as asked for, because they decide which heads are on, or because no blocks fit their rows.
-    pub kept: Vec<String>,
+    /// The tensors that stayed, by name.
+    pub kept: Vec<KeptTensor>,
+}
+
+/// A tensor that stayed as it was.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct KeptTensor {
+    /// Its name in the model.
+    pub tensor: String,
+    /// Why it was not quantised.
+    pub reason: KeptReason,
+}
+
+/// Why a tensor was not quantised.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KeptReason {
+    /// Its name was asked for.
+    Asked,
+    /// It decides which heads are on.
+    Routing,
+    /// Its rows are no whole blocks of any size.
+    Rows,
+    /// Its node has another weight that stayed.
+    Together,
+}
+
+impl fmt::Display for KeptReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            KeptReason::Asked => "as asked for",
+            KeptReason::Routing => "because they choose heads",
+            KeptReason::Rows => "because their rows are no whole blocks",
+            KeptReason::Together => "because another weight of their node is",
+        })
+    }
 }
 
 /// A quantised tensor.
@@ -43,12 +77,12 @@ pub struct LayerError {
 impl QuantizationReport {
     /// The report on models that were written together. A tensor of several of them counts once.
     pub(crate) fn of<'a>(options: &Quantize, parts: impl IntoIterator<Item = &'a Quantization>) -> QuantizationReport {
-        let (mut layers, mut kept) = (BTreeMap::new(), BTreeSet::new());
+        let (mut layers, mut kept) = (BTreeMap::new(), BTreeMap::new());
         for part in parts {
             for (name, matrix) in &part.matrices {
                 layers.entry(name.clone()).or_insert_with(|| layer(matrix, part.options.zero_points));
             }
-            kept.extend(part.kept.iter().cloned());
+            kept.extend(part.kept.iter().map(|(tensor, reason)| (tensor.clone(), *reason)));
         }
         let layers: Vec<LayerError> = layers.into_values().collect();
         QuantizationReport {
@@ -56,7 +90,7 @@ impl QuantizationReport {
             bytes_before: layers.iter().map(|layer| layer.bytes_before).sum(),
             bytes: layers.iter().map(|layer| layer.bytes).sum(),
             layers,
-            kept: kept.into_iter().collect(),
+            kept: kept.into_iter().map(|(tensor, reason)| KeptTensor { tensor, reason }).collect(),
         }
     }
 }
@@ -95,10 +129,13 @@ impl fmt::Display for QuantizationReport {
         if !named.is_empty() {
             write!(f, "; largest errors: {}", named.join(", "))?;
         }
-        match self.kept.len() {
-            0 => Ok(()),
-            kept if kept <= WORST => write!(f, "; kept: {}", self.kept.join(", ")),
-            kept => write!(f, "; kept: {} and {} more", self.kept[..WORST - 1].join(", "), kept - WORST + 1),
+        let mut kept = BTreeMap::<KeptReason, Vec<&str>>::new();
+        for one in &self.kept {
+            kept.entry(one.reason).or_default().push(&one.tensor);
         }
+        kept.iter().try_for_each(|(reason, names)| match names.len() {
+            count if count <= WORST => write!(f, "; kept {reason}: {}", names.join(", ")),
+            count => write!(f, "; kept {reason}: {} and {} more", names[..WORST - 1].join(", "), count - WORST + 1),
+        })
     }
 }

@@ -102,6 +102,17 @@ fn the_same_export_again() {
     assert!(run(&Run::tract(), root.path(), &copy).status.success());
     assert!(!root.path().join("out").join(LINK).exists());
     assert!(root.path().join("checkpoint/model.safetensors").exists());
+
+    // Unless one of them is what is exported: it may be all that is left of the checkpoint.
+    link(&Run::tract(), root.path(), &["--no-verify", "--force"]);
+    fs::remove_dir_all(root.path().join("checkpoint")).unwrap();
+    let own = format!("out/{LINK}");
+    let again = [&own, "-o", "out/model.onnx", "--no-verify", "--force"];
+    let done = run(&Run::tract(), root.path(), &again);
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    assert!(root.path().join(&own).exists() && root.path().join("out/model.onnx_data").exists());
+    let done = run(&Run::tract(), root.path(), &[&again[..], &["--weights", "link"]].concat());
+    assert!(done.status.success() && root.path().join(&own).exists(), "{}", text(&done.stderr));
 }
 
 /// Two files, behind the symbolic links of a snapshot of Hugging Face's hub.

@@ -14,6 +14,7 @@ mod json;
 mod link;
 mod malformed;
 mod messages;
+mod own_family;
 mod published;
 mod reference;
 mod seq2seq;

@@ -73,6 +73,7 @@ fn three_models_on_one_weight_file() {
         "outputs.safetensors: its inputs and outputs are one model's",
     );
     refuses(root.path(), &["--triton", "repository/translator"], "name the folder to write them to");
+    refuses(root.path(), &["-o", "out", "--cache", "in-place"], "moa");
     for part in ["encoder", "decoder"] {
         program(&["whole", "--part", part, "-o", &format!("parts/{part}.onnx")]);
     }

@@ -123,7 +123,8 @@ pub(super) fn configured_family(checkpoint: &Checkpoint) -> Result<String> {
     Err(Error::NoFamily { file: config.path().to_owned(), known: NAMES.join(", "), fitting })
 }
 
-/// The families that the configuration fits, with the keys that they read; only those whose tensors fit too, if any do.
+/// The families that the configuration fits, with the keys that they read; only those whose tensors fit too, if any do. One that would
+/// refuse a key that it does not read is none of them.
 fn fitting(checkpoint: &Checkpoint) -> Vec<(&'static str, Vec<String>)> {
     let (mut whole, mut by_keys) = (Vec::new(), Vec::new());
     for &name in NAMES {
@@ -139,6 +140,7 @@ fn fitting(checkpoint: &Checkpoint) -> Vec<(&'static str, Vec<String>)> {
             let loaded = read(name, &checkpoint);
             let used = checkpoint.config().used();
             match loaded {
+                Ok(_) | Err(Error::Tensors(_)) if !checkpoint.config().usage().decisive.is_empty() => {}
                 Ok(_) => whole.push((name, used)),
                 Err(Error::Tensors(_) | Error::NotFinite { .. }) => by_keys.push((name, used)),
                 Err(_) => continue,

@@ -201,7 +201,7 @@ fn a_family_that_is_missing_or_wrong() {
         ("vit-tiny-b", "fit moh-vit"),
         ("llama-moh-tiny", "fit moh-llama or llama"),
         ("moa-dec-tiny", "fit moa"),
-        ("switchhead-tiny", "fit moh-llama or switchhead or llama"),
+        ("switchhead-tiny", "fit switchhead"),
     ] {
         let error = refused(case, json!({"family": null}), &["config.json", "\"family\" is missing", fits]);
         assert!(NAMES.iter().all(|name| error.to_string().contains(name)), "{error}");
@@ -214,7 +214,7 @@ fn a_family_that_is_missing_or_wrong() {
         ("llama-moh-tiny", "moa", "belongs to moh-llama or llama (it has hidden_size, "),
         ("llama-moh-tiny", "moh-llm", "belongs to moh-llama or llama, not to moh-llm (\"shared_head\": expected "),
         ("moa-enc-tiny", "llama", "belongs to moa (it has "),
-        ("switchhead-tiny", "gqe-llama", "belongs to moh-llama or switchhead or llama (it has num_experts, moe_k, "),
+        ("switchhead-tiny", "gqe-llama", "belongs to switchhead (it has num_experts, moe_k, "),
     ] {
         let error = refused(case, json!({"family": family}), &["config.json", belongs, &format!("not to {family} (")]);
         assert!(matches!(error, Error::WrongFamily { .. }));
@@ -223,6 +223,12 @@ fn a_family_that_is_missing_or_wrong() {
     // What is wrong with a value is not the family.
     assert!(matches!(refused("llama-moh-tiny", json!({"moh_routed_fraction": 2}), &["0 to 1"]), Error::Config { .. }));
     assert!(matches!(refused("dit-tiny-75", json!({"shared_head": 9}), &["router"]), Error::Config { .. }));
+    // Nor is it another family that refuses the key.
+    let half =
+        refused("llama-moh-tiny", json!({"moh_routed_fraction": "half"}), &["\"moh_routed_fraction\"", "\"half\""]);
+    assert!(matches!(half, Error::Config { .. }), "{half}");
+    let missing = refused("llama-moh-tiny", json!({"family": null, "moh_routed_fraction": 0.5}), &["fit moh-llama"]);
+    assert!(!missing.to_string().contains("or llama"), "{missing}");
 }
 
 /// From transformers 5 on, one key holds what two did.

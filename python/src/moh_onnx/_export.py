@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import warnings
-from typing import Any, Dict, Sequence, Union
+from typing import Any, Dict, Optional, Sequence, Union
 
 from ._files import compiled, get_library_path
 
@@ -45,11 +45,11 @@ def _arguments(options: Dict[str, Option]) -> "list[str]":
     return arguments
 
 
-def export(checkpoint: Path, output: Path, **options: Option) -> Dict[str, Any]:
+def export(checkpoint: Path, output: Optional[Path] = None, **options: Option) -> Dict[str, Any]:
     """Exports a checkpoint to ONNX, compares the result with a reference implementation, and returns the report.
 
     checkpoint: a .safetensors, .pth, .pt, .bin, .ckpt or .pkl file with config.json beside it, an .index.json, or a folder with one.
-    output: the model to write, such as `out/model.onnx`; its folder is made.
+    output: the model to write, such as `out/model.onnx`; its folder is made. None with `triton=`, which names a folder.
     options: those of `moh-export`, with `_` for `-`: `dtype="f16"`, `force=True`, `quantize="int8"`; `for_="ort-cpu"` is `--for`.
         A list repeats an option. True is an option without a value, False and None leave it out, but for
         `verify=False`, which is `--no-verify`. `with_library=True` copies this
@@ -59,7 +59,10 @@ def export(checkpoint: Path, output: Path, **options: Option) -> Dict[str, Any]:
 
     Warnings of `moh-export` become `UserWarning`s. Raises `ExportError` with the program's message where it fails; nothing is written then.
     """
-    command = [compiled("moh-export"), "--json", *_arguments(options), f"--output={os.fspath(output)}", "--", os.fspath(checkpoint)]
+    command = [compiled("moh-export"), "--json", *_arguments(options)]
+    if output is not None:
+        command.append(f"--output={os.fspath(output)}")
+    command += ["--", os.fspath(checkpoint)]
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8", errors="replace"
     ) as process:

@@ -3,7 +3,7 @@
 use super::number::{real, whole};
 use super::runtime::RuntimeArgs;
 use moh_serve::{Limits, ModelSpec};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -34,8 +34,8 @@ pub(crate) struct ServeArgs {
     /// Models: an .onnx file, or the folder that holds model.onnx. Requests call a model by its folder's name, or by NAME.
     #[arg(required = true, value_name = "[NAME=]MODEL", value_parser = spec)]
     pub(crate) models: Vec<ModelSpec>,
-    /// IP address and port to listen on; 0.0.0.0:8000 is every address of this machine.
-    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:8000")]
+    /// Address and port to listen on; 0.0.0.0:8000 is every address of this machine.
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:8000", value_parser = address)]
     pub(crate) listen: SocketAddr,
     /// A file with API keys, one a line: requests need one of them, as `Authorization: Bearer KEY`.
     #[arg(long, value_name = "FILE")]
@@ -101,6 +101,16 @@ impl ServeArgs {
             shutdown: Duration::from_secs_f64(self.shutdown_timeout),
         }
     }
+}
+
+/// An address by number or by name, such as localhost: of several the first, and rather one of IPv4.
+fn address(text: &str) -> Result<SocketAddr, String> {
+    let expected = || "expected an address and a port, such as 127.0.0.1:8000, localhost:8000 or [::]:8000".to_owned();
+    if text.rsplit_once(':').is_none_or(|(_, port)| port.parse::<u16>().is_err()) {
+        return Err(expected());
+    }
+    let found = text.to_socket_addrs().map_err(|e| format!("{e}; {}", expected()))?;
+    found.min_by_key(SocketAddr::is_ipv6).ok_or_else(expected)
 }
 
 fn spec(text: &str) -> Result<ModelSpec, String> {

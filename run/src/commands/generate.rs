@@ -22,6 +22,11 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<()> {
     };
     let config = GenerationConfig::from_folder(&folder)?;
     let mut session = Session { args, model, tokenizer, config };
+    if args.seed.is_some() && sampling(args).is_none() && !args.runtime.quiet() {
+        eprintln!(
+            "note: --seed changes nothing, because the most probable token is taken each time: --temperature 1 samples"
+        );
+    }
     if args.interactive {
         return session.interact();
     }
@@ -135,7 +140,7 @@ fn sampling(args: &GenerateArgs) -> Option<Sampling> {
     let drawn = args.temperature.is_some() || args.top_k.is_some() || args.top_p.is_some();
     let temperature = args.temperature.unwrap_or(1.0);
     let (top_k, top_p) = (args.top_k, args.top_p.unwrap_or(1.0));
-    (drawn && temperature != 0.0).then_some(Sampling { temperature, top_k, top_p, seed: args.seed })
+    (drawn && temperature != 0.0).then_some(Sampling { temperature, top_k, top_p, seed: args.seed.unwrap_or(0) })
 }
 
 /// Text that is on standard output already, or waits for its turn.

@@ -19,6 +19,8 @@ const MOST_PIXELS: usize = 1 << 28;
 const VAE_FACTOR: usize = 8;
 
 pub(crate) fn run(args: &SampleArgs) -> Result<()> {
+    let is_ddim = matches!(args.sampler, SamplerArg::Ddim);
+    ensure!(is_ddim || args.eta.is_none(), "--eta is a parameter of DDIM: add --sampler ddim");
     check_outputs(args)?;
     let mut model = DiffusionModel::new(super::load(&args.model, &args.runtime)?)?;
     let mut decoder = args.vae.as_deref().map(|path| load_decoder(path, &args.runtime)).transpose()?;
@@ -133,7 +135,7 @@ fn options(args: &SampleArgs, channels: usize) -> SampleOptions {
         steps: args.steps,
         sampler: match args.sampler {
             SamplerArg::Ddpm => Sampler::Ddpm,
-            SamplerArg::Ddim => Sampler::Ddim { eta: args.eta },
+            SamplerArg::Ddim => Sampler::Ddim { eta: args.eta.unwrap_or(0.0) },
         },
         guidance: args.guidance,
         guidance_channels: args.guidance_channels,

@@ -72,6 +72,15 @@ fn random_text_depends_on_the_seed() {
     assert_eq!(draw(&["--temperature", "50", "--top-k", "1"]), greedy);
     assert_eq!(draw(&["--top-p", "0.01", "--seed", "9"]), greedy);
     assert_eq!(draw(&["--temperature", "0", "--seed", "9"]), greedy);
+    let model = folder.path().join("model.onnx");
+    let told = |more: &[&str]| {
+        let base = ["generate", text(&model), "--prompt", "bad", "--max-tokens", "2", "--runtime", "tract"];
+        let (success, _, errors) = run(&[&base[..], more].concat());
+        assert!(success, "{errors}");
+        errors.contains("note: --seed changes nothing")
+    };
+    assert!(told(&["--seed", "9"]) && told(&["--seed", "9", "--temperature", "0"]));
+    assert!(!told(&["--seed", "9", "--top-k", "2"]) && !told(&[]));
 }
 
 #[test]

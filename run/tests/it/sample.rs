@@ -320,7 +320,15 @@ fn wrong_use_is_explained() {
     assert!(
         sample(&["--class", "0-2", "--count", "9999"]).contains("29997 images were asked for: expected at most 10000")
     );
-    assert!(sample(&["--class", "0", "--guidance-channels", "2"]).contains("at most 1 channels to guide, found 2"));
+    let guided = ["--class", "0", "--guidance", "2", "--guidance-channels", "2"];
+    assert!(sample(&guided).contains("at most 1 channels to guide, found 2"));
+    // Options without what they belong to.
+    assert!(sample(&["--class", "0", "--guidance-channels", "1"]).contains("--guidance <FACTOR>"));
+    assert!(sample(&["--class", "0", "--eta", "1"]).contains("--eta is a parameter of DDIM: add --sampler ddim"));
+    for option in [["--scale", "2"], ["--vae", "vae.onnx"]] {
+        let raw = ["sample", text(&model), "--class", "0", "--raw", "out.safetensors", option[0], option[1]];
+        assert!(refusal(&raw).contains("--output <FILE>"), "{option:?}");
+    }
     let errors = refusal(&["sample", text(&model), "--class", "0", "-o", "out.jpg", "--runtime", "tract"]);
     assert!(errors.contains("out.jpg: expected a name that ends in .png"), "{errors}");
     std::fs::write(folder.path().join("config.json"), r#"{"num_classes": 3, "class_dropout_prob": 0}"#).unwrap();

@@ -43,6 +43,11 @@ fn a_server_that_cannot_start_says_why() {
     let (_folder, path) = counter();
     let path = text(&path);
     assert!(refusal(&["serve", "nowhere", "--listen", "127.0.0.1:0"]).contains("cannot serve nowhere"));
+    assert!(refusal(&["serve", "nowhere", "--listen", "localhost:0"]).contains("cannot serve nowhere"));
+    for bad in ["localhost", "8000", ":8000", "127.0.0.1:80000", "127.0.0.1:"] {
+        let errors = refusal(&["serve", "nowhere", "--listen", bad]);
+        assert!(errors.contains("expected an address and a port, such as 127.0.0.1:8000"), "{errors}");
+    }
     assert!(refusal(&["serve", &format!("a b={path}")]).contains("NAME=PATH"));
     assert!(refusal(&["serve", &format!("a={path}"), &format!("a={path}")]).contains("both are called a"));
     let keys = refusal(&["serve", &format!("a={path}"), "--api-key-file", "nowhere/keys"]);

@@ -114,7 +114,7 @@ pub(super) async fn complete(
     let messages = messages.into_iter().map(Message::plain).collect::<Result<Vec<_>, _>>()?;
     // The template writes the tokens that are around texts.
     let source = Source::Text { text: template.render(&messages)?, special: false };
-    let (is_stream, include_usage) = (options.stream, options.include_usage());
+    let (is_stream, include_usage) = (options.is_stream(), options.include_usage());
     let generation = Generation::begin(&app, found, source, options, Usual::Chat(found.1.usual), deadline).await?;
     let (id, created) = (format!("chatcmpl-{id}"), now());
     if is_stream {

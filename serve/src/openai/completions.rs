@@ -94,7 +94,7 @@ pub(super) async fn complete(
 ) -> Result<Response, Problem> {
     let Request { model, prompt, options } = parse(&body)?;
     let found = text_model(&app, &model)?;
-    let (is_stream, include_usage) = (options.stream, options.include_usage());
+    let (is_stream, include_usage) = (options.is_stream(), options.include_usage());
     let source = prompt.source()?;
     let generation = Generation::begin(&app, found, source, options, Usual::Tokens(USUAL_TOKENS), deadline).await?;
     let (id, created) = (format!("cmpl-{id}"), now());

@@ -7,6 +7,8 @@ use crate::problem::{Kind, Problem};
 use crate::server::App;
 use crate::text::{Event, Finish, Prompt};
 use moh_tasks::text::{check_ids, encode, or_begin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 /// Bytes of a prompt for each token of the model's longest sequence: no tokenizer of texts needs as many.
@@ -29,7 +31,8 @@ pub(super) struct Generation {
     first: Option<Event>,
     events: UnboundedReceiver<Event>,
     deadline: Deadline,
-    begun: bool,
+    /// Whether its turn came: the text may be slow to show.
+    begun: Arc<AtomicBool>,
     ended: bool,
 }
 
@@ -53,17 +56,17 @@ impl Generation {
         let max_tokens = room(tokens.len(), most, usual, model.config.max_length)?;
         let prompt_tokens = tokens.len();
         let (events, received) = unbounded_channel();
-        let ignore_end = options.ignore_eos;
-        served.generate(model, Prompt { tokens, max_tokens, chooser, stop, ignore_end, deadline, events })?;
-        let mut generation =
-            Generation { prompt_tokens, first: None, events: received, deadline, begun: false, ended: false };
+        let (ignore_end, begun) = (options.ignore_eos.unwrap_or(false), Arc::<AtomicBool>::default());
+        let prompt = Prompt { tokens, max_tokens, chooser, stop, ignore_end, deadline, begun: begun.clone(), events };
+        served.generate(model, prompt)?;
+        let mut generation = Generation { prompt_tokens, first: None, events: received, deadline, begun, ended: false };
         let first = generation.next().await;
         if let Event::Failed(problem) = first {
             let closing = app.is_closing() && problem == Problem::lost();
             return Err(if closing { Problem::closing() } else { problem });
         }
         // It is not the end: that is in the event.
-        (generation.first, generation.begun, generation.ended) = (Some(first), true, false);
+        (generation.first, generation.ended) = (Some(first), false);
         Ok(generation)
     }
 
@@ -78,7 +81,7 @@ impl Generation {
             // The thread dropped it: for having waited too long, or because it failed.
             Ok(None) if self.deadline.has_passed() => Event::Failed(self.deadline.waited()),
             Ok(None) => Event::Failed(Problem::lost()),
-            Err(_) if self.begun => Event::Failed(self.deadline.ran()),
+            Err(_) if self.begun.load(Ordering::Relaxed) => Event::Failed(self.deadline.ran()),
             Err(_) => Event::Failed(self.deadline.waited()),
         };
         self.ended = !matches!(event, Event::Text(_));

@@ -29,11 +29,9 @@ pub(super) struct Options {
     /// Texts to stop before, at most 16.
     stop: Option<Stop>,
     /// Whether to go on after a token that ends texts. Not part of OpenAI's API.
-    #[serde(default)]
-    pub(super) ignore_eos: bool,
+    pub(super) ignore_eos: Option<bool>,
     /// Whether to send the text in pieces, as server-sent events.
-    #[serde(default)]
-    pub(super) stream: bool,
+    stream: Option<bool>,
     pub(super) stream_options: Option<StreamOptions>,
     /// Only 1.
     n: Option<u64>,
@@ -67,8 +65,7 @@ pub(super) struct Options {
 #[derive(Debug, Clone, Default, Deserialize, ToSchema)]
 pub(super) struct StreamOptions {
     /// Whether the last event before [DONE] tells the numbers of tokens.
-    #[serde(default)]
-    pub(super) include_usage: bool,
+    include_usage: Option<bool>,
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -164,9 +161,14 @@ impl Options {
         Ok(StopTexts::new(texts))
     }
 
+    /// Whether the text is sent in pieces.
+    pub(super) fn is_stream(&self) -> bool {
+        self.stream.unwrap_or(false)
+    }
+
     /// Whether the numbers of tokens end a stream.
     pub(super) fn include_usage(&self) -> bool {
-        self.stream_options.as_ref().is_some_and(|options| options.include_usage)
+        self.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false)
     }
 }
 

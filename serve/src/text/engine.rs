@@ -10,6 +10,7 @@ use crate::worker::Health;
 use moh_runtime::{Interrupt, Tensor};
 use moh_tasks::generate::{Batch, Logits, Reading, SequenceId};
 use moh_tasks::text::Tokenizer;
+use std::sync::atomic::Ordering;
 
 /// What a model of texts does, as [`Batch`] says.
 pub(crate) trait Sequences: Run {
@@ -154,6 +155,7 @@ impl<'a> Engine<'a> {
         match job {
             Job::Tensors(job) => tensors::alone(model, job),
             Job::Text(mut prompt) => {
+                prompt.begun.store(true, Ordering::Relaxed);
                 measure::prompt_tokens(self.name, prompt.tokens.len());
                 match model.read(prompt.tokens.clone(), prompt.most()) {
                     Ok(reading) => hand.joining = Some((prompt, reading)),

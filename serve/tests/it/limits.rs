@@ -134,6 +134,16 @@ fn a_deadline_ends_what_runs_and_what_waits() {
             assert!(events[events.len() - 2].contains("deadline_exceeded"), "{events:?}");
             assert_eq!(events[events.len() - 1], "[DONE]");
         }
+        // Nor does it look as if it waited where nothing of it is out: as much as all of it may be a text to stop before.
+        let mut held = generated("llama", &tract(), &["ROMEO:\n".to_owned()], 400)[0].clone();
+        held.truncate((0..=1000).rev().find(|&end| held.is_char_boundary(end)).unwrap());
+        (body["stop"], body["max_tokens"]) = (json!([held + "."]), json!(480));
+        let silent = post(address, "/v1/completions", &body);
+        assert!(
+            silent.status == 200 || (silent.status, code(&silent)) == (504, json!("deadline_exceeded")),
+            "{}",
+            silent.text()
+        );
     }
     server.stop();
 

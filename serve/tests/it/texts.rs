@@ -152,6 +152,11 @@ fn a_completion_tells_what_it_used_and_why_it_ended() {
     let (text, finish, usage) = streamed(&post(address, "/v1/completions", &body).events());
     assert_eq!((text.as_str(), finish), (before, json!("stop")));
     assert_eq!(usage, stopped["usage"]);
+    // Null is what is usual, as in OpenAI's API.
+    body["stop"] = json!(null);
+    (body["stream"], body["ignore_eos"]) = (json!(null), json!(null));
+    body["stream_options"] = json!({ "include_usage": null });
+    assert_eq!(post(address, "/v1/completions", &body).json()["choices"][0]["text"], *expected);
 
     // Numbers of tokens in place of a text.
     let tokenizer = moh_tasks::text::load_tokenizer(&crate::models::folder().join("llama"), None).unwrap();

@@ -10,8 +10,11 @@ const REPLACEMENT: char = char::REPLACEMENT_CHARACTER;
 /// comes out whole.
 pub struct TextStream<T> {
     tokenizer: T,
-    /// Tokens from the last one that was certain.
+    /// The tokens of the last piece that was certain, and those after them.
     pending: Vec<u32>,
+    /// How many of the pending tokens are that piece's. All of them have to be there: of single bytes, decoders make characters only where
+    /// every byte in a row is there.
+    settled: usize,
     /// How many bytes of the pending tokens' text are out.
     emitted: usize,
 }
@@ -22,9 +25,18 @@ impl<T: Borrow<Tokenizer>> TextStream<T> {
     /// # Errors
     /// The tokenizer's.
     pub fn new(tokenizer: T, context: &[u32]) -> Result<TextStream<T>, String> {
-        let pending: Vec<u32> = context.last().copied().into_iter().collect();
+        /// Tokens of one character, with some room.
+        const LONGEST: usize = 8;
+        let mut pending = Vec::new();
+        for tokens in 1..=LONGEST.min(context.len()) {
+            let tail = &context[context.len() - tokens..];
+            pending = tail.to_vec();
+            if !tokenizer.borrow().decode(tail, true)?.contains(REPLACEMENT) {
+                break;
+            }
+        }
         let emitted = tokenizer.borrow().decode(&pending, true)?.len();
-        Ok(TextStream { tokenizer, pending, emitted })
+        Ok(TextStream { tokenizer, settled: pending.len(), pending, emitted })
     }
 
     /// The text that is certain once `token` is known; often empty.
@@ -38,7 +50,8 @@ impl<T: Borrow<Tokenizer>> TextStream<T> {
         let piece = text.get(self.emitted..certain).unwrap_or_default().to_owned();
         self.emitted = self.emitted.max(certain);
         if certain == text.len() {
-            self.pending.drain(..self.pending.len() - 1);
+            self.pending.drain(..self.settled);
+            self.settled = self.pending.len();
             self.emitted = self.tokenizer.borrow().decode(&self.pending, true)?.len();
         }
         Ok(piece)
@@ -49,9 +62,14 @@ impl<T: Borrow<Tokenizer>> TextStream<T> {
     /// # Errors
     /// The tokenizer's.
     pub fn rest(&mut self) -> Result<String, String> {
-        let text = self.tokenizer.borrow().decode(&self.pending, true)?;
-        let rest = text.get(self.emitted..).unwrap_or_default().to_owned();
-        self.emitted = text.len();
+        let tokenizer = self.tokenizer.borrow();
+        let text = tokenizer.decode(&self.pending, true)?;
+        let rest = match text.get(self.emitted..) {
+            Some(rest) => rest.to_owned(),
+            // An incomplete character took those before it, which are out, with it.
+            None => tokenizer.decode(&self.pending[self.settled..], true)?,
+        };
+        (self.settled, self.emitted) = (self.pending.len(), text.len());
         Ok(rest)
     }
 
@@ -83,10 +101,28 @@ mod tests {
         Tokenizer::from_bytes(json).unwrap()
     }
 
+    /// Bytes that are tokens, as Llama 2 writes characters that are none: é is C3 A9, 😀 is F0 9F 98 80.
+    fn tokenizer_of_bytes() -> Tokenizer {
+        let vocab = r#"{"<unk>": 0, "▁a": 1, "b": 2, "<0x0A>": 3, "<0xC3>": 4, "<0xA9>": 5, "<0xF0>": 6, "<0x9F>": 7, "<0x98>": 8,
+            "<0x80>": 9}"#;
+        let json = format!(
+            r#"{{"version": "1.0", "added_tokens": [], "normalizer": null, "pre_tokenizer": null, "post_processor": null,
+            "truncation": null, "padding": null, "decoder": {{"type": "Sequence", "decoders": [
+            {{"type": "Replace", "pattern": {{"String": "▁"}}, "content": " "}}, {{"type": "ByteFallback"}}, {{"type": "Fuse"}},
+            {{"type": "Strip", "content": " ", "start": 1, "stop": 0}}]}},
+            "model": {{"type": "BPE", "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true, "vocab": {vocab}, "merges": []}}}}"#
+        );
+        Tokenizer::from_bytes(json).unwrap()
+    }
+
     /// What every token adds, and what the end adds.
     fn pieces(context: &[u32], tokens: &[u32]) -> (Vec<String>, String) {
-        let tokenizer = tokenizer();
-        let mut stream = TextStream::new(&tokenizer, context).unwrap();
+        pieces_of(&tokenizer(), context, tokens)
+    }
+
+    fn pieces_of(tokenizer: &Tokenizer, context: &[u32], tokens: &[u32]) -> (Vec<String>, String) {
+        let mut stream = TextStream::new(tokenizer, context).unwrap();
         let pieces = tokens.iter().map(|&token| stream.push(token).unwrap()).collect();
         (pieces, stream.finish().unwrap())
     }
@@ -112,6 +148,29 @@ mod tests {
     fn the_prompt_is_not_repeated_and_special_tokens_are_silent() {
         assert_eq!(pieces(&[0, 3], &[3, 8, 0]), owned(&[" b", "", "a"], ""));
         assert_eq!(pieces(&[8], &[0]), owned(&["a"], ""));
+    }
+
+    /// Of bytes in a row none is decoded where one is missing, the first included.
+    #[test]
+    fn bytes_that_are_tokens_become_characters() {
+        let tokenizer = tokenizer_of_bytes();
+        let pieces = |context: &[u32], tokens: &[u32]| pieces_of(&tokenizer, context, tokens);
+        let (smile, e) = ([6, 7, 8, 9], [4, 5]);
+        assert_eq!(pieces(&[1], &[e, e].concat()), owned(&["", "é", "", "é"], ""));
+        assert_eq!(pieces(&[], &[&smile[..], &smile, &[3, 1]].concat()).0.concat(), "😀😀\n a");
+        assert_eq!(pieces(&[2], &[&e[..], &[3, 3], &e, &smile, &[2]].concat()).0.concat(), "é\n\né😀b");
+        // A prompt that ends in bytes, and in half a character.
+        assert_eq!(pieces(&[1, 4, 5], &[4, 5, 1]), owned(&["", "é", " a"], ""));
+        assert_eq!(pieces(&[1, 6, 7, 8, 9], &[3, 2]), owned(&["\n", "b"], ""));
+        assert_eq!(pieces(&[1, 6, 7], &[8, 9, 2]).0.concat(), "b");
+        // An end in half a character.
+        assert_eq!(pieces(&[1], &[4, 5, 4]), owned(&["", "é", ""], "\u{FFFD}"));
+        assert_eq!(pieces(&[1], &[4, 2]), owned(&["", "\u{FFFD}b"], ""));
+        // As the tokenizer decodes everything at once.
+        let tokens: Vec<u32> =
+            (0..50).flat_map(|i: u32| [&smile[..], &e, &[3], &[1, 2]][(i * i % 7 % 4) as usize].to_vec()).collect();
+        let (pieces, end) = pieces(&[], &tokens);
+        assert_eq!(pieces.concat() + &end, tokenizer.decode(&tokens, true).unwrap());
     }
 
     #[test]

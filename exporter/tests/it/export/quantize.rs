@@ -3,7 +3,7 @@
 use super::support::{Case, constant, read, unverified};
 use candle_core::{Device, Tensor};
 use moh_export::proto::TensorProto;
-use moh_export::quantize::{Activations, Bits, Form, Problem, QuantizationReport, Quantize};
+use moh_export::quantize::{Activations, Bits, Form, KeptReason, KeptTensor, Problem, QuantizationReport, Quantize};
 use moh_export::{ElementType, Error, Options};
 
 const UP: &str = "model.layers.0.mlp.up_proj.weight";
@@ -209,8 +209,11 @@ fn weights_of_one_node_are_kept_together() {
     let all = experts(64, Quantize::new(Bits::Int4));
     let names: Vec<&str> = all.layers.iter().map(|layer| &*layer.tensor).filter(|name| is_of_experts(name)).collect();
     let [first, second] = names[..] else { panic!("{:?}", all.layers) };
-    let kept = experts(64, Quantize { keep: vec![first.to_owned()], ..Quantize::new(Bits::Int4) }).kept;
-    assert!(kept.contains(&first.to_owned()) && kept.contains(&second.to_owned()), "{kept:?}");
+    let report = experts(64, Quantize { keep: vec![first.to_owned()], ..Quantize::new(Bits::Int4) });
+    let reason = |name: &str| report.kept.iter().find(|kept| kept.tensor == name).map(|kept| kept.reason);
+    assert_eq!([reason(first), reason(second)], [Some(KeptReason::Asked), Some(KeptReason::Together)]);
+    let told = format!("; kept as asked for: {first}; kept because another weight of their node is: {second}");
+    assert!(report.to_string().contains(&told), "{report}");
 }
 
 /// Where no blocks were asked for, those of a tensor fit its rows, and those of a node's weights are of one size.
@@ -238,8 +241,12 @@ fn blocks_fit_the_rows() {
     assert_eq!(blocks, [16, 16]);
     let report = experts(40, Quantize::new(Bits::Int8));
     assert!(!report.layers.iter().any(|layer| is_of_experts(&layer.tensor)), "{report:?}");
-    assert_eq!(report.kept.iter().filter(|name| is_of_experts(name)).count(), 2, "{:?}", report.kept);
-    assert!(report.to_string().ends_with(&format!("; kept: {}", report.kept.join(", "))), "{report}");
+    let of_experts = |kept: &&KeptTensor| is_of_experts(&kept.tensor) && kept.reason == KeptReason::Rows;
+    assert_eq!(report.kept.iter().filter(of_experts).count(), 2, "{:?}", report.kept);
+    let rows = report.kept.iter().filter(|kept| kept.reason == KeptReason::Rows);
+    let rows: Vec<&str> = rows.map(|kept| kept.tensor.as_str()).collect();
+    let told = format!("; kept because their rows are no whole blocks: {}", rows.join(", "));
+    assert!(report.to_string().ends_with(&told), "{report}");
     // No row of this model is whole blocks: that is no quantised model.
     let found = quantized([40, 40], Quantize::new(Bits::Int4));
     assert!(matches!(found, Err(Error::Quantize(Problem::NothingFits))), "{found:?}");
@@ -274,17 +281,20 @@ fn layers_are_kept() {
 #[test]
 fn what_decides_the_heads_is_kept() {
     let case = Case::new("llama-moh-tiny");
-    let kept =
-        |how: Quantize| case.export(&Options { force: true, ..options(how) }).unwrap().quantization.unwrap().kept;
+    let report = |how: Quantize| case.export(&Options { force: true, ..options(how) }).unwrap().quantization.unwrap();
+    let kept = |how: Quantize| report(how).kept;
     let int8 = || Quantize::new(Bits::Int8);
-    assert_eq!(kept(int8()), ["model.embed_tokens.weight"]);
+    let embedding = KeptTensor { tensor: "model.embed_tokens.weight".to_owned(), reason: KeptReason::Routing };
+    let told = report(int8()).to_string();
+    assert!(told.ends_with("; kept because they choose heads: model.embed_tokens.weight"), "{told}");
+    assert_eq!(kept(int8()), [embedding]);
     assert_eq!(typed(&case, "model.embed_tokens.weight"), (1, vec![128, 64]));
-    assert_eq!(kept(Quantize { exact_routing: false, ..int8() }), [""; 0]);
-    assert_eq!(kept(Quantize::new(Bits::Int4)), [""; 0]);
+    assert_eq!(kept(Quantize { exact_routing: false, ..int8() }), []);
+    assert_eq!(kept(Quantize::new(Bits::Int4)), []);
     // A trained router has weights of its own, which stay anyhow.
     let case = Case::new("vit-tiny-b");
     let report = case.export(&options(Quantize { block: 16, ..int8() })).unwrap();
-    assert_eq!(report.quantization.unwrap().kept, [""; 0]);
+    assert_eq!(report.quantization.unwrap().kept, []);
 }
 
 #[test]

@@ -131,6 +131,7 @@ fn prompt(tokens: &[i64], max_tokens: usize) -> (Prompt, UnboundedReceiver<Event
         stop: StopTexts::default(),
         ignore_end: false,
         deadline: Deadline::after(Duration::from_secs(60)),
+        begun: Arc::default(),
         events,
     };
     (prompt, received)
@@ -262,9 +263,12 @@ fn deadlines_are_kept_while_a_text_runs() {
     // 0, 0, 0, ...: it never ends by itself.
     let (mut a, mut at) = prompt(&[26], usize::MAX);
     a.deadline = Deadline::after(Duration::from_millis(30));
+    // It says that its turn came before it has anything to show.
+    let begun = a.begun.clone();
+    assert!(!begun.load(Ordering::Relaxed));
     serve(&mut model, vec![a], &Health::default(), &[]);
     let (text, failed) = outcome(&mut at);
-    assert!(text.starts_with("aaaa"), "{}", text.len());
+    assert!(begun.load(Ordering::Relaxed) && text.starts_with("aaaa"), "{}", text.len());
     assert!(matches!(failed, Some(Event::Failed(problem)) if problem.kind == crate::problem::Kind::Deadline));
 }
 
