@@ -12,31 +12,31 @@ pub struct TextStream<T> {
     tokenizer: T,
     /// The tokens of the last piece that was certain, and those after them.
     pending: Vec<u32>,
-    /// How many of the pending tokens are that piece's. All of them have to be there: of single bytes, decoders make characters only where
-    /// every byte in a row is there.
+    /// How many of the pending tokens are that piece's. All of them have to be there: where tokens are bytes, decoders make characters only of
+    /// rows of bytes that are whole.
     settled: usize,
-    /// How many bytes of the pending tokens' text are out.
-    emitted: usize,
+    /// The part of the pending tokens' text that is out.
+    shown: String,
 }
 
 impl<T: Borrow<Tokenizer>> TextStream<T> {
-    /// A stream whose text continues `context`, the prompt's tokens: decoders look at the token before to place spaces.
+    /// A stream whose text continues `context`, the prompt's tokens: decoders look at the token before to place spaces, and at all bytes of a
+    /// character.
     ///
     /// # Errors
     /// The tokenizer's.
     pub fn new(tokenizer: T, context: &[u32]) -> Result<TextStream<T>, String> {
         /// Tokens of one character, with some room.
         const LONGEST: usize = 8;
-        let mut pending = Vec::new();
+        let (mut pending, mut shown) = (Vec::new(), String::new());
         for tokens in 1..=LONGEST.min(context.len()) {
-            let tail = &context[context.len() - tokens..];
-            pending = tail.to_vec();
-            if !tokenizer.borrow().decode(tail, true)?.contains(REPLACEMENT) {
+            pending = context[context.len() - tokens..].to_vec();
+            shown = tokenizer.borrow().decode(&pending, true)?;
+            if !shown.contains(REPLACEMENT) {
                 break;
             }
         }
-        let emitted = tokenizer.borrow().decode(&pending, true)?.len();
-        Ok(TextStream { tokenizer, settled: pending.len(), pending, emitted })
+        Ok(TextStream { tokenizer, settled: pending.len(), pending, shown })
     }
 
     /// The text that is certain once `token` is known; often empty.
@@ -45,14 +45,15 @@ impl<T: Borrow<Tokenizer>> TextStream<T> {
     /// The tokenizer's.
     pub fn push(&mut self, token: u32) -> Result<String, String> {
         self.pending.push(token);
-        let text = self.tokenizer.borrow().decode(&self.pending, true)?;
+        let (text, out) = self.decode()?;
         let certain = text.trim_end_matches(REPLACEMENT).len();
-        let piece = text.get(self.emitted..certain).unwrap_or_default().to_owned();
-        self.emitted = self.emitted.max(certain);
+        let piece = text.get(out..certain).unwrap_or_default().to_owned();
         if certain == text.len() {
             self.pending.drain(..self.settled);
             self.settled = self.pending.len();
-            self.emitted = self.tokenizer.borrow().decode(&self.pending, true)?.len();
+            self.shown = self.tokenizer.borrow().decode(&self.pending, true)?;
+        } else if !piece.is_empty() {
+            self.shown = text[..certain].to_owned();
         }
         Ok(piece)
     }
@@ -62,15 +63,26 @@ impl<T: Borrow<Tokenizer>> TextStream<T> {
     /// # Errors
     /// The tokenizer's.
     pub fn rest(&mut self) -> Result<String, String> {
-        let tokenizer = self.tokenizer.borrow();
-        let text = tokenizer.decode(&self.pending, true)?;
-        let rest = match text.get(self.emitted..) {
-            Some(rest) => rest.to_owned(),
-            // An incomplete character took those before it, which are out, with it.
-            None => tokenizer.decode(&self.pending[self.settled..], true)?,
-        };
-        (self.settled, self.emitted) = (self.pending.len(), text.len());
+        let (text, out) = self.decode()?;
+        let rest = text.get(out..).unwrap_or_default().to_owned();
+        (self.settled, self.shown) = (self.pending.len(), text);
         Ok(rest)
+    }
+
+    /// The pending tokens' text, and how many bytes of it are out. An incomplete character may take those of the settled tokens with it: they are
+    /// out, and not decoded any more.
+    fn decode(&mut self) -> Result<(String, usize), String> {
+        let tokenizer = self.tokenizer.borrow();
+        let mut text = tokenizer.decode(&self.pending, true)?;
+        // Of a context that ends within a character, what is shown for it changes.
+        let whole = self.shown.trim_end_matches(REPLACEMENT).len();
+        if self.settled > 0 && !text.starts_with(&self.shown[..whole]) {
+            self.pending.drain(..self.settled);
+            (self.settled, self.shown) = (0, String::new());
+            text = tokenizer.decode(&self.pending, true)?;
+        }
+        let out = if text.starts_with(&self.shown) { self.shown.len() } else { whole };
+        Ok((text, out))
     }
 
     /// As [`TextStream::rest`], at the end of the stream.
@@ -162,10 +174,15 @@ mod tests {
         // A prompt that ends in bytes, and in half a character.
         assert_eq!(pieces(&[1, 4, 5], &[4, 5, 1]), owned(&["", "é", " a"], ""));
         assert_eq!(pieces(&[1, 6, 7, 8, 9], &[3, 2]), owned(&["\n", "b"], ""));
-        assert_eq!(pieces(&[1, 6, 7], &[8, 9, 2]).0.concat(), "b");
+        assert_eq!(pieces(&[1, 6, 7], &[8, 9, 2]), owned(&["", "😀", "b"], ""));
         // An end in half a character.
         assert_eq!(pieces(&[1], &[4, 5, 4]), owned(&["", "é", ""], "\u{FFFD}"));
         assert_eq!(pieces(&[1], &[4, 2]), owned(&["", "\u{FFFD}b"], ""));
+        // A byte that begins no character takes neither those before it with it, which are out, nor what follows.
+        assert_eq!(pieces(&[1], &[4, 5, 4, 2]), owned(&["", "é", "", "\u{FFFD}b"], ""));
+        assert_eq!(pieces(&[1], &[3, 4, 1, 4, 5]), owned(&["\n", "", "\u{FFFD} a", "", "é"], ""));
+        let smiles = pieces(&[1], &[&smile[..], &[4, 2], &smile].concat());
+        assert_eq!((smiles.0.concat().as_str(), smiles.1.as_str()), ("😀\u{FFFD}b😀", ""));
         // As the tokenizer decodes everything at once.
         let tokens: Vec<u32> =
             (0..50).flat_map(|i: u32| [&smile[..], &e, &[3], &[1, 2]][(i * i % 7 % 4) as usize].to_vec()).collect();

@@ -399,7 +399,7 @@ fn sums_without_room_are_infinite() {
         for rows in [1, 3, 12] {
             let shape = Shape { n: 5, k: 3 * format.block, rows, zero_points: false, level: Level::Float, ..format };
             let mut problem = Problem::<f32, f32>::new(shape, &mut random);
-            // All of them 1, and weights of 3 and 7 times the scale.
+            // Weights of 3 and 7: sums of two products have no room.
             problem.x.fill(1e38);
             problem.data.fill(if format.bits == 4 { 0xbb } else { 135 });
             problem.scales.fill(1.0);
