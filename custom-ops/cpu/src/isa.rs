@@ -459,19 +459,24 @@ pub(crate) trait Isa: Copy + Send + Sync + 'static {
     /// Transposes the matrix of the first `LANES` vectors.
     fn transpose(self, rows: &mut [Self::V; MAX_LANES]);
 
-    /// Lane i is the sum of the lanes of row i, for the first `LANES` vectors. The order of additions is the same for
-    /// all rows.
+    /// Lane i is what `both` makes of the lanes of row i, for the first `LANES` vectors. The order is the same for all rows.
     #[inline(always)]
-    fn sums(self, mut rows: [Self::V; MAX_LANES]) -> Self::V {
+    fn across(self, mut rows: [Self::V; MAX_LANES], both: impl Fn(Self::V, Self::V) -> Self::V) -> Self::V {
         self.transpose(&mut rows);
         let mut half = Self::LANES / 2;
         while half > 0 {
             for i in 0..half {
-                rows[i] = self.add(rows[i], rows[i + half]);
+                rows[i] = both(rows[i], rows[i + half]);
             }
             half /= 2;
         }
         rows[0]
+    }
+
+    /// Lane i is the sum of the lanes of row i, for the first `LANES` vectors.
+    #[inline(always)]
+    fn sums(self, rows: [Self::V; MAX_LANES]) -> Self::V {
+        self.across(rows, |a, b| self.add(a, b))
     }
 }
 

@@ -173,20 +173,27 @@ impl Isa for Avx2 {
     }
 
     #[inline(always)]
-    fn sums(self, r: [__m256; MAX_LANES]) -> __m256 {
-        // Each step adds halves of vectors and combines two vectors into one, with half the shuffles of a
-        // transposition.
+    fn across(self, r: [__m256; MAX_LANES], both: impl Fn(__m256, __m256) -> __m256) -> __m256 {
+        // Each step takes halves of vectors and combines two vectors into one, with half the shuffles of a transposition.
         let zero = self.splat(0.0);
         let (mut pairs, mut fours) = ([zero; 4], [zero; 2]);
         for i in 0..4 {
             let (a, b) = (r[2 * i], r[2 * i + 1]);
-            pairs[i] = simd!(_mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b)));
+            pairs[i] = both(simd!(_mm256_unpacklo_ps(a, b)), simd!(_mm256_unpackhi_ps(a, b)));
         }
         for i in 0..2 {
             let (a, b) = (pairs[2 * i], pairs[2 * i + 1]);
-            fours[i] = simd!(_mm256_add_ps(_mm256_shuffle_ps::<0x44>(a, b), _mm256_shuffle_ps::<0xee>(a, b)));
+            fours[i] = both(simd!(_mm256_shuffle_ps::<0x44>(a, b)), simd!(_mm256_shuffle_ps::<0xee>(a, b)));
         }
         let [a, b] = fours;
-        simd!(_mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b)))
+        both(simd!(_mm256_permute2f128_ps::<0x20>(a, b)), simd!(_mm256_permute2f128_ps::<0x31>(a, b)))
+    }
+
+    #[inline(always)]
+    fn larger_magnitude(self, a: __m256, b: __m256) -> __m256 {
+        simd!({
+            let magnitude = |x| _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(i32::MAX));
+            _mm256_castsi256_ps(_mm256_max_epi32(magnitude(a), magnitude(b)))
+        })
     }
 }

@@ -290,27 +290,26 @@ impl Isa for Avx512 {
     }
 
     #[inline(always)]
-    fn sums(self, r: [__m512; MAX_LANES]) -> __m512 {
-        // Each step adds halves of vectors and combines two vectors into one, with half the shuffles of a
-        // transposition.
+    fn across(self, r: [__m512; MAX_LANES], both: impl Fn(__m512, __m512) -> __m512) -> __m512 {
+        // Each step takes halves of vectors and combines two vectors into one, with half the shuffles of a transposition.
         let zero = self.splat(0.0);
         let (mut pairs, mut fours, mut eights) = ([zero; 8], [zero; 4], [zero; 2]);
         for i in 0..8 {
             let (a, b) = (r[2 * i], r[2 * i + 1]);
-            pairs[i] = simd!(_mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
+            pairs[i] = both(simd!(_mm512_unpacklo_ps(a, b)), simd!(_mm512_unpackhi_ps(a, b)));
         }
         for i in 0..4 {
-            simd!({
+            let (low, high) = simd!({
                 let (a, b) = (_mm512_castps_pd(pairs[2 * i]), _mm512_castps_pd(pairs[2 * i + 1]));
-                let (low, high) = (_mm512_unpacklo_pd(a, b), _mm512_unpackhi_pd(a, b));
-                fours[i] = _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high));
+                (_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)))
             });
+            fours[i] = both(low, high);
         }
         for i in 0..2 {
             let (a, b) = (fours[2 * i], fours[2 * i + 1]);
-            eights[i] = simd!(_mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b)));
+            eights[i] = both(simd!(_mm512_shuffle_f32x4::<0x44>(a, b)), simd!(_mm512_shuffle_f32x4::<0xee>(a, b)));
         }
         let [a, b] = eights;
-        simd!(_mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xdd>(a, b)))
+        both(simd!(_mm512_shuffle_f32x4::<0x88>(a, b)), simd!(_mm512_shuffle_f32x4::<0xdd>(a, b)))
     }
 }

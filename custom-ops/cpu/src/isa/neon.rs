@@ -143,6 +143,14 @@ impl Isa for Neon {
     }
 
     #[inline(always)]
+    fn larger_magnitude(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        simd!({
+            let magnitude = |x| vreinterpretq_u32_f32(vabsq_f32(x));
+            vreinterpretq_f32_u32(vmaxq_u32(magnitude(a), magnitude(b)))
+        })
+    }
+
+    #[inline(always)]
     fn transpose(self, rows: &mut [float32x4_t; MAX_LANES]) {
         simd!({
             let d = |x| vreinterpretq_f64_f32(x);

@@ -1,6 +1,6 @@
 //! The left matrix, converted for products with weights in blocks.
 
-use super::isa::{ByteDot, DotJob, Engine, NARROW_SUBTRACTED, Words16};
+use super::isa::{ByteDot, DotJob, Engine, NARROW_SUBTRACTED, Words16, rounded};
 use super::weight::Format;
 use super::{FEW, Level, panel::Tiled};
 use crate::host::Host;
@@ -405,108 +405,91 @@ impl<X: Element> Convert<'_, X> {
         output: *mut f32,
         values: &mut Values,
     ) {
-        /// Added to an integer, gives a float whose low bits are the integer. The sum is rounded to nearest even.
-        const MAGIC: f32 = 12_582_912.0;
         /// Below it, the reciprocal of the scale overflows.
         const LEAST: f32 = 1e-36;
         let (isa, lanes, len) = (dot.vectors(), D::Vectors::LANES, self.format.block);
-        let (zero, magic) = (isa.splat(0.0), isa.splat(MAGIC));
+        let zero = isa.splat(0.0);
         let (mut most, mut sums) = ([zero; MAX_LANES], [zero; MAX_LANES]);
         // SAFETY: the caller's contract; the values are those of the blocks, whose length is a multiple of the vectors' length. In
-        // the layout a vector of blocks has room after the last one. A block's sum is NaN or of integers up to 127, at most MAX_BLOCK.
+        // the layout a vector of blocks has room after the last one. A block's sum is of integers up to 127, at most MAX_BLOCK.
         unsafe {
             let mut inputs = [values.as_ptr(); MAX_LANES];
             for (i, block) in blocks.clone().enumerate() {
                 inputs[i] = self.floats(isa, row, input, block, &mut values[i * len..]);
                 for at in (0..len).step_by(lanes) {
-                    let x = isa.load(inputs[i].add(at));
-                    most[i] = isa.max(isa.max(x, isa.sub(zero, x)), most[i]);
+                    most[i] = isa.larger_magnitude(most[i], isa.load(inputs[i].add(at)));
                 }
             }
-            let most = across(isa, most, |a, b| isa.max(a, b));
-            let inverse = most.map(|most| if most >= LEAST { 127.0 / most } else { 0.0 });
+            let most = isa.across(most, |a, b| isa.larger_magnitude(a, b));
+            let (least, largest) = (isa.splat(LEAST), isa.splat(127.0));
+            let unless_zero = |x| isa.finite_max(isa.keep_less(least, most, x));
+            let mut inverse = [0.0; MAX_LANES];
+            isa.store(inverse.as_mut_ptr(), unless_zero(isa.div(largest, most)));
             for (i, block) in blocks.clone().enumerate() {
                 let (inverse, start) = (isa.splat(inverse[i]), block * len);
-                let mut sum = zero;
-                let mut round = |at: usize| {
-                    let integers = isa.add(isa.mul(isa.load(inputs[i].add(at)), inverse), magic);
-                    sum = isa.add(sum, isa.sub(integers, magic));
-                    integers
-                };
-                if len.is_multiple_of(2 * lanes) {
-                    for at in (0..len).step_by(2 * lanes) {
-                        self.store_bytes(dot, [round(at), round(at + lanes)], output.cast(), start + at);
+                sums[i] = match len / lanes {
+                    count if D::AT_ONCE == 4 && count.is_multiple_of(4) => {
+                        self.store_rounded::<D, 4>(dot, inputs[i], inverse, output, start)
                     }
-                } else {
-                    self.store_bytes(dot, [round(0)], output.cast(), start);
-                }
-                sums[i] = sum;
+                    count if count.is_multiple_of(2) => {
+                        self.store_rounded::<D, 2>(dot, inputs[i], inverse, output, start)
+                    }
+                    _ => self.store_rounded::<D, 1>(dot, inputs[i], inverse, output, start),
+                };
             }
-            // Of integers, exact; NaN if a number is not finite.
-            let sums = across(isa, sums, |a, b| isa.add(a, b));
+            // Of integers, exact. What is not finite differs from itself.
+            let sums = isa.sums(sums);
+            let steps = isa.add(unless_zero(isa.div(most, largest)), isa.sub(most, most));
+            let place = |of: usize| output.add(of + blocks.start);
+            isa.store(place(self.layout.scales), steps);
+            isa.store(place(self.layout.corrections), isa.sub(zero, isa.mul(sums, steps)));
             let subtracted = match self.format.narrow {
                 true => NARROW_SUBTRACTED,
                 false => D::SUBTRACTED[usize::from(self.format.bits == 8)],
             };
-            let zero = i32::from(self.format.default_zero() - subtracted);
-            let steps: [f32; MAX_LANES] = array(|i| match (sums[i].is_nan(), inverse[i] > 0.0) {
-                (true, _) => f32::NAN,
-                (false, false) => 0.0,
-                (false, true) => most[i] / 127.0,
-            });
-            let corrections: [f32; MAX_LANES] = array(|i| -(sums[i] * steps[i]));
-            // Of NaN: 0.
-            let starts: [i32; MAX_LANES] = array(|i| {
-                let sum = if sums[i].is_nan() { 0.0 } else { sums[i] };
-                -(sum.to_int_unchecked::<i32>() * zero)
-            });
-            let place = |of: usize| output.add(of + blocks.start);
-            std::ptr::copy_nonoverlapping(steps.as_ptr(), place(self.layout.scales), lanes);
-            std::ptr::copy_nonoverlapping(corrections.as_ptr(), place(self.layout.corrections), lanes);
+            let added = i32::from(subtracted) - i32::from(self.format.default_zero());
+            let mut finite = [0.0f32; MAX_LANES];
+            isa.store(finite.as_mut_ptr(), isa.finite_max(isa.keep_less(most, isa.splat(f32::INFINITY), sums)));
+            let starts = finite.map(|sum| sum.to_int_unchecked::<i32>() * added);
             std::ptr::copy_nonoverlapping(starts.as_ptr(), place(self.layout.starts).cast(), lanes);
         }
     }
 
-    /// Stores the integers of `N` vectors' values, from inner index `k` on, which are in their low bytes.
+    /// Rounds the numbers of a block times `inverse`, `N` vectors at once, and stores the integers from inner index `start` on. The lanes of
+    /// what it returns have their sum.
     ///
     /// # Safety
-    /// `output` has room for the row.
+    /// `input` is valid for reading the block, a multiple of these vectors, and `output` has room for the row.
     #[inline(always)]
-    unsafe fn store_bytes<D: ByteDot, const N: usize>(
+    unsafe fn store_rounded<D: ByteDot, const N: usize>(
         &self,
         dot: D,
-        values: [<D::Vectors as Isa>::V; N],
-        output: *mut u8,
-        k: usize,
-    ) {
-        let lanes = D::Vectors::LANES;
-        // SAFETY: the caller's contract. Vectors' bytes are neighbours: their number divides a vector of the weight.
-        unsafe {
-            if let Some(words) = dot.parts().filter(|_| self.widened) {
-                words.store_low(values, output.add(2 * k));
-            } else if self.format.bits == 8 {
-                dot.store_bytes(values, output.add(k));
-            } else {
-                let place = output.add(k / 2 / (4 * lanes) * 8 * lanes + k / 2 % (4 * lanes));
-                dot.store_bytes_apart(values, place, place.add(4 * lanes));
+        input: *const f32,
+        inverse: <D::Vectors as Isa>::V,
+        output: *mut f32,
+        start: usize,
+    ) -> <D::Vectors as Isa>::V {
+        let (isa, lanes) = (dot.vectors(), D::Vectors::LANES);
+        let output: *mut u8 = output.cast();
+        let mut sums = isa.splat(0.0);
+        for at in (0..self.format.block).step_by(N * lanes) {
+            let k = start + at;
+            // SAFETY: the caller's contract. Vectors' bytes are neighbours: their number divides a vector of the weight.
+            unsafe {
+                let x: [_; N] = array(|i| isa.mul(isa.load(input.add(at + i * lanes)), inverse));
+                let sum = if let Some(words) = dot.parts().filter(|_| self.widened) {
+                    let (integers, sum) = rounded(isa, x);
+                    words.store_low(integers, output.add(2 * k));
+                    sum
+                } else if self.format.bits == 8 {
+                    dot.store_rounded(x, output.add(k))
+                } else {
+                    let place = output.add(k / 2 / (4 * lanes) * 8 * lanes + k / 2 % (4 * lanes));
+                    dot.store_rounded_apart(x, place, place.add(4 * lanes))
+                };
+                sums = isa.add(sums, sum);
             }
         }
+        sums
     }
-}
-
-/// Of each vector, what `both` makes of its lanes.
-#[inline(always)]
-fn across<I: Isa>(isa: I, mut vectors: [I::V; MAX_LANES], both: impl Fn(I::V, I::V) -> I::V) -> [f32; MAX_LANES] {
-    isa.transpose(&mut vectors);
-    let mut half = I::LANES / 2;
-    while half > 0 {
-        for i in 0..half {
-            vectors[i] = both(vectors[i], vectors[i + half]);
-        }
-        half /= 2;
-    }
-    let mut lanes = [0.0; MAX_LANES];
-    // SAFETY: the array holds a vector.
-    unsafe { isa.store(lanes.as_mut_ptr(), vectors[0]) }
-    lanes
 }

@@ -2,7 +2,7 @@
 //!
 //! A [`ByteDot`] value is a token that exists only if the processor has the features, so its methods may use them.
 
-use crate::isa::{Isa, MAX_LANES, MatrixUnit};
+use crate::isa::{Isa, MAX_LANES, MatrixUnit, array};
 
 /// All instruction sets, best first: module and token type.
 macro_rules! each_byte_dot {
@@ -108,6 +108,40 @@ pub(crate) trait ByteDot: Copy + Send + Sync + 'static {
     /// Bits `8 * INDEX ..` of each word, less `FLOAT_SUBTRACTED[1]`.
     fn byte<const INDEX: usize>(self, words: Self::W) -> <Self::Vectors as Isa>::V;
 
+    /// Vectors that [`ByteDot::store_rounded`] takes at most, a power of two.
+    const AT_ONCE: usize = 2;
+    /// Rounds every lane, whose magnitude is at most 127, to the nearest integer, half to even, and writes the integers as bytes. The lanes
+    /// of what it returns have the integers' sum.
+    ///
+    /// # Safety
+    /// `output` is valid for writing `N * LANES` bytes; `N` is a power of two, at most [`ByteDot::AT_ONCE`].
+    #[inline(always)]
+    unsafe fn store_rounded<const N: usize>(
+        self,
+        x: [<Self::Vectors as Isa>::V; N],
+        output: *mut u8,
+    ) -> <Self::Vectors as Isa>::V {
+        let (bytes, sum) = rounded(self.vectors(), x);
+        // SAFETY: the caller's contract.
+        unsafe { self.store_bytes(bytes, output) }
+        sum
+    }
+    /// The same, but writes the integers of lanes of even index to `even`, the others to `odd`.
+    ///
+    /// # Safety
+    /// Both are valid for writing `N * LANES / 2` bytes; `N` is a power of two, at most [`ByteDot::AT_ONCE`].
+    #[inline(always)]
+    unsafe fn store_rounded_apart<const N: usize>(
+        self,
+        x: [<Self::Vectors as Isa>::V; N],
+        even: *mut u8,
+        odd: *mut u8,
+    ) -> <Self::Vectors as Isa>::V {
+        let (bytes, sum) = rounded(self.vectors(), x);
+        // SAFETY: the caller's contract.
+        unsafe { self.store_bytes_apart(bytes, even, odd) }
+        sum
+    }
     /// Writes the low byte of every lane of one or two vectors.
     ///
     /// # Safety
@@ -162,6 +196,20 @@ pub(crate) trait ByteDot: Copy + Send + Sync + 'static {
         // SAFETY: the array holds MAX_LANES floats.
         unsafe { self.vectors().load(lanes.as_ptr()) }
     }
+}
+
+/// Lanes whose low bytes are `x`, rounded to the nearest integers, half to even, and these integers' sum. Magnitudes are at most 2^21.
+#[inline(always)]
+pub(crate) fn rounded<I: Isa, const N: usize>(isa: I, x: [I::V; N]) -> ([I::V; N], I::V) {
+    /// Added to an integer, gives a float whose low bits are the integer. The sum is rounded to nearest even.
+    const MAGIC: f32 = 12_582_912.0;
+    let magic = isa.splat(MAGIC);
+    let integers: [I::V; N] = array(|i| isa.add(x[i], magic));
+    let mut sum = isa.splat(0.0);
+    for integers in integers {
+        sum = isa.add(sum, isa.sub(integers, magic));
+    }
+    (integers, sum)
 }
 
 /// Words of 16 bits, two in one of 32, with sums of products of 4-bit weights, or with 8-bit weights and activations.

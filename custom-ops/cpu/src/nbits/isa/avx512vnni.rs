@@ -1,6 +1,6 @@
 //! x86-64 with AVX-512 and its VNNI: 16 words.
 
-use super::{ByteDot, DotJob, Never};
+use super::{ByteDot, DotJob, Never, rounded};
 use crate::isa::avx512::Avx512;
 use crate::isa::{Isa, MAX_LANES};
 use std::arch::x86_64::*;
@@ -122,6 +122,66 @@ impl ByteDot for Avx512Vnni {
         })
     }
 
+    const AT_ONCE: usize = 4;
+    #[inline(always)]
+    unsafe fn store_rounded<const N: usize>(self, x: [__m512; N], output: *mut u8) -> __m512 {
+        if N == 1 {
+            let (bytes, sum) = rounded(self.0, x);
+            // SAFETY: the caller's contract.
+            unsafe { self.store_bytes(bytes, output) }
+            return sum;
+        }
+        // SAFETY: the caller's contract, and `self`.
+        unsafe {
+            let bytes = packed(x);
+            // Word 4 l + i holds words 4 l .. of vector i.
+            let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+            if N == 4 {
+                let bytes = _mm512_permutexvar_epi32(order, bytes);
+                _mm512_storeu_si512(output.cast(), bytes);
+                return sum_of(bytes);
+            }
+            let bytes = _mm512_maskz_permutexvar_epi32(0xff, order, bytes);
+            _mm256_storeu_si256(output.cast(), _mm512_castsi512_si256(bytes));
+            sum_of(bytes)
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_rounded_apart<const N: usize>(self, x: [__m512; N], even: *mut u8, odd: *mut u8) -> __m512 {
+        if N == 1 {
+            let (bytes, sum) = rounded(self.0, x);
+            // SAFETY: the caller's contract.
+            unsafe { self.store_bytes_apart(bytes, even, odd) }
+            return sum;
+        }
+        // SAFETY: the caller's contract, and `self`.
+        unsafe {
+            // Of each 128 bits, the bytes of even index first; then words of 16 bits as in `store_rounded`.
+            let apart = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
+            let bytes = _mm512_shuffle_epi8(packed(x), apart);
+            #[rustfmt::skip]
+            let fours: [i16; 32] = [
+                0, 8, 16, 24, 1, 9, 17, 25, 2, 10, 18, 26, 3, 11, 19, 27,
+                4, 12, 20, 28, 5, 13, 21, 29, 6, 14, 22, 30, 7, 15, 23, 31,
+            ];
+            #[rustfmt::skip]
+            let twos: [i16; 32] = [
+                0, 8, 16, 24, 1, 9, 17, 25, 4, 12, 20, 28, 5, 13, 21, 29,
+                0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+            ];
+            if N == 4 {
+                let bytes = _mm512_permutexvar_epi16(_mm512_loadu_si512(fours.as_ptr().cast()), bytes);
+                _mm256_storeu_si256(even.cast(), _mm512_castsi512_si256(bytes));
+                _mm256_storeu_si256(odd.cast(), _mm512_extracti64x4_epi64::<1>(bytes));
+                return sum_of(bytes);
+            }
+            let bytes = _mm512_maskz_permutexvar_epi16(0xffff, _mm512_loadu_si512(twos.as_ptr().cast()), bytes);
+            _mm_storeu_si128(even.cast(), _mm512_castsi512_si128(bytes));
+            _mm_storeu_si128(odd.cast(), _mm512_extracti32x4_epi32::<1>(bytes));
+            sum_of(bytes)
+        }
+    }
+
     #[inline(always)]
     unsafe fn store_bytes<const N: usize>(self, x: [__m512; N], output: *mut u8) {
         for (i, x) in x.into_iter().enumerate() {
@@ -167,4 +227,29 @@ impl ByteDot for Avx512Vnni {
         // SAFETY: the array holds a byte for each lane; `self`.
         unsafe { _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(bytes.as_ptr().cast()))) }
     }
+}
+
+/// Two or four vectors, rounded to integers of a byte: each 128 bits have four of each vector's, those of two vectors twice.
+///
+/// # Safety
+/// The processor has the features of [`enabled`].
+#[inline(always)]
+unsafe fn packed<const N: usize>(x: [__m512; N]) -> __m512i {
+    const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    // SAFETY: the caller's contract.
+    unsafe {
+        let words = |i: usize| _mm512_cvt_roundps_epi32::<NEAREST>(x[i % N]);
+        let [low, high] = [_mm512_packs_epi32(words(0), words(1)), _mm512_packs_epi32(words(2), words(3))];
+        _mm512_packs_epi16(low, high)
+    }
+}
+
+/// Lanes with the sum of all signed bytes.
+///
+/// # Safety
+/// The processor has the features of [`enabled`].
+#[inline(always)]
+unsafe fn sum_of(bytes: __m512i) -> __m512 {
+    // SAFETY: the caller's contract.
+    unsafe { _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), bytes)) }
 }
