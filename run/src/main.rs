@@ -44,7 +44,7 @@ fn usage(error: &anyhow::Error) -> Option<&'static str> {
     Some(match family?.trim_start_matches("moh-") {
         "vit" => ": `moh-run classify` names what is in images with it",
         "dit" => ": `moh-run sample` draws images with it",
-        "llama" | "llm" => ": `moh-run generate` continues texts with it",
+        "llama" | "llm" | "gqe-llama" | "switchhead" => ": `moh-run generate` continues texts with it",
         "moa" => ": `moh-run translate` translates with an encoder and a decoder",
         _ => ": `moh-run infer` runs it on tensors",
     })

@@ -54,7 +54,7 @@ impl Backend {
             }),
             RuntimeChoice::Tract => tract(),
             RuntimeChoice::Auto => match ort() {
-                Err(Error::OrtMissing { reason }) => {
+                Err(Error::OrtMissing { reason }) if options.device != DeviceChoice::Cuda => {
                     let mut loaded = tract()?;
                     loaded.notices.push(Notice::TractFallback { reason });
                     Ok(loaded)

@@ -21,9 +21,21 @@ pub const MODEL_FILE: &str = "model.onnx";
 /// Triton repository.
 const MODEL_FOLDERS: [&str; 2] = ["onnx", "1"];
 
+/// As [`Model::files_folder`], of the .onnx file `model`.
+fn files_folder(model: &Path) -> PathBuf {
+    let own = model.parent().filter(|own| !own.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let has_config = |folder: &Path| folder.join("config.json").is_file();
+    // Of "." the name is known only then.
+    let absolute = std::path::absolute(own).unwrap_or_else(|_| own.to_owned());
+    let below = absolute.file_name().is_some_and(|name| MODEL_FOLDERS.iter().any(|folder| name == *folder));
+    let above = absolute.parent().filter(|above| below && !has_config(own) && has_config(above));
+    above.unwrap_or(own).to_owned()
+}
+
 /// An exported model in a runtime, ready to run.
 pub struct Model {
     path: PathBuf,
+    files: PathBuf,
     backend: Backend,
     inputs: Vec<TensorInfo>,
     outputs: Vec<TensorInfo>,
@@ -42,10 +54,7 @@ impl Model {
     /// The folder of the files that go along with the model, such as config.json: the model's own, or the one above, where the
     /// model lies in a folder `onnx` or, in a Triton repository, `1`.
     pub fn files_folder(&self) -> &Path {
-        let own = self.path.parent().unwrap_or(Path::new(""));
-        let below = own.file_name().is_some_and(|name| MODEL_FOLDERS.iter().any(|folder| name == *folder));
-        let above = own.parent().filter(|above| below && above.join("config.json").is_file());
-        if own.join("config.json").is_file() { own } else { above.unwrap_or(own) }
+        &self.files
     }
 
     /// Loads the model in `path`: an .onnx file with its external data beside it, or a folder that holds
@@ -64,7 +73,8 @@ impl Model {
         header.links.iter().try_for_each(|link| link.check(&path))?;
         let Loaded { model, inputs, outputs, metadata, notices } = Backend::load(&path, &header, options)?;
         let profiling = options.profile.is_some();
-        Ok(Model { path, backend: model, inputs, outputs, metadata, notices, profiling })
+        let files = files_folder(&path);
+        Ok(Model { path, files, backend: model, inputs, outputs, metadata, notices, profiling })
     }
 
     /// The .onnx file.

@@ -21,6 +21,11 @@ impl Deadline {
         Instant::now() >= self.end
     }
 
+    /// The time until then.
+    pub(crate) fn left(&self) -> Duration {
+        self.end.saturating_duration_since(Instant::now())
+    }
+
     fn seconds(&self) -> f64 {
         (self.end - self.began).as_secs_f64()
     }

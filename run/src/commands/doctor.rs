@@ -82,7 +82,9 @@ fn examine(options: &Options, folder: &Path) -> Report {
         json!({ "version": env!("CARGO_PKG_VERSION"), "commit": moh_runtime::COMMIT }),
     );
     processor(&mut report);
+    let told = report.problems.len();
     let runtime = onnxruntime(&mut report, options);
+    let is_broken = report.problems.len() > told;
     let library = runtime.as_ref().and_then(|_| library(&mut report, options));
     report.add(
         "tract",
@@ -93,9 +95,13 @@ fn examine(options: &Options, folder: &Path) -> Report {
     let (chosen, why) = match (&runtime, &library) {
         (Some(_), Some(_)) => ("onnxruntime", "onnxruntime with our kernels"),
         (Some(_), None) => ("onnxruntime", "onnxruntime without our kernels: every head is computed"),
+        (None, _) if is_broken => {
+            ("none", "nothing, until the problem with onnxruntime is solved; `--runtime tract` runs them")
+        }
         (None, _) => ("tract", "tract with our kernels"),
     };
-    report.add("models run in", format!("{why} (--runtime chooses)"), json!(chosen));
+    let choice = if is_broken { "" } else { " (--runtime chooses)" };
+    report.add("models run in", format!("{why}{choice}"), json!(chosen));
     if !report.problems.is_empty() && moh_runtime::instruction_set().is_err() {
         // No kernel runs, for a reason that is told already.
         return report;

@@ -1,6 +1,6 @@
 //! `moh-run classify` with a model that tells colours.
 
-use crate::program::{names, refusal, run, text};
+use crate::program::{moh_run, names, outcome, refusal, run, text};
 use crate::support::onnx::{DataType, Graph};
 use crate::support::{doubler, have_onnxruntime, runtimes, write};
 use moh_runtime::Model;
@@ -182,6 +182,31 @@ fn wrong_use_is_explained() {
     );
     std::fs::write(folder.path().join("config.json"), r#"{"image_std": [1]}"#).unwrap();
     assert!(classify(&model, "a.png").contains("config.json: not an image configuration: image_std"));
+}
+
+/// A model in a folder `onnx` has its files in the folder above, wherever one is.
+#[test]
+fn a_models_files_are_found_from_inside_its_folder() {
+    let (folder, model) = colours(DataType::Float);
+    let red = picture(folder.path(), "red.png", [255, 51, 0]);
+    std::fs::create_dir(folder.path().join("onnx")).unwrap();
+    std::fs::rename(&model, folder.path().join("onnx/model.onnx")).unwrap();
+    for (inside, named) in [("", "onnx/model.onnx"), ("onnx", "model.onnx"), ("onnx", "./model.onnx"), ("onnx", ".")] {
+        let mut command = moh_run(&["classify", named, text(&red), "--top", "1", "--runtime", "tract"]);
+        let (success, printed, errors) = outcome(&command.current_dir(folder.path().join(inside)).output().unwrap());
+        assert!(success && printed.ends_with("55.03 %     0  red\n"), "{named}: {printed}{errors}");
+    }
+}
+
+/// Where there is no onnxruntime, a GPU that was asked for is not replaced by tract.
+#[test]
+fn a_gpu_that_is_asked_for_is_not_left_out() {
+    let (folder, model) = colours(DataType::Float);
+    let red = picture(folder.path(), "red.png", [255, 51, 0]);
+    let mut command = moh_run(&["classify", text(&model), text(&red), "--device", "cuda"]);
+    let command = command.envs([("ORT_DYLIB_PATH", ""), ("PATH", "/nowhere"), ("LD_LIBRARY_PATH", "")]);
+    let (success, printed, errors) = outcome(&command.output().unwrap());
+    assert!(!success && printed.is_empty() && errors.starts_with("error: "), "{printed}{errors}");
 }
 
 #[test]

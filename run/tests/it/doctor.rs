@@ -56,6 +56,7 @@ fn what_does_not_work_is_a_problem_with_a_remedy() {
     );
     let found = problem(&[], &["--ort-library", "/nowhere/lib.so"]);
     assert!(found.contains("onnxruntime library /nowhere/lib.so: named by an option"), "{found}");
+    assert_eq!(doctor(&[], &["--ort-library", "/nowhere/lib.so"]).1["models run in"], "none");
     assert!(found.contains("`pip install onnxruntime`"), "{found}");
     let found = problem(&[], &["--ops-library", "/nowhere/libmoh_ops.so"]);
     assert!(found.contains("operator library /nowhere/libmoh_ops.so: named by an option"), "{found}");

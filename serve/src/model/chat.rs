@@ -63,7 +63,10 @@ impl ChatTemplate {
                 Err(minijinja::Error::new(minijinja::ErrorKind::InvalidOperation, message))
             },
         );
-        environment.add_template_owned(NAME, template).map_err(|e| format!("its chat template is none: {e}"))?;
+        environment.add_filter("tojson", to_json);
+        environment
+            .add_template_owned(NAME, without_generation(&template))
+            .map_err(|e| format!("its chat template is none: {e}"))?;
         Ok(ChatTemplate { environment, begin, end })
     }
 
@@ -78,7 +81,65 @@ impl ChatTemplate {
         };
         let template = self.environment.get_template(NAME).map_err(refused)?;
         let (bos_token, eos_token) = (self.begin.as_deref().unwrap_or(""), self.end.as_deref().unwrap_or(""));
-        template.render(context! { messages, add_generation_prompt => true, bos_token, eos_token }).map_err(refused)
+        // What transformers gives a template that is not said.
+        let (tools, documents) = ((), ());
+        template
+            .render(context! { messages, tools, documents, add_generation_prompt => true, bos_token, eos_token })
+            .map_err(refused)
+    }
+}
+
+/// Tags that mark what an assistant said, for training, as tags that are always true: they trim the spaces around them as before.
+fn without_generation(template: &str) -> String {
+    let (mut result, mut rest) = (String::with_capacity(template.len()), template);
+    while let Some((before, tag)) = rest.split_once("{%") {
+        let Some((inner, after)) = tag.split_once("%}") else { break };
+        let bare = inner.trim_matches(['-', '+']);
+        let inner = match bare.trim() {
+            "generation" => inner.replace("generation", "if true"),
+            "endgeneration" => inner.replace("endgeneration", "endif"),
+            _ => inner.to_owned(),
+        };
+        result.extend([before, "{%", &inner, "%}"]);
+        rest = after;
+    }
+    result + rest
+}
+
+/// The filter `tojson` as transformers has it: JSON as Python writes it, which escapes nothing for HTML.
+fn to_json(
+    value: minijinja::Value,
+    options: minijinja::value::Kwargs,
+) -> std::result::Result<String, minijinja::Error> {
+    let indent: Option<usize> = options.get("indent")?;
+    options.get::<Option<bool>>("ensure_ascii")?;
+    options.assert_all_used()?;
+    let mut json = Vec::new();
+    let written = match indent {
+        None => value.serialize(&mut serde_json::Serializer::with_formatter(&mut json, OneLine)),
+        Some(indent) => {
+            let indent = " ".repeat(indent);
+            let lines = serde_json::ser::PrettyFormatter::with_indent(indent.as_bytes());
+            value.serialize(&mut serde_json::Serializer::with_formatter(&mut json, lines))
+        }
+    };
+    let bad = |e: String| minijinja::Error::new(minijinja::ErrorKind::BadSerialization, e);
+    written.map_err(|e| bad(e.to_string()))?;
+    String::from_utf8(json).map_err(|e| bad(e.to_string()))
+}
+
+/// JSON on one line, with a space after each comma and colon.
+struct OneLine;
+
+impl serde_json::ser::Formatter for OneLine {
+    fn begin_array_value<W: ?Sized + std::io::Write>(&mut self, writer: &mut W, first: bool) -> std::io::Result<()> {
+        if first { Ok(()) } else { writer.write_all(b", ") }
+    }
+    fn begin_object_key<W: ?Sized + std::io::Write>(&mut self, writer: &mut W, first: bool) -> std::io::Result<()> {
+        if first { Ok(()) } else { writer.write_all(b", ") }
+    }
+    fn begin_object_value<W: ?Sized + std::io::Write>(&mut self, writer: &mut W) -> std::io::Result<()> {
+        writer.write_all(b": ")
     }
 }
 
@@ -120,6 +181,33 @@ mod tests {
         assert_eq!(rendered.unwrap(), "<s><system>be brief<user>hello<assistant>");
         let refused = template.render(&[message("robot", "x")]).unwrap_err();
         assert!(refused.message.ends_with("refuses them: no role robot"), "{}", refused.message);
+    }
+
+    #[test]
+    fn templates_have_what_transformers_gives_them() {
+        let rendered = |template: &str| {
+            let template = ChatTemplate::new(template.to_owned(), None, None)?;
+            template.render(&[message("user", "<a>"), message("assistant", "é\n")]).map_err(|problem| problem.message)
+        };
+        for (template, expected) in [
+            ("{% if tools is not none or documents is not none %}tools{% endif %}.", "."),
+            ("{% for m in messages %}{{ m.role }}{% break %}{% endfor %}", "user"),
+            (
+                "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ m.role }}{% endfor %}",
+                "assistant",
+            ),
+            ("a {%- generation -%} b {% endgeneration %}\nc{%-endgenerations%}", "error"),
+            ("a {%- generation -%} b {% endgeneration %}\nc", "ab c"),
+            ("{{ messages[0] | tojson }}", r#"{"role": "user", "content": "<a>"}"#),
+            ("{{ [1, messages[1].content] | tojson(ensure_ascii=false) }}", r#"[1, "é\n"]"#),
+            ("{{ messages[0] | tojson(indent=2) }}", "{\n  \"role\": \"user\",\n  \"content\": \"<a>\"\n}"),
+        ] {
+            let found = rendered(template);
+            match expected {
+                "error" => assert!(found.is_err(), "{template}"),
+                _ => assert_eq!(found.as_deref(), Ok(expected), "{template}"),
+            }
+        }
     }
 
     #[test]

@@ -144,7 +144,9 @@ impl<'c> Loader<'c> {
 
 /// Whether a model has what texts need beside it.
 fn has_tokenizer(path: &Path) -> bool {
-    let folder = if path.is_dir() { Some(path) } else { path.parent() };
+    // Of a file in the folder one is in, the folder above is known only then.
+    let path = &std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let folder = if path.is_dir() { Some(path.as_path()) } else { path.parent() };
     let folders = [folder, folder.and_then(Path::parent)];
     folders.into_iter().flatten().any(|folder| folder.join("tokenizer.json").is_file())
 }

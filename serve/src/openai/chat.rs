@@ -31,6 +31,14 @@ struct Message {
     role: String,
     #[serde(default)]
     content: Option<Content>,
+    /// Only null or empty.
+    #[serde(default)]
+    #[schema(value_type = Option<Vec<Object>>)]
+    tool_calls: Option<Value>,
+    /// Only null.
+    #[serde(default)]
+    #[schema(value_type = Option<Object>)]
+    function_call: Option<Value>,
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -50,6 +58,13 @@ struct Part {
 
 impl Message {
     fn plain(self) -> Result<model::Message, Problem> {
+        for (what, value) in [("tool_calls", &self.tool_calls), ("function_call", &self.function_call)] {
+            let none =
+                value.as_ref().is_none_or(|value| value.is_null() || value.as_array().is_some_and(Vec::is_empty));
+            if !none {
+                return Err(unsupported(&format!("messages: {what}"), "none"));
+            }
+        }
         let content = match self.content {
             None => String::new(),
             Some(Content::Text(text)) => text,

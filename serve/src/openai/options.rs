@@ -48,6 +48,15 @@ pub(super) struct Options {
     presence_penalty: Option<f64>,
     /// Only 0.
     frequency_penalty: Option<f64>,
+    /// Only 1. Not part of OpenAI's API.
+    repetition_penalty: Option<f64>,
+    /// Only 0. Not part of OpenAI's API.
+    min_p: Option<f64>,
+    /// Only 0. Not part of OpenAI's API.
+    min_tokens: Option<u64>,
+    /// Only null or empty. Not part of OpenAI's API.
+    #[schema(value_type = Option<Vec<i64>>)]
+    stop_token_ids: Option<Value>,
     /// Only null or empty.
     #[schema(value_type = Option<Object>)]
     logit_bias: Option<Value>,
@@ -60,6 +69,12 @@ pub(super) struct Options {
     /// Only null or empty.
     #[schema(value_type = Option<Vec<Object>>)]
     functions: Option<Value>,
+    /// Only null, `none` or `auto`.
+    #[schema(value_type = Option<String>)]
+    tool_choice: Option<Value>,
+    /// Only null, `none` or `auto`.
+    #[schema(value_type = Option<String>)]
+    function_call: Option<Value>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize, ToSchema)]
@@ -87,6 +102,9 @@ impl Options {
             Some(Value::Object(map)) => map.is_empty(),
             Some(_) => false,
         };
+        let free = |value: &Option<Value>| {
+            value.as_ref().is_none_or(|value| value.is_null() || value == "none" || value == "auto")
+        };
         let plain = self.response_format.as_ref().is_none_or(|format| format.is_null() || format["type"] == "text");
         for (what, supported, expected) in [
             ("n", self.n.is_none_or(|n| n == 1), "1"),
@@ -96,10 +114,16 @@ impl Options {
             ("suffix", self.suffix.as_deref().is_none_or(str::is_empty), "none"),
             ("presence_penalty", self.presence_penalty.is_none_or(|penalty| penalty == 0.0), "0"),
             ("frequency_penalty", self.frequency_penalty.is_none_or(|penalty| penalty == 0.0), "0"),
+            ("repetition_penalty", self.repetition_penalty.is_none_or(|penalty| penalty == 1.0), "1"),
+            ("min_p", self.min_p.is_none_or(|least| least == 0.0), "0"),
+            ("min_tokens", self.min_tokens.is_none_or(|least| least == 0), "0"),
+            ("stop_token_ids", empty(&self.stop_token_ids), "none"),
             ("logit_bias", empty(&self.logit_bias), "none"),
             ("response_format", plain, "text"),
             ("tools", empty(&self.tools), "none"),
             ("functions", empty(&self.functions), "none"),
+            ("tool_choice", free(&self.tool_choice), "none or auto"),
+            ("function_call", free(&self.function_call), "none or auto"),
         ] {
             if !supported {
                 return Err(unsupported(what, expected));
@@ -197,13 +221,21 @@ mod tests {
             json!({"response_format": {"type": "json_object"}}),
             json!({"tools": [{}]}),
             json!({"functions": [{}]}),
+            json!({"repetition_penalty": 1.2}),
+            json!({"min_p": 0.1}),
+            json!({"min_tokens": 3}),
+            json!({"stop_token_ids": [3]}),
+            json!({"tool_choice": "required"}),
+            json!({"tool_choice": {"type": "function"}}),
+            json!({"function_call": {"name": "f"}}),
         ] {
             let name = field.as_object().unwrap().keys().next().unwrap().clone();
             let problem = options(field).check().unwrap_err().message;
             assert!(problem.starts_with(&format!("{name}: not supported")), "{problem}");
         }
         let harmless = json!({"n": 1, "logprobs": null, "tools": [], "logit_bias": {}, "presence_penalty": 0,
-            "response_format": {"type": "text"}, "user": "somebody", "echo": false});
+            "response_format": {"type": "text"}, "user": "somebody", "echo": false, "tool_choice": "auto", "function_call": "none",
+            "repetition_penalty": 1.0, "min_p": 0, "min_tokens": 0, "stop_token_ids": null});
         assert_eq!(options(harmless).check(), Ok(()));
     }
 

@@ -18,7 +18,7 @@ impl<T: Borrow<Tokenizer>> Sequence<T> {
     /// A sequence that continues the prompt; `None` where the tokenizer cannot decode that.
     pub(super) fn new(prompt: Prompt, tokenizer: T) -> Option<Sequence<T>> {
         let last = prompt.tokens.last().copied().unwrap_or_default();
-        let context: Vec<u32> = u32::try_from(last).into_iter().collect();
+        let context: Vec<u32> = prompt.tokens.iter().filter_map(|&token| u32::try_from(token).ok()).collect();
         let text = TextStream::new(tokenizer, &context).ok()?;
         Some(Sequence { text, last, tokens: 0, prompt })
     }

@@ -72,6 +72,19 @@ fn a_body_that_does_not_come_is_not_waited_for() {
         .write_all(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 99\r\n\r\n{")
         .unwrap();
     assert_eq!(receive(stream).status, 408);
+    // It comes byte by byte, for longer than a request may take.
+    let slow = limited(&["dripping=llama"], |limits| limits.timeout = Duration::from_millis(300));
+    let mut stream = std::net::TcpStream::connect(slow.address()).unwrap();
+    stream
+        .write_all(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 99\r\n\r\n")
+        .unwrap();
+    for _ in 0..8 {
+        let _ = stream.write_all(b" ");
+        std::thread::sleep(Duration::from_millis(60));
+    }
+    let answer = receive(stream);
+    assert_eq!((answer.status, code(&answer)), (408, json!("request_timeout")));
+    slow.stop();
     // Not even the head comes.
     let mut stream = std::net::TcpStream::connect(server.address()).unwrap();
     stream.write_all(b"POST /v1/comp").unwrap();

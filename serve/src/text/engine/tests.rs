@@ -236,6 +236,33 @@ fn prompts_that_take_no_slot_do_not_hold_the_others_up() {
     assert!(model.parts_before.windows(2).all(|pair| pair[1] - pair[0] <= 3), "{:?}", model.parts_before);
 }
 
+/// What ends a prompt in a character of several tokens is no part of the text.
+#[test]
+fn a_text_begins_after_the_prompts_last_character() {
+    // The bytes of 😀 are four tokens, and their sum is that of a line feed.
+    let named = [("<0x0A>", 4), ("<0xF0>", 6), ("<0x9F>", 7), ("<0x98>", 8), ("<0x80>", 9)];
+    let name =
+        |id: i64| named.iter().find(|(_, of)| *of == id).map_or(format!("t{id}"), |(name, _)| (*name).to_owned());
+    let vocab: Vec<String> = (0..VOCABULARY).map(|id| format!("\"{}\": {id}", name(id))).collect();
+    let json = format!(
+        r#"{{"version": "1.0", "added_tokens": [], "normalizer": null, "pre_tokenizer": null, "post_processor": null,
+        "truncation": null, "padding": null,
+        "decoder": {{"type": "Sequence", "decoders": [{{"type": "ByteFallback"}}, {{"type": "Fuse"}}]}},
+        "model": {{"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+        "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": true, "vocab": {{{}}}, "merges": []}}}}"#,
+        vocab.join(",")
+    );
+    let (queue, tokenizer, health) = (Queue::new(9), Tokenizer::from_bytes(json).unwrap(), Health::default());
+    let (emoji, mut events) = prompt(&[6, 7, 8, 9], 1);
+    queue.push(Job::Text(Box::new(emoji))).unwrap();
+    queue.close();
+    let (memory, health) = (usize::MAX, &health);
+    let engine =
+        Engine { name: "m", instance: 0, queue: &queue, tokenizer: &tokenizer, end: &[], prefill: 3, memory, health };
+    engine.serve(&mut Adder { slots: 1, ..Adder::default() });
+    assert_eq!(outcome(&mut events), ("\n".to_owned(), end(Finish::Length, 1)));
+}
+
 #[test]
 fn texts_end_at_stop_texts_and_tokens() {
     let mut model = Adder { slots: 2, ..Adder::default() };
