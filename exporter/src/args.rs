@@ -78,6 +78,17 @@ pub(crate) struct SourceArgs {
 }
 
 impl SourceArgs {
+    /// An option that is there, of those that say how weights are read.
+    pub(crate) fn of_weights(&self) -> Option<&'static str> {
+        let options = [
+            ("--config", self.config.is_some()),
+            ("--preset", self.preset.is_some()),
+            ("--weights-key", self.weights_key.is_some()),
+            ("--ignore-unexpected", !self.ignore_unexpected.is_empty()),
+        ];
+        options.into_iter().find_map(|(name, is_there)| is_there.then_some(name))
+    }
+
     /// Opens the checkpoint.
     pub(crate) fn open(&self, checkpoint: &Path, part: Option<Part>) -> Result<Checkpoint, moh_models::Error> {
         let source = Source::new(self.config.as_deref(), self.preset.as_deref());

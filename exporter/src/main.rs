@@ -18,7 +18,7 @@ use moh_export::{BF16_NOTE, Cache, ElementType, VERIFY_PARAMETERS, Weights, chec
 use moh_models::presets::Preset;
 use moh_models::{Config, Model, Warning, WeightType};
 use std::io::{ErrorKind, IsTerminal, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::OnceLock;
 
@@ -73,10 +73,15 @@ fn run() -> Result<()> {
             }
             let skipped = matches!(report.verification, Verification::Skipped(_));
             if skipped && report.parameters > VERIFY_PARAMETERS && !export.quiet {
-                let (model, checkpoint) = (export.output.display(), export.checkpoint.display());
-                eprintln!(
-                    "note: to compare a model of this size layer by layer: moh-export verify {model} {checkpoint}"
-                );
+                let is_model = |path: &&PathBuf| path.extension().is_some_and(|extension| extension == "onnx");
+                let files: Vec<&PathBuf> = report.files.iter().map(|file| &file.path).filter(is_model).collect();
+                if let [model] = files[..] {
+                    let (model, checkpoint) = (model.display(), export.checkpoint.display());
+                    eprintln!(
+                        "note: to compare a model of this size layer by layer, with the options that say how the checkpoint is read: \
+                         moh-export verify {model} {checkpoint}"
+                    );
+                }
             }
             Ok(())
         }
@@ -122,7 +127,12 @@ fn inspect(args: &InspectArgs) -> Result<()> {
     };
     let mut preset = args.source.preset.as_deref();
     let (model, tensors, config) = match (&args.checkpoint, preset) {
-        (Some(path), _) if is_config(path) => planned(Config::read(path)?)?,
+        (Some(path), _) if is_config(path) => {
+            if let Some(option) = args.source.of_weights() {
+                anyhow::bail!("{option} is for a checkpoint, and {} is a configuration", path.display());
+            }
+            planned(Config::read(path)?)?
+        }
         (Some(path), _) => {
             let checkpoint = args.source.open(path, args.part.part())?;
             let model = Model::load(&checkpoint, family)?;

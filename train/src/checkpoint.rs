@@ -50,7 +50,6 @@ impl Run {
             let removed = if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
             removed.map_err(Error::io(&path))?;
         }
-        run.prune()?;
         Ok(run)
     }
 
@@ -101,7 +100,7 @@ impl Run {
     }
 
     /// Removes older checkpoints than are to be kept.
-    fn prune(&self) -> Result<()> {
+    pub(crate) fn prune(&self) -> Result<()> {
         let checkpoints = self.checkpoints()?;
         for (step, old) in checkpoints.iter().take(checkpoints.len().saturating_sub(self.keep)) {
             // Under a name that is no checkpoint's, so that what remains of it after a kill is none either.
@@ -197,6 +196,8 @@ mod tests {
         }
         // Of the checkpoints, too many: it was killed before it removed them.
         let run = Run::open(folder.path(), 1).unwrap();
+        assert_eq!(run.checkpoints().unwrap().len(), 2, "who opens a training may not be who goes on with it");
+        run.prune().unwrap();
         let mut names = run.names().unwrap();
         names.sort();
         assert_eq!(names, [".mine.tmp", ".step-.tmp", "notes.tmp", "step-00000002", "step-x"]);

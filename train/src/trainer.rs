@@ -122,8 +122,9 @@ impl Trainer {
         };
         if let Some(folder) = last {
             trainer.resume(&folder)?;
-            // A killed training may not have come to it.
+            // A killed training may not have come to these. Before, the training may be another one than was meant.
             trainer.plot()?;
+            trainer.run.prune()?;
         }
         Ok(trainer)
     }

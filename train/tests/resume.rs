@@ -287,7 +287,16 @@ fn a_training_goes_on_with_its_own_settings_only() {
     let mut trained = trainer(root.path(), Options { steps: 5, ..options() }).unwrap();
     trained.train(&mut Counting::new(), |_| ()).unwrap();
     drop(trained);
-    let error = trainer(root.path(), Options { steps: 5, clip: None, ..options() }).err().unwrap().to_string();
+    let checkpoints = |root: &Path| {
+        let names = std::fs::read_dir(root).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.filter(|name| name.starts_with("step-")).count()
+    };
+    let before = checkpoints(root.path());
+    // One that is refused removes no checkpoint, however few it would keep.
+    std::fs::create_dir(root.path().join("step-00000001")).unwrap();
+    let error = trainer(root.path(), Options { steps: 5, clip: None, keep: 1, ..options() }).err().unwrap().to_string();
+    assert_eq!(checkpoints(root.path()), before + 1);
+    std::fs::remove_dir(root.path().join("step-00000001")).unwrap();
     assert!(error.contains("this training was begun with clip = Some(1.0), not None"), "{error}");
     std::fs::write(root.path().join("step-00000005/history.csv"), "step\nnothing\n").unwrap();
     let error = trainer(root.path(), Options { steps: 5, ..options() }).err().unwrap().to_string();
