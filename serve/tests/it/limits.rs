@@ -84,6 +84,8 @@ fn a_body_that_does_not_come_is_not_waited_for() {
     }
     let answer = receive(stream);
     assert_eq!((answer.status, code(&answer)), (408, json!("request_timeout")));
+    let message = answer.json()["error"]["message"].to_string();
+    assert!(message.contains("did not come within the 0.3 s"), "{message}");
     slow.stop();
     // Not even the head comes.
     let mut stream = std::net::TcpStream::connect(server.address()).unwrap();
