@@ -78,6 +78,7 @@ fn a_body_that_does_not_come_is_not_waited_for() {
     stream
         .write_all(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 99\r\n\r\n")
         .unwrap();
+    let began = std::time::Instant::now();
     for _ in 0..8 {
         let _ = stream.write_all(b" ");
         std::thread::sleep(Duration::from_millis(60));
@@ -86,6 +87,7 @@ fn a_body_that_does_not_come_is_not_waited_for() {
     assert_eq!((answer.status, code(&answer)), (408, json!("request_timeout")));
     let message = answer.json()["error"]["message"].to_string();
     assert!(message.contains("did not come within the 0.3 s"), "{message}");
+    assert!(began.elapsed() < Duration::from_secs(30), "it was waited for until nothing came any more");
     slow.stop();
     // Not even the head comes.
     let mut stream = std::net::TcpStream::connect(server.address()).unwrap();
