@@ -52,7 +52,7 @@ impl fmt::Debug for Model {
 
 impl Model {
     /// The folder of the files that go along with the model, such as config.json: the model's own, or the one above, where the
-    /// model lies in a folder `onnx` or, in a Triton repository, `1`.
+    /// model lies in a folder `onnx` or, in a Triton repository, `1`; as it was when the model was loaded.
     pub fn files_folder(&self) -> &Path {
         &self.files
     }

@@ -30,6 +30,12 @@ impl Deadline {
         (self.end - self.began).as_secs_f64()
     }
 
+    /// For a request whose body did not come.
+    pub(crate) fn arrived(&self) -> Problem {
+        let message = format!("the body did not come within the {} s that a request may take", self.seconds());
+        Problem::new(Kind::Slow, message)
+    }
+
     /// For a request that did not get its turn.
     pub(crate) fn waited(&self) -> Problem {
         let message = format!("the model was busy for all of the {} s that a request may take", self.seconds());

@@ -32,10 +32,6 @@ impl FromRequest<Arc<App>> for Payload {
         let length: Option<usize> = length.and_then(|length| length.to_str().ok()?.parse().ok());
         let stall = app.limits.stall;
         let slow = || Problem::new(Kind::Slow, format!("nothing of the body came for {} s", stall.as_secs_f64()));
-        let late = || {
-            let most = app.limits.timeout.as_secs_f64();
-            Problem::new(Kind::Slow, format!("the body did not come within the {most} s that a request may take"))
-        };
         let mut stream = request.into_body().into_data_stream();
         let mut body = Vec::with_capacity(length.unwrap_or(0).min(app.limits.body));
         if length.is_some_and(|length| length > app.limits.body) {
@@ -43,7 +39,7 @@ impl FromRequest<Arc<App>> for Payload {
         }
         loop {
             let part = tokio::time::timeout(stall.min(deadline.left()), stream.next()).await;
-            let part = part.map_err(|_| if deadline.has_passed() { late() } else { slow() })?;
+            let part = part.map_err(|_| if deadline.has_passed() { deadline.arrived() } else { slow() })?;
             let Some(part) = part else { break };
             let part = part.map_err(|_| Problem::invalid("the body broke off"))?;
             if body.len() + part.len() > app.limits.body {

@@ -44,6 +44,8 @@ pub(crate) trait ByteDot: Copy + Send + Sync + 'static {
     const NAME: &'static str;
     /// What the products of weights of 4 bits, and of 8, subtract from each weight already: 0, or 8 and 128.
     const SUBTRACTED: [u8; 2];
+    /// Vectors that [`ByteDot::store_rounded`] takes at most, a power of two.
+    const AT_ONCE: usize = 2;
 
     /// The token, if the processor has the features.
     fn detect() -> Option<Self>;
@@ -108,8 +110,6 @@ pub(crate) trait ByteDot: Copy + Send + Sync + 'static {
     /// Bits `8 * INDEX ..` of each word, less `FLOAT_SUBTRACTED[1]`.
     fn byte<const INDEX: usize>(self, words: Self::W) -> <Self::Vectors as Isa>::V;
 
-    /// Vectors that [`ByteDot::store_rounded`] takes at most, a power of two.
-    const AT_ONCE: usize = 2;
     /// Rounds every lane, whose magnitude is at most 127, to the nearest integer, half to even, and writes the integers as bytes. The lanes
     /// of what it returns have the integers' sum.
     ///

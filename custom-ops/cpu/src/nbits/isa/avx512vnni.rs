@@ -27,6 +27,7 @@ impl ByteDot for Avx512Vnni {
     type Parts = Never;
     const NAME: &'static str = "avx512vnni";
     const SUBTRACTED: [u8; 2] = [0, 0];
+    const AT_ONCE: usize = 4;
 
     fn detect() -> Option<Avx512Vnni> {
         let vectors = Avx512::detect()?;
@@ -122,7 +123,6 @@ impl ByteDot for Avx512Vnni {
         })
     }
 
-    const AT_ONCE: usize = 4;
     #[inline(always)]
     unsafe fn store_rounded<const N: usize>(self, x: [__m512; N], output: *mut u8) -> __m512 {
         if N == 1 {
