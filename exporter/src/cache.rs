@@ -1,11 +1,11 @@
 //! How a language model's key-value cache grows, which its family reads from the configuration.
 
 use crate::error::Error;
+use crate::proto::{GraphProto, NodeProto};
 use crate::{AttentionStyle, Options};
 use moh_models::{Checkpoint, Model};
 use moh_operators::{CacheUpdate, DOMAIN, Definition};
 use serde::Serialize;
-use std::path::Path;
 
 /// How the cache grows from call to call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, clap::ValueEnum)]
@@ -27,15 +27,10 @@ impl Cache {
         checkpoint.configure(KEY, if self == Cache::InPlace { "in-place" } else { "concat" });
     }
 
-    /// What the model in `file` was written with.
-    ///
-    /// # Errors
-    /// [`Error`] where it cannot be read or is no ONNX model.
-    pub fn of_file(file: &Path) -> Result<Cache, Error> {
-        let model = crate::exported::read(file)?;
-        let nodes = model.graph.iter().flat_map(|graph| &graph.node);
-        let updates = |node: &crate::proto::NodeProto| node.domain() == DOMAIN && node.op_type() == CacheUpdate::NAME;
-        Ok(if nodes.into_iter().any(updates) { Cache::InPlace } else { Cache::Concat })
+    /// What a graph was written with.
+    pub(crate) fn of_graph(graph: &GraphProto) -> Cache {
+        let updates = |node: &NodeProto| node.domain() == DOMAIN && node.op_type() == CacheUpdate::NAME;
+        if graph.node.iter().any(updates) { Cache::InPlace } else { Cache::Concat }
     }
 
     /// What the options ask for, or else what suits their target; `None`: what the configuration says.

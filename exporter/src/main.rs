@@ -13,8 +13,8 @@ use args::{Command, ConvertArgs, InspectArgs, RandomArgs, VerifyArgs};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use moh_export::inspect::{self, Lengths};
-use moh_export::verify::{Verification, verify_layers};
-use moh_export::{BF16_NOTE, Cache, ElementType, VERIFY_PARAMETERS, Weights, check_part, measured};
+use moh_export::verify::{Verification, configure, verify_layers};
+use moh_export::{BF16_NOTE, ElementType, VERIFY_PARAMETERS, Weights, check_part, measured};
 use moh_models::presets::Preset;
 use moh_models::{Config, Model, Warning, WeightType};
 use std::io::{ErrorKind, IsTerminal, Write};
@@ -169,9 +169,7 @@ fn verify(args: &VerifyArgs) -> Result<()> {
     // clap has required it unless --check is there.
     let Some(path) = &args.checkpoint else { return check_links(&file, args.json) };
     let mut checkpoint = args.source.open(path, args.part.part())?;
-    if Cache::of_file(&file)? == Cache::InPlace {
-        Cache::InPlace.put(&mut checkpoint);
-    }
+    configure(&mut checkpoint, &file)?;
     let model = Model::load(&checkpoint, args.source.family.as_deref())?;
     check_part(args.part.part(), &model)?;
     warn(model.warnings());
@@ -219,6 +217,7 @@ fn random(args: &RandomArgs) -> Result<()> {
         true => (Config::read(&args.model)?, std::fs::read_to_string(&args.model)?),
         false => Preset::named(&args.model.to_string_lossy())?.complete()?,
     };
+    let text = moh_export::random::config(&text, args.family.as_deref(), args.part.part())?;
     let (tensors, warnings) = moh_export::random::plan(&config, args.family.as_deref(), args.part.part())?;
     warn(&warnings);
     let dtype = args.dtype.element_type();

@@ -5,6 +5,7 @@ use crate::check_part;
 use crate::error::Error;
 use crate::graph::ElementType;
 use crate::room;
+use crate::side_files::json;
 use crate::staging::OutputFile;
 use crate::staging::{Staging, write_file};
 use crate::weights::put;
@@ -53,6 +54,18 @@ pub fn plan(config: &Config, family: Option<&str>, part: Option<Part>) -> Result
     Ok((tensors, warnings))
 }
 
+/// The text of a configuration, `text`, with the family and the part that were chosen beside it: what is read of the checkpoint is
+/// then what was written.
+///
+/// # Errors
+/// [`Error::Io`] for a text that is no JSON object.
+pub fn config(text: &str, family: Option<&str>, part: Option<Part>) -> Result<String, Error> {
+    let object = serde_json::from_str(text).map_err(|e| Error::io(CONFIG)(e.into()))?;
+    let keys = [("family", family), ("part", part.map(Part::name))];
+    let keys = keys.into_iter().filter_map(|(key, value)| Some((key, value?.into())));
+    Ok(json::with_keys(&object, text, keys.collect()))
+}
+
 /// A written checkpoint.
 #[derive(Debug, Serialize)]
 pub struct Written {
@@ -79,6 +92,7 @@ const SHARD: u64 = 5_000_000_000;
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
+const CONFIG: &str = "config.json";
 
 /// Writes the tensors and `config.json` with the text `config` into `folder`, which is made: `model.safetensors`, or several files
 /// and `model.safetensors.index.json` where it would have more than 5 GB.
@@ -133,7 +147,7 @@ fn write_shards(
         1 => (SINGLE, Vec::new()),
         _ => (INDEX, (0..count).map(shard).collect::<Vec<_>>()),
     };
-    others.push("config.json".to_owned());
+    others.push(CONFIG.to_owned());
     // A single file would be read in the place of an index.
     let taken = [main, SINGLE].into_iter().chain(others.iter().map(String::as_str)).map(|name| folder.join(name));
     if let (false, Some(path)) = (force, taken.into_iter().find(|path| path.exists())) {
@@ -157,7 +171,7 @@ fn write_shards(
             let index = serde_json::json!({"metadata": {"total_size": bytes}, "weight_map": weight_map});
             write_file(&staging.path(INDEX), format!("{index:#}\n").as_bytes())?;
         }
-        write_file(&staging.side_path("config.json"), config.as_bytes())
+        write_file(&staging.side_path(CONFIG), config.as_bytes())
     };
     prepare().map_err(|error| staging.at_output(error))?;
     let single = folder.join(SINGLE);

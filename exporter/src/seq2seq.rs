@@ -9,6 +9,7 @@ use crate::encode::encode;
 use crate::error::Error;
 use crate::graph::{Dim, ElementType, Graph, Initializer, Source};
 use crate::place::{Layout, Place};
+use crate::proto::GraphProto;
 use crate::quantize::{Quantization, QuantizationReport};
 use crate::report::Report;
 use crate::side_files::{self, Facts, Kind};
@@ -34,6 +35,16 @@ const DATA: &str = "encoder_decoder.onnx_data";
 /// What fairseq's dictionaries say, unless the configuration does.
 const PADDING: u64 = 1;
 const END: i64 = 2;
+
+/// Which of the calls, [`DECODER_CALLS`], a decoder's graph is for; `None` for one that is for all, and for other graphs.
+pub(crate) fn calls_of(graph: &GraphProto) -> Option<&'static str> {
+    let has = |start: &str| graph.input.iter().any(|input| input.name().starts_with(start));
+    match (has("encoder_attention_mask"), has("past_key_values."), has("encoder_hidden_states")) {
+        (true, false, _) => Some("first"),
+        (true, true, false) => Some("later"),
+        _ => None,
+    }
+}
 
 /// A part of the model.
 struct Graphs {

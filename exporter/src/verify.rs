@@ -8,7 +8,7 @@ mod layers;
 mod reference;
 mod runner;
 
-pub use layers::{LayerAgreement, LayerReport, verify_layers};
+pub use layers::{LayerAgreement, LayerReport, configure, verify_layers};
 pub use reference::{Compared, OutputError, Reference};
 
 use crate::encode::encode;

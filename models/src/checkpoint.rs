@@ -65,6 +65,8 @@ pub struct Checkpoint {
     ignore: Vec<String>,
     /// Those that were.
     ignored: Record<BTreeSet<String>>,
+    /// The model's names of tensors that its family has no use for.
+    passed_over: Record<BTreeSet<String>>,
 }
 
 /// What a container file holds.
@@ -135,6 +137,7 @@ impl Checkpoint {
             metadata: BTreeMap::new(),
             ignore: Vec::new(),
             ignored: Record::default(),
+            passed_over: Record::default(),
         }
     }
 

@@ -252,12 +252,13 @@ impl Model {
         &self.name
     }
 
-    /// Numbers in the checkpoint.
+    /// Numbers in the model's tensors.
     pub fn parameters(&self) -> usize {
         self.tensors.iter().map(|(_, shape)| shape.iter().product::<usize>()).sum()
     }
 
-    /// The tensors of the checkpoint by the model's names, but for those that were ignored.
+    /// The tensors of the model by its names. What else the checkpoint holds is none of them: what was ignored, another part's
+    /// tensors, buffers.
     pub fn tensors(&self) -> &Tensors {
         &self.tensors
     }

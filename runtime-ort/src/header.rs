@@ -1,7 +1,11 @@
-//! The few facts that are wanted of a model before a runtime reads it: the ModelProto's outermost fields, nothing below.
+//! The few facts that are wanted of a model before a runtime reads it: the ModelProto's outermost fields, and of the graph which
+//! inputs are rows of which tables.
+
+mod tables;
 
 use crate::error::{Error, Result};
 use crate::links::Link;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufReader, Cursor, Read, Seek, SeekFrom};
 use std::path::Path;
@@ -26,6 +30,8 @@ pub(crate) struct Header {
     pub(crate) opsets: Vec<(String, u64)>,
     /// Files of a checkpoint that hold its weights.
     pub(crate) links: Vec<Link>,
+    /// How many rows there are to choose from, by the inputs that choose rows of a constant, such as tokens.
+    pub(crate) rows: BTreeMap<String, u64>,
 }
 
 impl Header {
@@ -84,12 +90,11 @@ fn malformed(reason: &str) -> io::Error {
 }
 
 fn scan<R: Read + Seek>(message: &mut Message<R>) -> io::Result<Header> {
-    let (mut opsets, mut links, mut has_graph) = (Vec::new(), Vec::new(), false);
+    let (mut opsets, mut links, mut graph) = (Vec::new(), Vec::new(), None);
     while let Some(field) = message.next()? {
         match field {
             Field { number: GRAPH, value: Payload::Bytes(len) } => {
-                has_graph = true;
-                message.skip(len)?;
+                graph = Some(message.within(len, tables::rows)?);
             }
             Field { number: OPSET_IMPORT, value: Payload::Bytes(len) } => opsets.push(import(&message.bytes(len)?)?),
             Field { number: METADATA, value: Payload::Bytes(len) } if len <= LONGEST => {
@@ -100,10 +105,10 @@ fn scan<R: Read + Seek>(message: &mut Message<R>) -> io::Result<Header> {
             Field { .. } => {}
         }
     }
-    match (has_graph, opsets.is_empty()) {
-        (true, false) => Ok(Header { opsets, links }),
-        (false, _) => Err(malformed("it has no graph")),
-        (true, true) => Err(malformed("it imports no operators")),
+    match (graph, opsets.is_empty()) {
+        (Some(rows), false) => Ok(Header { opsets, links, rows }),
+        (None, _) => Err(malformed("it has no graph")),
+        (Some(_), true) => Err(malformed("it imports no operators")),
     }
 }
 
@@ -195,9 +200,19 @@ impl<R: Read + Seek> Message<R> {
         Err(malformed("it is not a protobuf message"))
     }
 
+    /// What `read` makes of the message of the next `len` bytes, to whose end it reads.
+    fn within<T>(&mut self, len: u64, read: impl FnOnce(&mut Self) -> io::Result<T>) -> io::Result<T> {
+        self.take(len)?;
+        let rest = std::mem::replace(&mut self.left, len);
+        let found = read(self)?;
+        self.skip(self.left)?;
+        self.left = rest;
+        Ok(found)
+    }
+
     fn bytes(&mut self, len: u64) -> io::Result<Vec<u8>> {
         if len > LONGEST {
-            return Err(malformed("an operator set's name is too long"));
+            return Err(malformed("a name in it is too long"));
         }
         self.take(len)?;
         let mut bytes = Vec::new();
@@ -206,7 +221,13 @@ impl<R: Read + Seek> Message<R> {
     }
 
     fn skip(&mut self, len: u64) -> io::Result<()> {
+        /// What is read sooner than a buffer is filled anew.
+        const NEAR: u64 = 1 << 10;
         self.take(len)?;
+        if len <= NEAR {
+            let read = io::copy(&mut (&mut self.input).take(len), &mut io::sink())?;
+            return if read == len { Ok(()) } else { Err(malformed("it is truncated")) };
+        }
         let distance = i64::try_from(len).map_err(|_| malformed("it is truncated"))?;
         self.input.seek(SeekFrom::Current(distance)).map(|_| ())
     }

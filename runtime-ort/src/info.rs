@@ -3,7 +3,7 @@
 use crate::element::ElementType;
 use crate::error::{Error, Result};
 use crate::value::Value;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::path::Path;
 
@@ -51,11 +51,16 @@ impl fmt::Display for TensorInfo {
     }
 }
 
-/// The values of `given` in the order of `expected`.
+/// The values of `given` in the order of `expected`. Of inputs that choose rows, `rows` says how many there are.
 ///
 /// # Errors
-/// [`Error::Inputs`] listing every input that is missing, unknown, given twice, or of another type or shape.
-pub(crate) fn in_order(path: &Path, expected: &[TensorInfo], given: Vec<(String, Value)>) -> Result<Vec<Value>> {
+/// [`Error::Inputs`] listing every input that is missing, unknown, given twice, of another type or shape, or a row that is not there.
+pub(crate) fn in_order(
+    path: &Path,
+    expected: &[TensorInfo],
+    rows: &BTreeMap<String, u64>,
+    given: Vec<(String, Value)>,
+) -> Result<Vec<Value>> {
     let mut problems = Vec::new();
     let mut by_name: HashMap<&str, &Value> = HashMap::new();
     for (name, value) in &given {
@@ -70,12 +75,14 @@ pub(crate) fn in_order(path: &Path, expected: &[TensorInfo], given: Vec<(String,
     for info in expected {
         match by_name.get(info.name.as_str()) {
             Some(&value) => {
-                problems.extend(mismatch(info, value, &mut symbols));
+                let problem = mismatch(info, value, &mut symbols);
+                problems.extend(problem.or_else(|| rows.get(&info.name).and_then(|&rows| beyond(info, value, rows))));
                 ordered.push(value.clone());
             }
             None => problems.push(format!("missing input {}", info.name)),
         }
     }
+    problems.extend(expected.iter().flat_map(|info| sums(info, &symbols)));
     if problems.is_empty() {
         return Ok(ordered);
     }
@@ -121,6 +128,33 @@ fn mismatch<'a>(
     None
 }
 
+/// What is wrong with dimensions whose name is a sum of others, such as `past+sequence`.
+fn sums<'a>(info: &'a TensorInfo, symbols: &HashMap<&str, (usize, &str)>) -> impl Iterator<Item = String> + 'a {
+    let wrong = |symbol: &str| {
+        let (found, first) = *symbols.get(symbol).filter(|(_, first)| *first == info.name)?;
+        let parts = symbol.split('+').map(|part| symbols.get(part.trim()));
+        let (parts, count) = (parts.clone().collect::<Option<Vec<_>>>()?, parts.count());
+        let sum = parts.iter().fold(0_usize, |sum, (size, _)| sum.saturating_add(*size));
+        let inputs: Vec<&str> = parts.iter().map(|(_, first)| *first).collect();
+        let inputs = inputs.join(" and ");
+        (count > 1 && sum != found)
+            .then(|| format!("input {first}: expected {sum} for {symbol}, as in {inputs}, found {found}"))
+    };
+    let symbols = info.dims.iter().filter_map(|dim| if let Dim::Symbol(symbol) = dim { Some(symbol) } else { None });
+    symbols.filter_map(|symbol| wrong(symbol)).collect::<Vec<String>>().into_iter()
+}
+
+/// The first number that is none of so many rows, which may be counted from the end.
+fn beyond(info: &TensorInfo, value: &Value, rows: u64) -> Option<String> {
+    let is_there = |row: i64| if row < 0 { row.unsigned_abs() <= rows } else { row.unsigned_abs() < rows };
+    let found = match value.element_type() {
+        ElementType::I64 => value.as_slice::<i64>().ok()?.iter().copied().find(|&row| !is_there(row)),
+        ElementType::I32 => value.as_slice::<i32>().ok()?.iter().map(|&row| row.into()).find(|&row| !is_there(row)),
+        _ => None,
+    };
+    found.map(|row| format!("input {}: expected numbers below {rows}, found {row}", info.name))
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -139,7 +173,7 @@ mod tests {
     fn problems(given: &[(&str, Value)]) -> String {
         let expected = [info("a", &["n", "3"]), info("b", &["n"])];
         let given = given.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
-        match in_order(Path::new("m.onnx"), &expected, given) {
+        match in_order(Path::new("m.onnx"), &expected, &BTreeMap::new(), given) {
             Ok(values) => format!("{:?}", values.iter().map(|v| v.shape().to_vec()).collect::<Vec<_>>()),
             Err(e) => e.to_string(),
         }
@@ -170,5 +204,28 @@ mod tests {
         assert!(wrong(&[5, 3]).contains("input b: expected 5 on axis 0 (n), as in a, found [2]"));
         let twice = [("a", value(ElementType::F32, &[2, 3])), ("b", b.clone()), ("b", b)];
         assert!(problems(&twice).contains("input b is given twice"));
+    }
+
+    /// Of (batch, sequence) tokens among 7, and a mask of what is cached and they.
+    fn tokens(ids: Vec<i64>, mask: usize) -> String {
+        let names = [("ids", ["b", "s"]), ("mask", ["b", "p + s"]), ("past", ["b", "p"])];
+        let expected = names.map(|(name, dims)| TensorInfo { element_type: ElementType::I64, ..info(name, &dims) });
+        let ids = Tensor::new([1, ids.len()], ids).unwrap().into();
+        let given =
+            [("ids", ids), ("mask", value(ElementType::I64, &[1, mask])), ("past", value(ElementType::I64, &[1, 2]))];
+        let given = given.map(|(name, value)| (name.to_owned(), value)).into();
+        let rows = BTreeMap::from([("ids".to_owned(), 7)]);
+        in_order(Path::new("m.onnx"), &expected, &rows, given).err().map_or(String::new(), |error| error.to_string())
+    }
+
+    #[test]
+    fn rows_must_be_there_and_sums_agree() {
+        assert_eq!(tokens(vec![0, 6, -7], 5), "");
+        assert!(
+            tokens(vec![0, 7, 9], 5).starts_with("m.onnx: input ids: expected numbers below 7, found 7\nthe model")
+        );
+        assert!(tokens(vec![-8], 3).contains("input ids: expected numbers below 7, found -8\n"));
+        assert!(tokens(vec![i64::MIN], 3).contains("found -9223372036854775808\n"));
+        assert!(tokens(vec![1, 1], 3).contains("input mask: expected 4 for p + s, as in past and ids, found 3\n"));
     }
 }

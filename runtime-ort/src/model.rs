@@ -39,6 +39,8 @@ pub struct Model {
     backend: Backend,
     inputs: Vec<TensorInfo>,
     outputs: Vec<TensorInfo>,
+    /// Rows to choose from, by the inputs that do.
+    rows: BTreeMap<String, u64>,
     metadata: BTreeMap<String, String>,
     notices: Vec<Notice>,
     profiling: bool,
@@ -74,7 +76,7 @@ impl Model {
         let Loaded { model, inputs, outputs, metadata, notices } = Backend::load(&path, &header, options)?;
         let profiling = options.profile.is_some();
         let files = files_folder(&path);
-        Ok(Model { path, files, backend: model, inputs, outputs, metadata, notices, profiling })
+        Ok(Model { path, files, backend: model, inputs, outputs, rows: header.rows, metadata, notices, profiling })
     }
 
     /// The .onnx file.
@@ -113,7 +115,7 @@ impl Model {
     /// [`Error::Inputs`] for inputs that do not fit, [`Error::Run`] where the runtime fails.
     pub fn run<N: Into<String>>(&mut self, inputs: impl IntoIterator<Item = (N, Value)>) -> Result<Vec<Value>> {
         let given = inputs.into_iter().map(|(name, value)| (name.into(), value)).collect();
-        let ordered = info::in_order(&self.path, &self.inputs, given)?;
+        let ordered = info::in_order(&self.path, &self.inputs, &self.rows, given)?;
         self.backend.run(ordered, &[])
     }
 
@@ -122,7 +124,7 @@ impl Model {
     /// # Errors
     /// As [`Model::run`]; [`Error::Interrupted`] for a run that was broken off.
     pub fn run_until(&mut self, inputs: Vec<(String, Value)>, interrupt: &Interrupt) -> Result<Vec<Value>> {
-        let ordered = info::in_order(&self.path, &self.inputs, inputs)?;
+        let ordered = info::in_order(&self.path, &self.inputs, &self.rows, inputs)?;
         let broken_off = || Error::Interrupted { path: self.path.clone() };
         let outputs = self.backend.run_until(ordered, interrupt);
         outputs.map_err(|error| if interrupt.is_interrupted() { broken_off() } else { error })
@@ -147,7 +149,7 @@ impl Model {
         let position = |name: &str| self.inputs.iter().position(|input| input.name == name);
         let pairs: Vec<(usize, usize)> =
             shared.iter().filter_map(|&(input, output)| Some((position(input)?, output))).collect();
-        let ordered = info::in_order(&self.path, &self.inputs, inputs)?;
+        let ordered = info::in_order(&self.path, &self.inputs, &self.rows, inputs)?;
         self.backend.run(ordered, &pairs)
     }
 
@@ -160,7 +162,7 @@ impl Model {
         inputs: Vec<(String, Value)>,
         on_node: &mut dyn FnMut(&str, &str, Duration),
     ) -> Result<Vec<Value>> {
-        let ordered = info::in_order(&self.path, &self.inputs, inputs)?;
+        let ordered = info::in_order(&self.path, &self.inputs, &self.rows, inputs)?;
         match &mut self.backend {
             Backend::Tract(model) => model.run_timed(ordered, on_node),
             backend => backend.run(ordered, &[]),

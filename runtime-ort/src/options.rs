@@ -39,7 +39,7 @@ pub struct Options {
     /// Leave the ai.moh kernels out: onnxruntime then runs the bodies that the model carries. tract has no such bodies.
     pub without_custom_ops: bool,
     /// Keep all of the ai.moh operators' constant weights packed for their CPU kernels, also those of which onnxruntime then has a second copy:
-    /// experts', 16-bit ones, and what it has not mapped from a file.
+    /// experts', 16-bit ones, and what it has not mapped from a file. tract always packs all, and has no second copy.
     pub pack_weights: bool,
     /// Whether onnxruntime's threads sleep as soon as a run has ended, and do not wait for the next one actively for a while: what runs
     /// next on their processors, such as another model, would have to share them.

@@ -73,6 +73,9 @@ impl Problem {
             tracing::info!("{error}: nobody waits for it any more");
             return Problem::failed("the run was broken off");
         }
+        if let moh_tasks::Error::Runtime(moh_runtime::Error::Inputs { problems, .. }) = error {
+            return Problem::invalid(problems);
+        }
         tracing::error!("{error}");
         match error {
             moh_tasks::Error::Runtime(moh_runtime::Error::Run { runtime, reason, .. })

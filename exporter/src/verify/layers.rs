@@ -6,16 +6,19 @@
 mod part;
 
 use super::runner::{Runner, host, numbers, values};
+use crate::cache::Cache;
 use crate::error::Error;
 use crate::exported;
 use crate::graph::ElementType;
 use crate::proto::{ModelProto, ValueInfoProto, tensor_shape_proto::dimension};
 use crate::quantize::{self, Quantization, Quantize};
 use crate::record;
+use crate::seq2seq;
 use candle_core::Tensor;
-use moh_models::Model;
 use moh_models::eager::{Eager, GAPS};
+use moh_models::families::moa::DECODER_CALLS;
 use moh_models::families::{PortDim, Sizes};
+use moh_models::{Checkpoint, Model};
 use moh_operators::{DType, GATES, tolerance};
 use moh_runtime::Tensor as Host;
 use part::Parts;
@@ -103,6 +106,22 @@ impl Reference {
     fn value(&self, name: &str) -> Result<&Tensor, Error> {
         self.values.get(name).ok_or_else(|| Error::Disagreement(format!("candle computes no value {name}")))
     }
+}
+
+/// Chooses for `checkpoint` what the model in `file` was exported with and no configuration says: how its cache grows, and which
+/// calls it is for, of a decoder that was exported with its encoder.
+///
+/// # Errors
+/// [`Error`] where the file cannot be read or is no ONNX model.
+pub fn configure(checkpoint: &mut Checkpoint, file: &Path) -> Result<(), Error> {
+    let graph = exported::read(file)?.graph.unwrap_or_default();
+    if Cache::of_graph(&graph) == Cache::InPlace {
+        Cache::InPlace.put(checkpoint);
+    }
+    if let Some(calls) = seq2seq::calls_of(&graph) {
+        checkpoint.configure(DECODER_CALLS, calls);
+    }
+    Ok(())
 }
 
 /// Compares the model in `file` with `model`, whose checkpoint it was exported from. `all_bf16` says that all of the checkpoint's

@@ -288,6 +288,10 @@ fn a_whole_model_of_random_weights_is_exported_part_by_part() {
     succeeds(&["random", "moa.json", "--part", "encoder", "-o", "encoder"]);
     let done = export(folder.path(), &["encoder", "--part", "decoder", "-o", "none/model.onnx"]);
     assert!(!done.status.success() && text(&done.stderr).contains("decoder.layers.0"), "{}", text(&done.stderr));
+    succeeds(&["encoder", "-o", "out/alone.onnx"]);
+    fs::write(folder.path().join("nameless.json"), config.replace("\"family\": \"moa\", ", "")).unwrap();
+    succeeds(&["random", "nameless.json", "--family", "moa", "--part", "decoder", "-o", "decoder"]);
+    succeeds(&["decoder", "-o", "out/named.onnx"]);
     let done = export(folder.path(), &["random", "moh-dit-s-75", "--part", "encoder", "-o", "dit"]);
     assert!(!done.status.success() && !folder.path().join("dit").exists(), "{}", text(&done.stderr));
 }

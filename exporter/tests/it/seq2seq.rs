@@ -85,6 +85,13 @@ fn three_models_on_one_weight_file() {
     let said = program(&["whole", "--part", "both", "-o", "both"]);
     assert!(said.contains("outputs off by at most") && said.contains("layers        6"), "{said}");
 
+    for (part, model) in
+        [("encoder", "encoder_model"), ("decoder", "decoder_model"), ("decoder", "decoder_with_past_model")]
+    {
+        let compared = program(&["verify", &format!("both/{model}.onnx"), "whole", "--part", part]);
+        assert!(compared.contains("outputs"), "{compared}");
+    }
+
     let at = |name: &str| root.path().join(name);
     let shared = |input: &str, part: &str| -> BTreeMap<String, Tensor> {
         call(&mut load(&at(input)), named([("input_ids", ids(SOURCE)), ("attention_mask", ids(MASK))]))

@@ -66,14 +66,20 @@ impl<'a> Loader<'a> {
     }
 
     /// Ends the collection. Tensors that nobody asked for are unexpected, unless `ignorable` says that their name does not
-    /// matter, or [`Checkpoint::ignore_unexpected`].
+    /// matter, or [`Checkpoint::ignore_unexpected`]. Neither are then the model's.
     ///
     /// # Errors
     /// [`Error::Tensors`] with all that does not fit.
     pub fn finish(self, ignorable: impl Fn(&str) -> bool) -> Result<(), Error> {
         let Loader { checkpoint, taken, mut problems, .. } = self;
-        let rest = checkpoint.tensors.values().filter(|w| !taken.contains(w.name()) && !ignorable(w.name()));
-        let rest = rest.filter(|weight| !checkpoint.ignores(weight));
+        let rest = checkpoint.tensors.values().filter(|weight| !taken.contains(weight.name()));
+        let rest = rest.filter(|weight| {
+            let passed_over = ignorable(weight.name());
+            if passed_over {
+                checkpoint.pass_over(weight);
+            }
+            !passed_over && !checkpoint.ignores(weight)
+        });
         problems.extend(rest.map(|weight| Problem::Unexpected {
             file: weight.file().to_owned(),
             tensor: weight.name().to_owned(),

@@ -74,9 +74,23 @@ impl Checkpoint {
         self.ignored.get().clone()
     }
 
-    /// Forgets which keys were asked for and which tensors were ignored.
+    /// Remembers a tensor that the model's family has no use for.
+    pub(super) fn pass_over(&self, weight: &Weight) {
+        self.passed_over.get().insert(weight.name().to_owned());
+    }
+
+    /// The tensors that are the model's, in the order of their names: all that were neither ignored nor passed over.
+    pub(crate) fn of_the_model(&self) -> Vec<&Weight> {
+        let (ignored, passed_over) = (self.ignored(), self.passed_over.get());
+        let is_own =
+            |weight: &&Weight| !ignored.contains(weight.place(0).tensor) && !passed_over.contains(weight.name());
+        self.tensors.values().filter(is_own).collect()
+    }
+
+    /// Forgets which keys were asked for, and which tensors were ignored or passed over.
     pub(crate) fn forget(&self) {
         self.config.forget();
         self.ignored.get().clear();
+        self.passed_over.get().clear();
     }
 }

@@ -155,15 +155,22 @@ impl Family for Llama {
             }
         });
         let blocks = blocks.collect();
-        let embed_tokens = l.weight("model.embed_tokens.weight", &[vocab_size, hidden_size]);
+        let (embedding, head) = ("model.embed_tokens.weight", "lm_head.weight");
+        // Of a matrix under two names, safetensors' `save_model` keeps the name that comes first.
+        let kept = if tied && checkpoint.get(embedding).is_none() && checkpoint.get(head).is_some() {
+            head
+        } else {
+            embedding
+        };
+        let embed_tokens = l.weight(kept, &[vocab_size, hidden_size]);
         let lm_head = match tied {
             true => embed_tokens.clone(),
-            false => l.weight("lm_head.weight", &[vocab_size, hidden_size]),
+            false => l.weight(head, &[vocab_size, hidden_size]),
         };
         let norm = l.weight("model.norm.weight", &[hidden_size]);
         // Old checkpoints store the rotary frequencies; they follow from the configuration.
-        loader.finish(|name| name.ends_with(".rotary_emb.inv_freq") || (tied && name == "lm_head.weight"))?;
-        let unused = checkpoint.get("lm_head.weight").filter(|_| tied);
+        loader.finish(|name| name.ends_with(".rotary_emb.inv_freq") || (tied && name == head))?;
+        let unused = checkpoint.get(head).filter(|_| tied && kept != head);
         let other_head = match unused {
             Some(head) if !head.equals(&embed_tokens)? => Some(Warning::Tied {
                 file: head.file().to_owned(),

@@ -84,17 +84,15 @@ fn model(name: &str, family: AnyFamily, checkpoint: &Checkpoint, prefix: Option<
         warnings.push(Warning::UnusedKeys { file: file(), family: family_name(), keys: usage.unknown });
     }
     warnings.extend(family.warning().cloned());
-    let ignored = checkpoint.ignored();
-    let weights = || checkpoint.names().filter_map(|name| checkpoint.get(name));
-    let weights = || weights().filter(|weight| !ignored.contains(weight.place(0).tensor));
-    let largest = weights().max_by_key(|weight| weight.elements());
+    let weights = checkpoint.of_the_model();
+    let largest = weights.iter().max_by_key(|weight| weight.elements());
     Ok(Model {
-        tensors: weights().map(|weight| (weight.name().to_owned(), weight.shape().to_vec())).collect(),
+        tensors: weights.iter().map(|weight| (weight.name().to_owned(), weight.shape().to_vec())).collect(),
         weight_type: largest.map_or(WeightType::F32, |weight| weight.dtype()),
         name: family_name(),
         family,
         prefix,
-        ignored: ignored.into_iter().collect(),
+        ignored: checkpoint.ignored().into_iter().collect(),
         defaults: usage.defaults,
         warnings,
     })

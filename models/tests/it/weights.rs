@@ -176,5 +176,16 @@ fn tied_embeddings() {
     assert_eq!(outputs(&model(&saved(&config, &weights, "FloatStorage", float))), expected);
     // PyTorch saves a tied tensor under both of its names.
     weights.insert("lm_head.weight".to_owned(), weights["model.embed_tokens.weight"].clone());
+    let twice = saved(&config, &weights, "FloatStorage", float);
+    assert_eq!(outputs(&model(&twice)), expected);
+    // Which is one tensor of the model: what is trained, and what is counted.
+    let twice = Checkpoint::open(twice.path(), None).unwrap();
+    let loaded = Model::load(&twice, None).unwrap();
+    assert!(loaded.tensors().iter().all(|(name, _)| name != "lm_head.weight"));
+    let planned = Model::plan(twice.config(), None).unwrap().0;
+    assert_eq!((loaded.parameters(), loaded.tensors().len()), (planned.parameters(), planned.tensors().len()));
+
+    // safetensors' save_model keeps one of the names.
+    weights.remove("model.embed_tokens.weight");
     assert_eq!(outputs(&model(&saved(&config, &weights, "FloatStorage", float))), expected);
 }

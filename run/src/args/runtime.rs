@@ -16,8 +16,8 @@ pub(crate) struct RuntimeArgs {
     /// Do not load the ai.moh kernels: onnxruntime runs the function bodies in the model, which compute every head.
     #[arg(long, conflicts_with = "ops_library")]
     no_custom_ops: bool,
-    /// Pack all weights of ai.moh operators once, at load, also those that are not packed by default because that takes more memory: experts', 16-bit
-    /// ones, and what onnxruntime has not mapped from a file.
+    /// Pack all weights of ai.moh operators once, at load, as tract always does: in onnxruntime also those that are not packed by default because that
+    /// takes more memory: experts', 16-bit ones, and what it has not mapped from a file.
     #[arg(long, conflicts_with = "no_custom_ops")]
     pack_weights: bool,
     #[command(flatten)]

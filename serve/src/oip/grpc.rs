@@ -16,6 +16,7 @@ use crate::problem::Problem;
 use crate::server::App;
 use axum::body::Body;
 use axum::extract;
+use axum::http::HeaderMap;
 use futures_util::stream::{self, StreamExt};
 use half::{bf16, f16};
 use moh_runtime::{ElementType, Tensor, TensorData, TensorInfo};
@@ -24,20 +25,28 @@ use std::time::Duration;
 use tonic::{Response, Status};
 use tower::util::MapRequest;
 
-/// The service, for a router: a message that does not come is not waited for.
+/// The service, for a router: a request's time begins before its message comes, and what does not come is not waited for.
 pub(crate) fn service(
     app: Arc<App>,
 ) -> MapRequest<GrpcInferenceServiceServer<Grpc>, impl Fn(extract::Request) -> extract::Request + Clone> {
-    let (limit, stall) = (app.limits.body, app.limits.stall);
+    let (limit, stall, longest) = (app.limits.body, app.limits.stall, app.limits.timeout);
     let service = GrpcInferenceServiceServer::new(Grpc(app)).max_decoding_message_size(limit);
-    MapRequest::new(service, move |request: extract::Request| request.map(|body| impatient(body, stall)))
+    MapRequest::new(service, move |mut request: extract::Request| {
+        let deadline = Deadline::after(timeout(request.headers()).unwrap_or(longest).min(longest));
+        request.extensions_mut().insert(deadline);
+        request.map(|body| impatient(body, stall, deadline))
+    })
 }
 
-/// A body that fails where nothing of it comes for so long.
-fn impatient(body: Body, stall: Duration) -> Body {
+/// A body that fails where nothing of it comes for so long, or all of it does not come in time.
+fn impatient(body: Body, stall: Duration, deadline: Deadline) -> Body {
     let parts = stream::try_unfold(body.into_data_stream(), move |mut parts| async move {
-        let slow = |_| Status::deadline_exceeded(format!("nothing of the message came for {} s", stall.as_secs_f64()));
-        let part = tokio::time::timeout(stall, parts.next()).await.map_err(slow)?;
+        let left = deadline.left();
+        let slow = |_| match left < stall {
+            true => deadline.arrived().into(),
+            false => Status::deadline_exceeded(format!("nothing of the message came for {} s", stall.as_secs_f64())),
+        };
+        let part = tokio::time::timeout(stall.min(left), parts.next()).await.map_err(slow)?;
         let part = part.transpose().map_err(|_| Status::cancelled("the message broke off"))?;
         Ok::<_, Status>(part.map(|part| (part, parts)))
     });
@@ -87,8 +96,8 @@ impl GrpcInferenceService for Grpc {
     }
 
     async fn model_infer(&self, request: tonic::Request<ModelInferRequest>) -> Answer<ModelInferResponse> {
-        let patience = timeout(request.metadata()).unwrap_or(self.0.limits.timeout);
-        let deadline = Deadline::after(patience.min(self.0.limits.timeout));
+        let deadline = request.extensions().get().copied();
+        let deadline = deadline.unwrap_or_else(|| Deadline::after(self.0.limits.timeout));
         let request = request.into_inner();
         let raw = &request.raw_input_contents;
         if !raw.is_empty() && raw.len() != request.inputs.len() {
@@ -121,8 +130,8 @@ impl GrpcInferenceService for Grpc {
 }
 
 /// What the client waits: `grpc-timeout`, at most 8 digits and a unit.
-fn timeout(metadata: &tonic::metadata::MetadataMap) -> Option<Duration> {
-    let text = metadata.get("grpc-timeout")?.to_str().ok()?;
+fn timeout(headers: &HeaderMap) -> Option<Duration> {
+    let text = headers.get("grpc-timeout")?.to_str().ok()?;
     let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     let number = number.parse::<u64>().ok().filter(|_| number.len() <= 8)?;
     Some(match unit {
@@ -203,9 +212,9 @@ mod tests {
     #[test]
     fn timeouts_are_read_in_all_units() {
         let read = |text: &'static str| {
-            let mut metadata = tonic::metadata::MetadataMap::new();
-            metadata.insert("grpc-timeout", tonic::metadata::MetadataValue::from_static(text));
-            timeout(&metadata)
+            let mut headers = HeaderMap::new();
+            headers.insert("grpc-timeout", axum::http::HeaderValue::from_static(text));
+            timeout(&headers)
         };
         for (text, expected) in [
             ("2H", Duration::from_secs(7200)),

@@ -12,7 +12,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use moh_runtime::{Tensor, TensorInfo};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
@@ -71,14 +71,14 @@ struct Metadata {
 
 #[derive(Debug, Deserialize, ToSchema)]
 struct InferRequest<'a> {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     id: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     parameters: Parameters,
     #[serde(borrow)]
     inputs: Vec<Input<'a>>,
     /// All outputs where none is named.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     outputs: Vec<Wanted>,
 }
 
@@ -88,7 +88,7 @@ struct Input<'a> {
     shape: Vec<i64>,
     /// BOOL, UINT8, INT32, INT64, FP16, BF16, FP32 or FP64.
     datatype: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     parameters: Parameters,
     /// Numbers in row-major order, nested or not; none where `parameters.binary_data_size` bytes follow.
     #[serde(borrow, default)]
@@ -99,7 +99,7 @@ struct Input<'a> {
 #[derive(Debug, Deserialize, ToSchema)]
 struct Wanted {
     name: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     parameters: Parameters,
 }
 
@@ -109,6 +109,11 @@ struct Parameters {
     binary_data_size: Option<usize>,
     binary_data: Option<bool>,
     binary_data_output: Option<bool>,
+}
+
+/// What is optional may be null, as some clients write it.
+fn or_default<'de, T: Default + Deserialize<'de>, D: Deserializer<'de>>(value: D) -> Result<T, D::Error> {
+    Option::deserialize(value).map(Option::unwrap_or_default)
 }
 
 #[derive(Debug, Serialize, ToSchema)]

@@ -131,15 +131,29 @@ fn language_models_run_on_tensors() {
             json!({ "name": name, "datatype": input["datatype"], "shape": shape, "data": data })
         })
         .collect();
-    let mut body = json!({ "inputs": inputs, "outputs": [{ "name": "logits" }] });
+    let mut body = json!({ "inputs": &inputs, "outputs": [{ "name": "logits" }] });
     let answer = post(server.address(), "/v2/models/llama/infer", &body);
     assert_eq!(answer.status, 200, "{}", answer.text());
     assert_eq!(answer.json()["outputs"][0]["shape"], json!([1, 3, 512]));
     assert_eq!(answer.json()["outputs"].as_array().unwrap().len(), 1);
-    // A token that the model does not know is an error of that request.
-    body["inputs"][0]["data"] = json!([52, 49, 100_000]);
-    assert!(post(server.address(), "/v2/models/llama/infer", &body).status >= 400);
-    body["inputs"][0]["data"] = json!([52, 49, 47]);
+    // A token that the model does not know, and a mask that is not as long as the tokens.
+    let position = |name: &str| inputs.iter().position(|input| input["name"] == name).unwrap();
+    let (ids, mask) = (position("input_ids"), position("attention_mask"));
+    let good = body.clone();
+    body["inputs"][ids]["data"] = json!([52, 49, 100_000]);
+    let answer = post(server.address(), "/v2/models/llama/infer", &body);
+    assert_eq!(answer.status, 400, "{}", answer.text());
+    assert!(answer.text().contains("input input_ids: expected numbers below 512, found 100000"), "{}", answer.text());
+    body = good.clone();
+    body["inputs"][mask]["shape"] = json!([1, 2]);
+    body["inputs"][mask]["data"] = json!([1, 1]);
+    let answer = post(server.address(), "/v2/models/llama/infer", &body);
+    assert_eq!(answer.status, 400, "{}", answer.text());
+    assert!(answer.text().contains("input attention_mask: expected 3 for past+sequence"), "{}", answer.text());
+    // What is optional may be null.
+    body = good;
+    (body["id"], body["parameters"], body["outputs"]) = (Value::Null, Value::Null, Value::Null);
+    body["inputs"][ids]["parameters"] = Value::Null;
     assert_eq!(post(server.address(), "/v2/models/llama/infer", &body).status, 200);
     server.stop();
 }
