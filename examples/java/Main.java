@@ -31,16 +31,22 @@ class Main {
         return best;
     }
 
-    public static void main(String[] arguments) throws OrtException {
+    public static void main(String[] arguments) throws Exception {
         if (arguments.length < 4) {
             System.err.println("usage: Main MODEL.onnx LIBRARY COUNT TOKEN...");
             System.exit(2);
         }
+        long[] prompt = LongStream.range(3, arguments.length).map(i -> Long.parseLong(arguments[(int) i])).toArray();
         OrtEnvironment environment = OrtEnvironment.getEnvironment();
-        OrtSession.SessionOptions options = new OrtSession.SessionOptions();
-        if (!arguments[1].isEmpty()) options.registerCustomOpLibrary(arguments[1]);
-        OrtSession session = environment.createSession(arguments[0], options);
+        try (OrtSession.SessionOptions options = new OrtSession.SessionOptions()) {
+            if (!arguments[1].isEmpty()) options.registerCustomOpLibrary(arguments[1]);
+            try (OrtSession session = environment.createSession(arguments[0], options)) {
+                generate(environment, session, prompt, Integer.parseInt(arguments[2]));
+            }
+        }
+    }
 
+    static void generate(OrtEnvironment environment, OrtSession session, long[] tokens, int count) throws Exception {
         // Inputs: input_ids, attention_mask, position_ids, caches. Outputs: logits, and the caches in the same order.
         List<String> inputs = new ArrayList<>(session.getInputNames());
         Map<String, OnnxTensor> feeds = new HashMap<>();
@@ -52,22 +58,34 @@ class Main {
             feeds.put(name, OnnxTensor.createTensor(environment, FloatBuffer.allocate(0), shape));
         }
 
-        int count = Integer.parseInt(arguments[2]), past = 0;
-        long[] tokens = LongStream.range(3, arguments.length).map(i -> Long.parseLong(arguments[(int) i])).toArray();
-        OrtSession.Result before = null;
-        for (int n = 0; n < count; n++) {
-            feeds.put("input_ids", row(environment, tokens));
-            feeds.put("attention_mask", row(environment, LongStream.range(0, past + tokens.length).map(i -> 1).toArray()));
-            feeds.put("position_ids", row(environment, LongStream.range(past, past + tokens.length).toArray()));
-            OrtSession.Result results = session.run(feeds);
-            past += tokens.length;
+        // Tensors are native memory, which the garbage collector does not free. Who closes the caches: these first ones we, later ones
+        // the results that hold them.
+        List<OnnxTensor> empty = new ArrayList<>(feeds.values());
+        AutoCloseable owner = () -> empty.forEach(OnnxTensor::close);
+        int past = 0;
+        try {
+            for (int n = 0; n < count; n++) {
+                long[] mask = LongStream.range(0, past + tokens.length).map(i -> 1).toArray();
+                long[] positions = LongStream.range(past, past + tokens.length).toArray();
+                OrtSession.Result results;
+                try (OnnxTensor ids = row(environment, tokens);
+                        OnnxTensor seen = row(environment, mask);
+                        OnnxTensor places = row(environment, positions)) {
+                    feeds.put("input_ids", ids);
+                    feeds.put("attention_mask", seen);
+                    feeds.put("position_ids", places);
+                    results = session.run(feeds);
+                }
+                owner.close();
+                owner = results;
+                for (int i = 3; i < inputs.size(); i++) feeds.put(inputs.get(i), (OnnxTensor) results.get(i - 2));
+                past += tokens.length;
 
-            tokens = new long[] {next((OnnxTensor) results.get(0))};
-            System.out.print(tokens[0] + (n + 1 < count ? " " : "\n"));
-            for (int i = 3; i < inputs.size(); i++) feeds.put(inputs.get(i), (OnnxTensor) results.get(i - 2));
-            // Results own the tensors that they hold: those of the last call were this call's caches.
-            if (before != null) before.close();
-            before = results;
+                tokens = new long[] {next((OnnxTensor) results.get(0))};
+                System.out.print(tokens[0] + (n + 1 < count ? " " : "\n"));
+            }
+        } finally {
+            owner.close();
         }
     }
 }

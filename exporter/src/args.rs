@@ -111,14 +111,14 @@ pub(crate) struct InspectArgs {
     #[command(flatten)]
     pub(crate) part: PartArgs,
     /// New tokens of a sequence, or tokens of a diffusion model's image [default: 512, or as many as the model takes].
-    #[arg(long, value_name = "N", value_parser = size::<1, MAX_TOKENS>)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = size::<1, MAX_TOKENS>)]
     pub(crate) tokens: Option<usize>,
     /// Cached tokens of a sequence: with --tokens 1 the cost of a decode step.
-    #[arg(long, value_name = "N", default_value_t = 0,
+    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 0,
         value_parser = size::<0, MAX_TOKENS>)]
     pub(crate) past: usize,
     /// Tokens of the sequence that a decoder translates [default: 512, or as many as the model takes].
-    #[arg(long = "source", value_name = "N", value_parser = size::<1, MAX_TOKENS>)]
+    #[arg(long = "source", value_name = "N", allow_negative_numbers = true, value_parser = size::<1, MAX_TOKENS>)]
     pub(crate) source_tokens: Option<usize>,
     /// Print JSON.
     #[arg(long)]
@@ -143,7 +143,7 @@ pub(crate) struct RandomArgs {
     #[arg(long, value_enum, default_value = "f32")]
     pub(crate) dtype: Dtype,
     /// The same seed gives the same file.
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, allow_negative_numbers = true, default_value_t = 0, value_parser = seed)]
     pub(crate) seed: u64,
     /// Replace files that are there.
     #[arg(short, long)]
@@ -186,6 +186,11 @@ fn size<const MIN: usize, const MAX: usize>(text: &str) -> Result<usize, String>
         Ok(n) if (MIN..=MAX).contains(&n) => Ok(n),
         _ => Err(format!("expected a whole number from {MIN} to {MAX}")),
     }
+}
+
+/// What random numbers come from.
+fn seed(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| format!("expected a whole number from 0 to {}", u64::MAX))
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -239,7 +244,10 @@ impl Dtype {
 
 impl Args {
     /// Checkpoint, output and how to export; `None` where the command line names another command.
-    pub(crate) fn export(self) -> Option<Export> {
+    ///
+    /// # Errors
+    /// Options that contradict each other.
+    pub(crate) fn export(self) -> anyhow::Result<Option<Export>> {
         self.export.asked_for()
     }
 }

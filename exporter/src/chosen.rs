@@ -51,9 +51,8 @@ impl Chosen {
         let memory = Memory::new(graphs, row, facts.context().map(|context| context as usize));
         check(target, facts, &memory)?;
         let quantization = options.quantize.clone();
-        let form = target.form(options.sides.library.is_some());
-        // Styles of operators of ours say nothing then.
         let portable = options.passes.bodies.attention == AttentionStyle::Portable;
+        let (form, activations) = target.quantized(options.sides.library.is_some(), portable).unwrap_or_default();
         let differs = [
             ("--attention", portable),
             ("--dtype", dtype != row.dtype),
@@ -62,14 +61,11 @@ impl Chosen {
             ("--layout", options.layout != row.layout),
             ("--cache", options.cache.is_some_and(|cache| cache != row.cache)),
             ("--dense-layers", options.passes.dense.style.is_some_and(|style| style != row.dense)),
-            ("--norms", !portable && options.passes.norms.style.is_some_and(|style| style != row.norms)),
-            (
-                "--convolutions",
-                !portable && options.passes.convolutions.style.is_some_and(|style| style != row.convolutions),
-            ),
+            ("--norms", options.passes.norms.style.is_some_and(|style| style != row.norms)),
+            ("--convolutions", options.passes.convolutions.style.is_some_and(|style| style != row.convolutions)),
             ("--head-layers", options.passes.heads.style.is_some_and(|style| style != row.heads)),
             ("--form", quantization.as_ref().is_some_and(|how| how.form != form)),
-            ("--activations", quantization.as_ref().is_some_and(|how| how.activations != row.activations)),
+            ("--activations", quantization.as_ref().is_some_and(|how| how.activations != activations)),
         ];
         let overridden = differs.into_iter().filter(|(_, differs)| *differs).map(|(option, _)| option).collect();
         let (opset, layout) = (options.opset, options.layout);

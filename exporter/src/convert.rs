@@ -140,7 +140,7 @@ pub fn convert(path: &Path, output: &Path, options: &Options) -> Result<Converte
     };
     let cost = prepare().map_err(|error| staging.at_output(error))?;
     let files = sources.files(&staging.model(), output)?;
-    staging.commit_folder()?;
+    staging.commit_folder(output)?;
     let counts = heads.counts;
     Ok(Converted {
         family: options.router.family(),

@@ -74,9 +74,23 @@ pub enum Error {
         /// A file of the other model in that folder.
         owner: PathBuf,
     },
+    /// A library of our operators that cannot go along with the model.
+    #[error("library {}: {problem}", file.display())]
+    Library {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
     /// The output's name is not one for a model.
     #[error("output {}: the name of the model to write must end in .onnx", path.display())]
     OutputName {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The output's name is no text that a model could name its weight file with.
+    #[error("output {}: the name of the model to write must be UTF-8, because the model holds the name of its weights", path.display())]
+    OutputUtf8 {
         /// The path.
         path: PathBuf,
     },
@@ -197,6 +211,18 @@ pub enum Error {
         /// The dimensions that it has.
         known: String,
     },
+    /// Fixed lengths beyond the model's.
+    #[error(
+        "sequences of {past} cached and {sequence} new tokens: the model's longest have {longest}, its max_position_embeddings"
+    )]
+    Lengths {
+        /// New tokens.
+        sequence: usize,
+        /// Cached tokens.
+        past: usize,
+        /// The most tokens that the model was made for.
+        longest: u64,
+    },
     /// A number of tokens that the model cannot have.
     #[error("a {family} takes {expected} tokens, not {found}: {why}")]
     Tokens {
@@ -212,6 +238,18 @@ pub enum Error {
     /// bfloat16 in standard operators, which no CPU runtime multiplies.
     #[error("attention in bf16 needs our kernels, which a model of standard operators does not use")]
     AttentionType,
+    /// bfloat16 for a model none of whose attention can be written in it.
+    #[error("attention in bf16: expected layers of ai.moh.RoutedAttention, found only those of ai.moh.{found}")]
+    AttentionKind {
+        /// The operator that the model has.
+        found: &'static str,
+    },
+    /// Operators of ours in a model that is to have standard ones only.
+    #[error("{option} writes operators of ai.moh, and a portable model has standard operators only")]
+    Portable {
+        /// The option that asks for them.
+        option: &'static str,
+    },
     /// An operator-set or IR version that exported models can't have.
     #[error("{what} {found} is not supported: expected {expected}")]
     Version {

@@ -4,6 +4,7 @@ use moh_export::quantize::Problem as Unquantizable;
 use moh_export::{Error, Versioned};
 use moh_models::checkpoint::{Mismatch, Problem};
 use moh_models::{Error as ModelError, Warning};
+use moh_operators::{Definition, RoutedCachedAttention};
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
 
@@ -29,6 +30,7 @@ fn of_export(error: &Error) -> Option<String> {
             "choose another folder: not even --force replaces files of another model".to_owned()
         }
         Error::OverwritesInput { .. } => "choose another output".to_owned(),
+        Error::Library { .. } => "--with-library takes the file of libmoh_ops".to_owned(),
         Error::Io { reason, .. } => return of_system(reason.kind()),
         Error::Disagreement(_) => {
             "no model was written; if --dtype f32 does not help, please report this as a bug of moh-export".to_owned()
@@ -41,6 +43,7 @@ fn of_export(error: &Error) -> Option<String> {
                               differences"
                 .to_owned()
         }
+        Error::Lengths { .. } => "choose smaller --sequence and --past".to_owned(),
         Error::Tokens { .. } => "choose another --tokens".to_owned(),
         Error::Inline { .. } => "leave out --weights inline".to_owned(),
         Error::Room { .. } => "nothing was written; choose a folder on another disk, or make room".to_owned(),
@@ -56,6 +59,11 @@ fn of_export(error: &Error) -> Option<String> {
         Error::Dimension { name, .. } => format!("leave out --{name}"),
         Error::PortableCache => "leave out --attention portable or --cache in-place".to_owned(),
         Error::AttentionType => "choose --attention-type bf16 or --attention portable".to_owned(),
+        Error::AttentionKind { found: RoutedCachedAttention::NAME } => {
+            "choose --cache concat, or leave out --attention-type bf16".to_owned()
+        }
+        Error::AttentionKind { .. } => "leave out --attention-type bf16".to_owned(),
+        Error::Portable { option } => format!("leave out --attention portable or {option}"),
         Error::Version { what: Versioned::Opset, .. } => "choose it with --opset".to_owned(),
         Error::Version { what: Versioned::Ir, .. } => "choose it with --ir-version".to_owned(),
         _ => return None,

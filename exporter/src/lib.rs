@@ -54,7 +54,7 @@ pub use moh_models::families::moa::Part;
 use moh_models::presets::{self, Source};
 use moh_models::{Checkpoint, Model, WeightType};
 use place::Place;
-use side_files::Facts;
+use side_files::{Facts, Kind};
 use staging::Staging;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -85,8 +85,8 @@ pub struct Options {
     pub quantize: Option<Quantize>,
     /// What the passes do.
     pub passes: passes::Options,
-    /// Where the model is to run: what cannot run there is refused, and the report says what memory it will need. Sets no other option:
-    /// [`Target::options`] does.
+    /// Where the model is to run: what cannot run there is refused, and the report says what memory it will need. Chooses `cache` and the
+    /// styles of `passes` where they say nothing; [`Target::options`] sets the others.
     pub target: Option<Target>,
     /// Dimensions that are the same in every call.
     pub sizes: Sizes,
@@ -204,6 +204,16 @@ fn choose_dtype(model: &Model, options: &Options) -> (ElementType, Option<&'stat
     }
 }
 
+/// Refuses what the passes cannot do together, and a form of quantised layers that they cannot write.
+fn check_passes(options: &Options) -> Result<(), Error> {
+    options.passes.check()?;
+    let has_ours = options.quantize.as_ref().is_some_and(|how| how.form == quantize::Form::Moh);
+    match has_ours && options.passes.bodies.attention == AttentionStyle::Portable {
+        true => Err(Error::Portable { option: "--form moh" }),
+        false => Ok(()),
+    }
+}
+
 /// Refuses what the target cannot run.
 fn check_target(options: &Options, dtype: ElementType) -> Result<(), Error> {
     options.target.map_or(Ok(()), |target| target.check(options, dtype))
@@ -230,6 +240,9 @@ fn check_name(output: &Path) -> Result<(), Error> {
     }
     if output.extension().is_none_or(|extension| extension != "onnx") {
         return Err(Error::OutputName { path: output.to_owned() });
+    }
+    if output.file_name().is_some_and(|name| name.to_str().is_none()) {
+        return Err(Error::OutputUtf8 { path: output.to_owned() });
     }
     Ok(())
 }
@@ -258,6 +271,18 @@ fn check_sizes(sizes: &Sizes, models: &[Model]) -> Result<(), Error> {
     }
 }
 
+/// Refuses to fix lengths of a language model's sequences that it cannot have.
+fn check_lengths(facts: &Facts<'_>, sizes: &Sizes) -> Result<(), Error> {
+    let (sequence, past) = (sizes.get("sequence").unwrap_or(1), sizes.get("past").unwrap_or(0));
+    let is_language_model = matches!(facts.kind, Kind::LanguageModel { .. });
+    match facts.context().filter(|_| is_language_model) {
+        Some(longest) if sequence.saturating_add(past) as u64 > longest => {
+            Err(Error::Lengths { sequence, past, longest })
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Exports the checkpoint at `path` (a file, an index or a folder) to `output`, whose folder is made. With
 /// [`Options::both_parts`], `output` is the folder.
 ///
@@ -265,7 +290,7 @@ fn check_sizes(sizes: &Sizes, models: &[Model]) -> Result<(), Error> {
 /// See [`Error`]; the output is then as it was.
 pub fn export(path: &Path, output: &Path, options: &Options) -> Result<Report, Error> {
     let mut options = options.clone();
-    options.passes.settle(options.weights == Weights::Link);
+    options.passes.settle(options.target, options.weights == Weights::Link);
     let options = &options;
     if options.both_parts {
         return seq2seq::export(path, output, options);
@@ -291,7 +316,7 @@ pub fn export(path: &Path, output: &Path, options: &Options) -> Result<Report, E
 /// See [`Error`]; the output is then as it was.
 pub fn export_model(checkpoint: &Checkpoint, model: &Model, output: &Path, options: &Options) -> Result<Report, Error> {
     let mut options = options.clone();
-    options.passes.settle(options.weights == Weights::Link);
+    options.passes.settle(options.target, options.weights == Weights::Link);
     export_since(std::time::Instant::now(), checkpoint, model, output, &options)
 }
 
@@ -306,7 +331,7 @@ fn export_since(
     check_part(options.part, model)?;
     Cache::check(options, model)?;
     check_sizes(&options.sizes, std::slice::from_ref(model))?;
-    options.passes.check()?;
+    check_passes(options)?;
     check_name(output)?;
     let place = Place::new(output, options.layout);
     let models = [place.model.as_str()];
@@ -331,6 +356,7 @@ fn export_since(
     let mut plan = Plan::with(&graph, options.weights, dtype, &place)?;
     let external = plan.iter().next().is_some();
     let facts = Facts::new(checkpoint, model, &graph, dtype, (options.layout, &place), external)?;
+    check_lengths(&facts, &options.sizes)?;
     let chosen = Chosen::new(&facts, &[&graph], options)?;
     let (sides, side_notes) = side_files::side_files(&facts, &options.sides)?;
     // Refused before the work. All are prepared: another export may change those that are there already.
@@ -343,7 +369,7 @@ fn export_since(
         staging.add_data(&graph, &plan, options)
     });
     let quantization = quantization.as_ref();
-    let subject = Subject { model, recorded: &recorded, plan: &plan, dtype, options, quantization };
+    let subject = Subject { model, recorded: &recorded, graph: &graph, plan: &plan, dtype, options, quantization };
     let found = staged
         .and_then(|()| subject.check(&staging, skipped(model, dtype, options)?, reference.as_ref()))
         .map_err(|error| staging.at_output(error))?;
@@ -352,7 +378,9 @@ fn export_since(
     let (missing, kept) = side_files::missing(&sides, &place, &models, options.force)?;
     let names: Vec<String> = missing.into_iter().map(|side| side.name).collect();
     let files = staging.commit(turn, &names)?;
-    let notes = note.into_iter().map(str::to_owned).chain(plan.note()).chain(side_notes).chain(kept).collect();
+    let notes = note.into_iter().map(str::to_owned).chain(plan.note(options.weights));
+    let notes = notes.chain(quantization.and_then(Quantization::note));
+    let notes = notes.chain(options.passes.notes(&[&graph], options.target)).chain(side_notes).chain(kept).collect();
     let mut report = Report::new(checkpoint, model, dtype, notes, files, found, started.elapsed())?;
     report.target = chosen;
     report.quantization = options.quantize.as_ref().map(|how| QuantizationReport::of(how, quantization));

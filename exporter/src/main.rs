@@ -12,6 +12,7 @@ use anyhow::{Context, Result};
 use args::{Command, ConvertArgs, InspectArgs, RandomArgs, VerifyArgs};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
+use moh_export::convert::RouterKind;
 use moh_export::inspect::{self, Lengths};
 use moh_export::verify::{Verification, configure, verify_layers};
 use moh_export::{BF16_NOTE, ElementType, VERIFY_PARAMETERS, Weights, check_part, measured};
@@ -30,7 +31,7 @@ fn main() -> ExitCode {
             // After a list the advice has a line of its own.
             let between = if error_text.contains('\n') { "\n" } else { "; " };
             let hint = hints::hint(&error).map_or(String::new(), |hint| format!("{between}{hint}"));
-            eprintln!("error: {error_text}{hint}");
+            tell(format_args!("error: {error_text}{hint}"));
             ExitCode::FAILURE
         }
     }
@@ -49,7 +50,7 @@ fn run() -> Result<()> {
         Some(Command::Man { folder }) => help::man(&folder),
         None => {
             // clap has required both paths where there is no other command.
-            let Some(export) = args.export() else { return Ok(()) };
+            let Some(export) = args.export()? else { return Ok(()) };
             let mut options = export.options;
             if options.check_links && options.weights != Weights::Link {
                 anyhow::bail!(
@@ -64,7 +65,7 @@ fn run() -> Result<()> {
                 warn(&report.warnings);
             }
             if report.dtype == ElementType::BF16 && !export.quiet {
-                eprintln!("warning: {}: {BF16_NOTE}", export.output.display());
+                tell(format_args!("warning: {}: {BF16_NOTE}", export.output.display()));
             }
             match (export.quiet, export.json) {
                 (true, _) => {}
@@ -77,10 +78,10 @@ fn run() -> Result<()> {
                 let files: Vec<&PathBuf> = report.files.iter().map(|file| &file.path).filter(is_model).collect();
                 if let [model] = files[..] {
                     let (model, checkpoint) = (model.display(), export.checkpoint.display());
-                    eprintln!(
+                    tell(format_args!(
                         "note: to compare a model of this size layer by layer, with the options that say how the checkpoint is read: \
                          moh-export verify {model} {checkpoint}"
-                    );
+                    ));
                 }
             }
             Ok(())
@@ -109,11 +110,16 @@ fn say(what: &impl std::fmt::Display) -> Result<()> {
     }
 }
 
+/// Prints a line on stderr, where that can be: whether the command succeeded is another matter.
+fn tell(what: std::fmt::Arguments<'_>) {
+    let _ = writeln!(std::io::stderr(), "{what}");
+}
+
 /// Prints what is probably not as it was meant, and what to do about it.
 fn warn(warnings: &[Warning]) {
     for warning in warnings {
         let hint = hints::of_warning(warning).map_or(String::new(), |hint| format!("; {hint}"));
-        eprintln!("warning: {warning}{hint}");
+        tell(format_args!("warning: {warning}{hint}"));
     }
 }
 
@@ -230,6 +236,9 @@ fn random(args: &RandomArgs) -> Result<()> {
 }
 
 fn convert(args: &ConvertArgs) -> Result<()> {
+    if args.seed.is_some() && args.router == RouterKind::QueryNorm {
+        anyhow::bail!("--seed is for the random weights of --router two-stage: query norms have none");
+    }
     let mut options = args.options();
     #[cfg(feature = "text")]
     if let Some(text) = &args.text {

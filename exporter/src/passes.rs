@@ -1,7 +1,9 @@
 //! What happens to a recorded graph before it is encoded. A pass is one file and one line, its options included.
 
+use crate::Target;
 use crate::error::Error;
 use crate::graph::Graph;
+use moh_operators::{DOMAIN, Definition, DepthwiseConv, LayerNorm, Linear, LinearActivation};
 
 /// A pass over a graph. Its fields are its options, on the command line too.
 pub trait Pass: clap::Args {
@@ -81,14 +83,43 @@ pub(crate) fn before_quantization(graph: &mut Graph, options: &Options) -> Resul
 }
 
 impl Options {
-    /// Says whether all weights are to be used as the checkpoint stores them, and settles what follows from that and from other options.
-    pub(crate) fn settle(&mut self, as_stored: bool) {
+    /// What to know of styles of ours that were asked for, and not by the target, and that no node of the graphs has.
+    pub(crate) fn notes(&self, graphs: &[&Graph], target: Option<Target>) -> Vec<String> {
+        let row = target.map(Target::row);
+        let styles = [
+            ("--dense-layers", self.dense.style, row.map(|row| row.dense), &[Linear::NAME, LinearActivation::NAME][..]),
+            ("--norms", self.norms.style, row.map(|row| row.norms), &[LayerNorm::NAME]),
+            ("--convolutions", self.convolutions.style, row.map(|row| row.convolutions), &[DepthwiseConv::NAME]),
+        ];
+        let has = |operators: &[&str]| {
+            let mut nodes = graphs.iter().flat_map(|graph| &graph.nodes);
+            nodes.any(|node| node.domain == DOMAIN && operators.contains(&node.op_type))
+        };
+        let moh = Some(DenseStyle::Moh);
+        let unused =
+            styles.into_iter().filter(|(_, asked, usual, operators)| *asked == moh && *usual != moh && !has(operators));
+        let note = |(option, .., operators): (&str, _, _, &[&str])| {
+            format!(
+                "{option} moh changed nothing: no part of this model can be written as ai.moh.{}",
+                operators.join(" or ")
+            )
+        };
+        unused.map(note).collect()
+    }
+
+    /// Says where the model is to run, whose styles are chosen where none is asked for, and whether all weights are to be used as the
+    /// checkpoint stores them; and settles what follows from that and from other options.
+    pub(crate) fn settle(&mut self, target: Option<Target>, as_stored: bool) {
         self.gemm.as_stored |= as_stored;
         let portable = self.bodies.attention == AttentionStyle::Portable;
         self.dense.standard |= as_stored || portable;
-        if portable {
-            self.norms.style = Some(DenseStyle::Onnx);
-            self.convolutions.style = Some(DenseStyle::Onnx);
+        let Some(row) = target.map(Target::row) else { return };
+        self.heads.style.get_or_insert(row.heads);
+        // A portable model has operators of ours nowhere.
+        if !portable {
+            self.dense.style.get_or_insert(row.dense);
+            self.norms.style.get_or_insert(row.norms);
+            self.convolutions.style.get_or_insert(row.convolutions);
         }
     }
 }

@@ -42,7 +42,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// The paths of a model to be written to `output`, but for what the layout puts between folder and name.
+    /// The paths of a model to be written to `output`, whose name is UTF-8, but for what the layout puts between folder and name.
     pub fn new(output: &Path, layout: Layout) -> Place {
         Place {
             folder: folder_of(output).to_owned(),

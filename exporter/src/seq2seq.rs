@@ -18,7 +18,9 @@ use crate::staging::Staging;
 use crate::verify::{Subject, Verification};
 use crate::weights::{INLINE_BYTES, Plan};
 use crate::{Options, Part, passes, quantize, record};
-use crate::{check_output, check_part, check_sizes, check_target, check_versions, choose_dtype, open, skipped};
+use crate::{
+    check_output, check_part, check_passes, check_sizes, check_target, check_versions, choose_dtype, open, skipped,
+};
 use moh_models::families::moa::DECODER_CALLS;
 use moh_models::{Checkpoint, Model};
 use serde_json::{Value, json};
@@ -60,7 +62,7 @@ struct Graphs {
 pub(crate) fn export(path: &Path, output: &Path, options: &Options) -> Result<Report, Error> {
     let started = Instant::now();
     let ir_version = check_versions(options)?;
-    options.passes.check()?;
+    check_passes(options)?;
     if output.extension().is_some_and(|extension| extension == "onnx") {
         return Err(Error::OutputOfParts { path: output.to_owned() });
     }
@@ -131,8 +133,9 @@ pub(crate) fn export(path: &Path, output: &Path, options: &Options) -> Result<Re
         for (name, part) in MODELS.iter().zip([encoder, decoder, later]) {
             staging.add_model(name);
             staging.add_file(name, &encode(&part.graph, &plan, DATA)?)?;
-            let (model, recorded, quantization) = (&part.model, &part.recorded, part.quantization.as_ref());
-            let subject = Subject { model, recorded, plan: &plan, dtype, options, quantization };
+            let Graphs { model, recorded, graph, quantization } = part;
+            let quantization = quantization.as_ref();
+            let subject = Subject { model, recorded, graph, plan: &plan, dtype, options, quantization };
             found.push(subject.check(staging, skipped(&part.model, dtype, options)?, None)?.0);
         }
         Ok(found)
@@ -142,7 +145,10 @@ pub(crate) fn export(path: &Path, output: &Path, options: &Options) -> Result<Re
     let (missing, kept) = side_files::missing(&sides, &place, &MODELS, options.force)?;
     let names: Vec<String> = missing.into_iter().map(|side| side.name).collect();
     let files = staging.commit(turn, &names)?;
-    let notes = note.into_iter().map(str::to_owned).chain(plan.note()).chain(side_notes).chain(kept).collect();
+    let notes = note.into_iter().map(str::to_owned).chain(plan.note(options.weights));
+    let routing = graphs.iter().filter_map(|part| part.quantization.as_ref()?.note()).take(1);
+    let styles = options.passes.notes(&[&encoder.graph, &decoder.graph, &later.graph], options.target);
+    let notes = notes.chain(routing).chain(styles).chain(side_notes).chain(kept).collect();
     let mut report = report(&checkpoint, [&encoder.model, &decoder.model], dtype, notes, files, worst(found), started)?;
     let quantized = graphs.iter().filter_map(|part| part.quantization.as_ref());
     report.quantization = options.quantize.as_ref().map(|how| QuantizationReport::of(how, quantized));

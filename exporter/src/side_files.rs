@@ -20,7 +20,8 @@ pub(crate) use genai::fits as fits_genai;
 use crate::error::Error;
 use crate::place::{Layout, Place};
 use moh_models::checkpoint::find_weights;
-use std::fs;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 /// Files that are copied as the checkpoint has them.
@@ -100,7 +101,7 @@ fn text(name: &str, owner: Owner, source: PathBuf, text: Option<String>) -> Opti
 /// The side files of a model, whether or not they are there, and what to know of those that are not.
 ///
 /// # Errors
-/// A file of the checkpoint that cannot be read or is no JSON; a library that is not there.
+/// A file of the checkpoint that cannot be read or is no JSON; [`Error::Library`].
 pub(crate) fn side_files(facts: &Facts<'_>, options: &SideOptions) -> Result<(Vec<SideFile>, Vec<String>), Error> {
     let mut notes = Vec::new();
     if options.bare {
@@ -121,13 +122,13 @@ pub(crate) fn side_files(facts: &Facts<'_>, options: &SideOptions) -> Result<(Ve
         notes.push(preprocessor::MISSING.to_owned());
     }
     files.extend(made("preprocessor_config.json", preprocessor));
-    let copied = COPIED.iter().map(|&name| (name, from(name))).filter(|(_, path)| path.is_file());
-    files.extend(copied.map(|(name, source)| SideFile {
-        name: name.to_owned(),
-        contents: Contents::Copy(source.clone()),
-        owner: Owner::Configuration,
-        source,
-    }));
+    for &name in COPIED {
+        let source = from(name);
+        if is_copied(&source)? {
+            let contents = Contents::Copy(source.clone());
+            files.push(SideFile { name: name.to_owned(), contents, owner: Owner::Configuration, source });
+        }
+    }
     let library = match facts.layout {
         Layout::Triton => {
             let library = options.library.as_deref().map(triton::library).transpose()?;
@@ -141,18 +142,69 @@ pub(crate) fn side_files(facts: &Facts<'_>, options: &SideOptions) -> Result<(Ve
     let genai = if facts.layout == Layout::Triton { None } else { genai::write(facts, name)? };
     files.extend(text(genai::NAME, Owner::Model, config.clone(), genai));
     files.extend(text(CARD, Owner::Model, config, Some(card::write(facts, name, &files)?)));
-    files.extend(library);
+    if let Some(library) = library {
+        let place = facts.place;
+        let own = files.iter().map(|file| file.name.as_str());
+        if own.chain([&*place.model, &*place.data, place.model_folder]).any(|own| own == library.name) {
+            let problem = "the export writes a file or folder of this name itself".to_owned();
+            return Err(Error::Library { file: library.source, problem });
+        }
+        files.push(library);
+    }
     Ok((files, notes))
+}
+
+/// Whether there is this file of [`COPIED`].
+///
+/// # Errors
+/// A folder in its place; a tokenizer.json that holds no JSON object.
+pub(crate) fn is_copied(source: &Path) -> Result<bool, Error> {
+    if source.is_dir() {
+        return Err(Error::io(source)(ErrorKind::IsADirectory.into()));
+    }
+    if source.is_file() && source.ends_with("tokenizer.json") {
+        json::check(source, "tokenizer")?;
+    }
+    Ok(source.is_file())
 }
 
 /// The library under its own name. Hosts refuse links and paths elsewhere, so that it is a copy.
 fn library_file(library: &Path) -> Result<SideFile, Error> {
-    let name = library.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    if !library.is_file() {
-        return Err(Error::io(library)(std::io::ErrorKind::NotFound.into()));
-    }
+    check_library(library)?;
+    let Some(name) = library.file_name().and_then(|name| name.to_str()).map(str::to_owned) else {
+        let problem = "its name must be UTF-8, because genai_config.json holds it".to_owned();
+        return Err(Error::Library { file: library.to_owned(), problem });
+    };
     let (contents, source) = (Contents::Copy(library.to_owned()), library.to_owned());
     Ok(SideFile { name, contents, owner: Owner::Configuration, source })
+}
+
+/// What shared libraries begin with: ELF; Mach-O of 32 and 64 bits in both orders of bytes, and of several processors; PE.
+const LIBRARIES: [&[u8]; 8] = [
+    b"\x7fELF",
+    &[0xfe, 0xed, 0xfa, 0xce],
+    &[0xfe, 0xed, 0xfa, 0xcf],
+    &[0xce, 0xfa, 0xed, 0xfe],
+    &[0xcf, 0xfa, 0xed, 0xfe],
+    &[0xca, 0xfe, 0xba, 0xbe],
+    &[0xca, 0xfe, 0xba, 0xbf],
+    b"MZ",
+];
+
+/// Refuses what is no shared library.
+fn check_library(library: &Path) -> Result<(), Error> {
+    let bad = |problem: String| Error::Library { file: library.to_owned(), problem };
+    let metadata = fs::metadata(library).map_err(|error| bad(error.to_string()))?;
+    let mut start = Vec::new();
+    if metadata.is_file() {
+        let read = File::open(library).and_then(|file| file.take(4).read_to_end(&mut start));
+        read.map_err(|error| bad(error.to_string()))?;
+    }
+    if LIBRARIES.iter().any(|library| start.starts_with(library)) {
+        return Ok(());
+    }
+    let found = if metadata.is_dir() { "a folder" } else { "a file of another kind" };
+    Err(bad(format!("expected a shared library (ELF, Mach-O or PE), found {found}")))
 }
 
 /// Those of `files` that are not there already, and what to know of those that are kept as they are.
@@ -206,6 +258,14 @@ pub(crate) fn missing(
             }
         }
         missing.push(file.clone());
+    }
+    // With no side files at all, those that are there were to stay.
+    let is_stale = !files.is_empty() && files.iter().all(|file| file.name != genai::NAME);
+    let genai = place.side(genai::NAME);
+    let named = || genai::model_of(&fs::read(&genai).ok()?);
+    if is_stale && named().is_some_and(|model| model == place.model_from_folder()) {
+        let why = "it is of an earlier export under this name, and does not fit this model: remove it";
+        notes.push(format!("{}: {why}", genai.display()));
     }
     Ok((missing, notes))
 }

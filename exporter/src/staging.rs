@@ -352,14 +352,15 @@ impl Staging {
         Ok(written)
     }
 
-    /// Gives the prepared folder, [`Staging::model`], the output's name, at one instant.
+    /// Gives the prepared folder, [`Staging::model`], the name `output`, which need not be UTF-8, at one instant.
     ///
     /// # Errors
     /// [`Error::FolderExists`] where something has that name by now; [`Error::Io`].
-    pub(crate) fn commit_folder(self) -> Result<(), Error> {
+    pub(crate) fn commit_folder(self, output: &Path) -> Result<(), Error> {
         let _turn = self.turn();
         let _uninterrupted = prepared();
-        let path = self.output();
+        // Without what may follow the name: nothing is renamed to `moh/.`.
+        let path = output.with_file_name(output.file_name().unwrap_or_default());
         if path.symlink_metadata().is_ok() {
             return Err(Error::FolderExists { path });
         }

@@ -3,7 +3,6 @@
 use crate::cache::Cache;
 use crate::error::Error;
 use crate::graph::ElementType;
-use crate::passes::{self, Convolutions, DenseLayers, HeadLayers, Norms};
 use crate::place::Layout;
 use crate::quantize::{Activations, Form};
 use crate::{AttentionType, DEFAULT_OPSET, DenseStyle, HeadStyle, Options};
@@ -161,7 +160,14 @@ impl Target {
         if library && self == Target::Genai { Form::Moh } else { self.row().form }
     }
 
-    /// The options that are chosen for it, but for those of quantisation.
+    /// How quantised layers are written for it, and what they are computed in. `None` where that would be in operators of ours and the model
+    /// is to be portable: it is then as without a target.
+    pub fn quantized(self, library: bool, portable: bool) -> Option<(Form, Activations)> {
+        let form = self.form(library);
+        (form != Form::Moh || !portable).then_some((form, self.row().activations))
+    }
+
+    /// The options that are chosen for it, but for those of quantisation and those that [`Options::target`] chooses.
     pub fn options(self) -> Options {
         let row = self.row();
         Options {
@@ -169,13 +175,6 @@ impl Target {
             dtype: Some(row.dtype),
             opset: row.opset,
             layout: row.layout,
-            passes: passes::Options {
-                dense: DenseLayers { style: Some(row.dense), standard: false },
-                norms: Norms { style: Some(row.norms) },
-                convolutions: Convolutions { style: Some(row.convolutions) },
-                heads: HeadLayers { style: Some(row.heads) },
-                ..Default::default()
-            },
             ..Options::default()
         }
     }
@@ -268,6 +267,9 @@ mod tests {
             assert_eq!(target.form(false), target.row().form, "{target}");
         }
         assert_eq!(Target::Genai.form(true), Form::Moh);
+        assert_eq!(Target::Tract.quantized(false, false), Some((Form::Moh, Activations::Int8)));
+        assert_eq!(Target::Tract.quantized(false, true), None);
+        assert_eq!(Target::Web.quantized(false, true), Target::Web.quantized(false, false));
         assert_ne!(Target::Genai.form(false), Form::Moh);
     }
 

@@ -14,7 +14,7 @@ pub use reference::{Compared, OutputError, Reference};
 use crate::encode::encode;
 use crate::error::Error;
 use crate::graph::{ElementType, Graph};
-use crate::passes::{self, AttentionType, Gates, ShowGates};
+use crate::passes::{self, Gates, ShowGates};
 use crate::quantize::Quantization;
 use crate::staging::{self, Staging};
 use crate::weights::Plan;
@@ -79,6 +79,7 @@ impl std::fmt::Display for Verification {
 pub(crate) struct Subject<'a> {
     pub(crate) model: &'a Model,
     pub(crate) recorded: &'a Graph,
+    pub(crate) graph: &'a Graph,
     pub(crate) plan: &'a Plan,
     pub(crate) dtype: ElementType,
     pub(crate) options: &'a crate::Options,
@@ -207,8 +208,9 @@ impl Subject<'_> {
         Ok((agreement, written))
     }
 
+    /// Whether there is attention in bfloat16: of a model of another type, nothing else is.
     fn narrow_attention(&self) -> bool {
-        self.options.passes.attention_type.attention_type == AttentionType::Bf16
+        self.dtype != ElementType::BF16 && self.graph.values.values().any(|value| value.ty == ElementType::BF16)
     }
 
     fn rounds_activations(&self) -> bool {

@@ -112,9 +112,16 @@ impl Plan {
         self.length + inline.map(|init| init.bytes() as u64).sum::<u64>()
     }
 
-    /// What to know of weights that are nowhere written.
-    pub(crate) fn note(&self) -> Option<String> {
+    /// What to know of weights that are nowhere written, or were to be.
+    pub(crate) fn note(&self, weights: Weights) -> Option<String> {
         let files = match self.links.len() {
+            0 if weights == Weights::Link => {
+                return Some(
+                    "the model needs every tensor in another type or form than the checkpoint's: nothing is linked, and all weights \
+                     were copied"
+                        .to_owned(),
+                );
+            }
             0 => return None,
             1 => "a file of the checkpoint".to_owned(),
             count => format!("{count} files of the checkpoint"),

@@ -38,14 +38,18 @@ pub(crate) fn product(x: &Tensor, matrix: &Tensor) -> Result<Tensor> {
     }
 }
 
+/// Below it sigmoids are next to 0, and an infinite exp(-x) would have a gradient of infinity times 0.
+const LEAST: f32 = -80.0;
+
 /// 1 / (1 + exp(-x)).
 pub(crate) fn sigmoid(x: &Tensor) -> Result<Tensor> {
-    Ok((x.neg()?.exp()? + 1.0)?.recip()?)
+    Ok((x.maximum(LEAST)?.neg()?.exp()? + 1.0)?.recip()?)
 }
 
 /// x * sigmoid(x).
 pub(crate) fn silu(x: &Tensor) -> Result<Tensor> {
-    Ok(x.broadcast_mul(&sigmoid(x)?)?)
+    let x = x.maximum(LEAST)?;
+    Ok((&x * (x.neg()?.exp()? + 1.0)?.recip()?)?)
 }
 
 /// `a` where `condition`, else `b`, with broadcasting.
@@ -64,4 +68,27 @@ pub(crate) fn mask_heads(x: &Tensor, gates: &Tensor) -> Result<Tensor> {
     let off = gates.eq(&gates.zeros_like()?)?.unsqueeze(D::Minus1)?;
     let zero = Tensor::zeros(&[1], x.dtype(), x.device())?;
     Ok(select(&off, &zero, &blocks)?.reshape((batch, q_len, width))?)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use candle_core::{Device, Var};
+
+    #[test]
+    fn the_gradient_of_silu_is_finite_everywhere() {
+        let values = [f32::MIN, -1e3, -89.0, -80.0, -20.0, 0.0, 20.0, 89.0, 1e3];
+        let x = Var::new(&values, &Device::Cpu).unwrap();
+        let y = silu(&x).unwrap();
+        let gradients = y.sum_all().unwrap().backward().unwrap();
+        let slopes = gradients.get(&x).unwrap().to_vec1::<f32>().unwrap();
+        for ((&x, y), slope) in values.iter().zip(y.to_vec1::<f32>().unwrap()).zip(slopes) {
+            let (exact, s) = (f64::from(x), 1.0 / (1.0 + (-f64::from(x)).exp()));
+            assert!((f64::from(y) - exact * s).abs() <= 1e-6 * exact.abs().max(1.0) * s + 1e-30, "silu({x}) = {y}");
+            assert!((f64::from(slope) - s * (1.0 + exact * (1.0 - s))).abs() < 1e-6, "slope at {x}: {slope}");
+        }
+        let nan = silu(&Tensor::new(f32::NAN, &Device::Cpu).unwrap()).unwrap();
+        assert!(nan.to_scalar::<f32>().unwrap().is_nan());
+    }
 }

@@ -233,7 +233,7 @@ fn of_norms(logits: &Tensor) -> Result<Tensor> {
 /// With d_i = soft_i - detach(soft_i), numerically 0, and `off_i(t)` = 1 where token t would not have been routed to the shared head i:
 /// gate_i(t) += d_i off_i(t) gate_i(t), and of the weakest selected routed head gate(t) -= gate(t) sum_i d_i off_i(t).
 fn straight_through(gates: &Tensor, logits: &Tensor, x: &Tensor, set: &HeadSet) -> Result<Tensor> {
-    // Scores of heads that are not shared, which are negative, have no gradient; that of exp(-x) would be infinite times 0 for some.
+    // Scores of heads that are not shared, which are negative, have no gradient.
     let soft = sigmoid(&x.relu()?)?;
     let difference = (&soft - soft.detach())?;
     let [gate, logit] = [gates, logits].map(|x| x.flatten_all()?.to_vec1::<f32>());

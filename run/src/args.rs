@@ -164,7 +164,8 @@ pub(crate) struct SampleArgs {
     /// The .onnx file, or the folder that holds model.onnx; the number of classes comes from config.json beside it.
     pub(crate) model: PathBuf,
     /// Classes to generate: numbers and ranges, such as 3, 0,7 or 0-9.
-    #[arg(long = "class", value_name = "CLASSES", value_parser = parse_classes, required = true)]
+    #[arg(long = "class", value_name = "CLASSES", allow_negative_numbers = true, value_parser = parse_classes,
+        required = true)]
     pub(crate) classes: Classes,
     /// Images per class.
     #[arg(long, value_name = "N", default_value = "1", allow_negative_numbers = true,
@@ -247,9 +248,10 @@ pub(crate) struct Classes(pub(crate) Vec<i64>);
 pub(crate) const MOST_IMAGES: usize = 10_000;
 
 fn parse_classes(text: &str) -> Result<Classes, String> {
-    let number = |text: &str| text.trim().parse::<u32>().map_err(|_| format!("{text:?} is not the number of a class"));
     let mut classes = Vec::new();
     for part in text.split(',') {
+        let bad = |_| format!("{part:?} is not the number of a class, nor a range of them");
+        let number = |text: &str| text.trim().parse::<u32>().map_err(bad);
         let (first, last) = match part.split_once('-') {
             Some((first, last)) => (number(first)?, number(last)?),
             None => (number(part)?, number(part)?),

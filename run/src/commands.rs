@@ -21,8 +21,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// Loads a model and tells what is to be told about it.
-fn load(path: &Path, args: &RuntimeArgs) -> moh_runtime::Result<Model> {
-    let model = Model::load(path, &args.options())?;
+fn load(path: &Path, args: &RuntimeArgs) -> Result<Model> {
+    let model = Model::load(path, &args.options()?)?;
     tell(&model, args.quiet());
     Ok(model)
 }
@@ -48,6 +48,6 @@ fn print_json(value: &Value) -> std::io::Result<()> {
 /// Tells what is to be told about a model.
 fn tell(model: &Model, quiet: bool) {
     for notice in model.notices().iter().filter(|_| !quiet) {
-        eprintln!("note: {notice}");
+        inform!("note: {notice}");
     }
 }

@@ -1,5 +1,14 @@
 //! `moh-run`: runs exported models from the command line.
 #![forbid(unsafe_code)]
+#![deny(clippy::print_stderr)]
+
+/// `eprintln!` without its panic where standard error cannot be written, as on a full disk: how a command ends does not depend on what it tells.
+macro_rules! inform {
+    ($($words:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), $($words)*);
+    }};
+}
 
 mod args;
 mod commands;
@@ -29,7 +38,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}{}", usage(&error).unwrap_or_default());
+            inform!("error: {error:#}{}", usage(&error).unwrap_or_default());
             ExitCode::FAILURE
         }
     }

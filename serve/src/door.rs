@@ -1,7 +1,9 @@
 //! What every request passes: its id and key, its body, the form of errors, the log.
 
+mod path;
 mod payload;
 
+pub(crate) use path::Path;
 pub(crate) use payload::{Payload, parse};
 
 use crate::measure;

@@ -6,11 +6,12 @@ mod generation;
 mod options;
 mod stream;
 
+use crate::door::Path;
 use crate::model::{Served, TextModel, Work};
 use crate::problem::{Kind, Problem};
 use crate::server::App;
 use axum::Router;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::routing::{get, post};
 use serde::Serialize;
 use std::sync::Arc;

@@ -70,7 +70,15 @@ pub(crate) fn write_whole(path: &Path, bytes: &[u8], overwrite: bool) -> Result<
 /// The content of a JSON file, or nothing where there is no file.
 pub(crate) fn read_json<T: DeserializeOwned + Default>(path: &Path) -> Result<T> {
     match std::fs::read(path) {
-        Ok(text) => serde_json::from_slice(&text).map_err(|e| Error::malformed(path, "a model configuration", e)),
+        Ok(text) => {
+            let malformed = |reason: String| Error::malformed(path, "a model configuration", reason);
+            // An array would be read as the fields in their order.
+            if !text.trim_ascii_start().starts_with(b"{") {
+                let found = String::from_utf8_lossy(&text[..text.len().min(20)]);
+                return Err(malformed(format!("expected a JSON object, found {found:?}")));
+            }
+            serde_json::from_slice(&text).map_err(|e| malformed(e.to_string()))
+        }
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(T::default()),
         Err(source) => Err(Error::Read { path: path.to_owned(), source }),
     }
@@ -173,6 +181,22 @@ mod tests {
         assert_eq!(read_tensors(&path).unwrap().len(), 8);
         assert!(write_tensors(&folder.path().join("nowhere/t"), &every_type(), true).is_err());
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn settings_are_an_object() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.json");
+        let read = || read_json::<std::collections::BTreeMap<String, i64>>(&path);
+        assert_eq!(read().unwrap().len(), 0);
+        std::fs::write(&path, " {\"a\": 1}").unwrap();
+        assert_eq!(read().unwrap()["a"], 1);
+        for text in ["[]", "5", "", "null"] {
+            std::fs::write(&path, text).unwrap();
+            let message = format!("{:#}", anyhow::Error::from(read().unwrap_err()));
+            let expected = format!("not a model configuration: expected a JSON object, found {text:?}");
+            assert!(message.ends_with(&expected), "{message}");
+        }
     }
 
     #[test]

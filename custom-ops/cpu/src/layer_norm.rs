@@ -84,15 +84,21 @@ impl<T: Element> Job for Rows<'_, '_, T> {
             };
             let variance = sum(isa, x, square, |x| (x - mean) * (x - mean)) / width as f32;
             let scale = isa.splat(1.0 / (variance + epsilon).sqrt());
-            for (i, (x, y)) in x.chunks(I::LANES).zip(output.chunks_mut(I::LANES)).enumerate() {
-                let at = i * I::LANES;
-                // SAFETY: there are so many elements; the floats are padded to whole vectors.
-                unsafe {
-                    let (factor, offset) =
-                        (isa.load(self.factors[at..].as_ptr()), isa.load(self.offsets[at..].as_ptr()));
-                    let of = |x| isa.fma(isa.mul(isa.sub(x, mean_vector), scale), factor, offset);
-                    isa.narrow_part(y.as_mut_ptr(), of(isa.widen_part(x.as_ptr(), x.len())), x.len());
-                }
+            let (x, y) = (x.as_ptr(), output.as_mut_ptr());
+            let (factors, offsets) = (self.factors.as_ptr(), self.offsets.as_ptr());
+            // SAFETY: of the floats at `at`, which are padded to whole vectors.
+            let of = |x, at: usize| unsafe {
+                isa.fma(isa.mul(isa.sub(x, mean_vector), scale), isa.load(factors.add(at)), isa.load(offsets.add(at)))
+            };
+            let whole = width - width % I::LANES;
+            for at in (0..whole).step_by(I::LANES) {
+                // SAFETY: a row of either has LANES elements there.
+                unsafe { isa.narrow(y.add(at), of(isa.widen(x.add(at)), at)) }
+            }
+            if whole < width {
+                let rest = width - whole;
+                // SAFETY: so many are left of a row.
+                unsafe { isa.narrow_part(y.add(whole), of(isa.widen_part(x.add(whole), rest), whole), rest) }
             }
         }
     }

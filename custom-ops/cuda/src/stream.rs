@@ -7,7 +7,7 @@ use cudarc::driver::{result, sys};
 use moh_operators::Error;
 use std::cell::Cell;
 use std::collections::HashMap;
-use std::ffi::c_void;
+use std::ffi::{OsString, c_void};
 use std::marker::PhantomData;
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
@@ -75,7 +75,8 @@ impl Stream<'_> {
     /// `raw` is a stream of a live context, or null while a context is current; it outlives the borrow.
     ///
     /// # Errors
-    /// [`Error::Cuda`] if the driver returns an error.
+    /// [`Error::Cuda`] if the driver returns an error; [`Error::Setting`] if [`CAPABILITY_VARIABLE`],
+    /// [`MULTIPROCESSORS_VARIABLE`] or [`SHARED_VARIABLE`] is not a number.
     pub unsafe fn borrow(driver: Driver, raw: RawStream) -> Result<Self, Error> {
         let (mut own, mut current) = (ptr::null_mut(), ptr::null_mut());
         let mut context = 0;
@@ -289,13 +290,37 @@ unsafe fn properties(context: u64, driver: Driver) -> Result<Properties, Error> 
             && driver.version() >= DEPENDENT_DRIVER
             && std::env::var_os(DEPENDENT_LAUNCH_VARIABLE).is_none_or(|value| value != "0"),
     };
-    let number = |variable: &str| std::env::var(variable).ok().and_then(|value| value.parse::<u32>().ok());
+    let set = |variable| number(variable, std::env::var_os(variable));
     let properties = Properties {
-        capability: number(CAPABILITY_VARIABLE).map_or(capability, |limit| capability.min((limit / 10, limit % 10))),
-        multiprocessors: number(MULTIPROCESSORS_VARIABLE).unwrap_or(found.multiprocessors).max(1),
-        shared_bytes: number(SHARED_VARIABLE).map_or(found.shared_bytes, |limit| limit.min(found.shared_bytes)),
+        capability: set(CAPABILITY_VARIABLE)?.map_or(capability, |limit| capability.min((limit / 10, limit % 10))),
+        multiprocessors: set(MULTIPROCESSORS_VARIABLE)?.unwrap_or(found.multiprocessors).max(1),
+        shared_bytes: set(SHARED_VARIABLE)?.map_or(found.shared_bytes, |limit| limit.min(found.shared_bytes)),
         ..found
     };
     known.insert(context, properties);
     Ok(properties)
+}
+
+/// The number that an environment variable has; nothing if it is not set, or empty.
+fn number(variable: &'static str, value: Option<OsString>) -> Result<Option<u32>, Error> {
+    let Some(value) = value.filter(|value| !value.is_empty()) else { return Ok(None) };
+    let number = value.to_str().and_then(|value| value.parse().ok());
+    let refused = || Error::Setting { variable, reason: format!("expected a whole number, found {value:?}") };
+    number.map(Some).ok_or_else(refused)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{CAPABILITY_VARIABLE, number};
+
+    #[test]
+    fn a_variable_that_is_no_number_is_an_error() {
+        let number = |value: &str| number(CAPABILITY_VARIABLE, Some(value.into())).map_err(|e| e.to_string());
+        assert_eq!((number("80"), number("")), (Ok(Some(80)), Ok(None)));
+        for value in ["8.0", "sm_80", "-1", "4294967296"] {
+            let expected =
+                format!("environment variable MOH_CUDA_CAPABILITY: expected a whole number, found {value:?}");
+            assert_eq!(number(value), Err(expected));
+        }
+    }
 }

@@ -174,7 +174,9 @@ pub(crate) fn read_one<A: AttributeType>(
     match source(def) {
         Some(value) if value.kind() == A::KIND => A::read(&value).map_err(refused),
         other => {
-            Err(refused([format!("{:?}", A::KIND), other.map_or("nothing".to_owned(), |value| format!("{value:?}"))]))
+            // Strings, tensors and the like are no `Value`, so a source finds nothing.
+            let found = other.map_or("nothing, or another type".to_owned(), |value| format!("{value:?}"));
+            Err(refused([format!("{:?}", A::KIND), found]))
         }
     }
 }

@@ -6,7 +6,9 @@ use crate::{DOMAIN, DType, OPERATORS, VERSION};
 pub fn markdown() -> String {
     let mut page = format!(
         "# Operators of `{DOMAIN}`, version {VERSION}\n\nGenerated from `custom-ops/operators/src`. \
-         T is one of {}.\n",
+         T is one of {}. `..` stands for any number of dimensions; the library for onnxruntime accepts up to 16 in all.\n\n\
+         Exported files carry the operators as function bodies too, for runtimes without the kernels. Unlike kernels, bodies \
+         need a batch and lengths above 0, because they reshape with -1.\n",
         DType::ALL.map(|t| t.to_string()).join(", ")
     );
     for operator in OPERATORS {

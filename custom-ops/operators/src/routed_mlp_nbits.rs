@@ -191,10 +191,18 @@ fn infer(attributes: &Attributes, shapes: &Inputs<List<'_, PartialShape<'_>>>) -
     const NAME: &str = RoutedMlpNBits::NAME;
     let Inputs { x, fc1_weight: fc1, fc2_weight: fc2, fc1_scales, fc2_scales, expert_gates, .. } = *shapes;
     let Inputs { fc1_bias, fc2_bias, fc1_zero_points, fc2_zero_points, .. } = *shapes;
-    let optional = [fc1_bias, fc2_bias, fc1_zero_points, fc2_zero_points];
-    let found = 6 + optional.iter().flatten().count();
-    if fc1_bias.is_some() != fc2_bias.is_some() || fc1_zero_points.is_some() != fc2_zero_points.is_some() {
-        return Err(Error::InputCount { operator: NAME, expected: "6, 8 or 10".to_owned(), found });
+    let pairs = [
+        [("fc1_bias", fc1_bias), ("fc2_bias", fc2_bias)],
+        [("fc1_zero_points", fc1_zero_points), ("fc2_zero_points", fc2_zero_points)],
+    ];
+    let found = 6 + pairs.iter().flatten().filter(|(_, input)| input.is_some()).count();
+    for [(first, given), (second, partner)] in pairs {
+        let (absent, present) = match (given, partner) {
+            (Some(_), None) => (second, first),
+            (None, Some(_)) => (first, second),
+            _ => continue,
+        };
+        return Err(Error::InputCount { operator: NAME, expected: format!("{absent} beside {present}"), found });
     }
     let format = attributes.format();
     let width = x.get(2).copied().flatten().filter(|_| x.len() == 3);

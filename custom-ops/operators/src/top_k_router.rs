@@ -151,7 +151,8 @@ impl Definition for TopKRouter {
     const NAME: &'static str = "TopKRouter";
     const DOC: &'static str = "Computes the gates of the heads (or experts) for every token. The heads in \
           `shared_heads` are on for all tokens. Of the others, the routed heads, the `top_k` with the largest \
-          scores are on; ties go to the lower index, and a NaN score counts as -inf. All other gates are exactly 0. \
+          scores are on; ties go to the lower index, and a NaN score counts as -inf (the function body leaves NaN \
+          to the runtime's TopK). All other gates are exactly 0. \
           Kind 0 (MoH, arXiv 2410.11842, equations 5 to 7): with R routed and S shared heads, both in ascending \
           order, `scores` concatenates R scores of the routed heads if top_k > 0, 2 balance scores if top_k > 0 and \
           S > 0, and S scores of the shared heads if S > 1. The gates of routed heads are `top_k * softmax` over \

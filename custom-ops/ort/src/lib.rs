@@ -1,9 +1,14 @@
 //! The `ai.moh` operators as a custom-operator library, `libmoh_ops.so`, for onnxruntime 1.17 and later.
 //!
 //! A host loads the library and calls [`RegisterCustomOps`]; in Python,
-//! `session_options.register_custom_ops_library("libmoh_ops.so")`. Every operator of [`moh_operators::OPERATORS`] is
-//! registered for every [`moh_operators::DType`] on the CPU provider, and runs [`moh_cpu::run_into`]. With feature `cuda`, and
-//! a driver, those that have CUDA kernels are registered on the CUDA provider too.
+//! `session_options.register_custom_ops_library("libmoh_ops.so")`. The operators of [`moh_operators::OPERATORS`] are
+//! registered for every [`moh_operators::DType`] on the CPU provider, and run [`moh_cpu::run_into`]. Not registered are those
+//! that [`moh_cpu::is_left_to_body`] on this processor and with the session's settings: the host runs their bodies. With
+//! feature `cuda`, and a driver, those that have CUDA kernels are registered on the CUDA provider too, and none of these is
+//! left to its body.
+//!
+//! A model that the host saved in optimised form has no bodies: it loads only where the same operators are registered, which
+//! depends on the library, the settings and the processor.
 //!
 //! If the session's config entry `ai.moh.pack_weights` is `1` when the library is registered, or the environment
 //! variable `MOH_PACK_WEIGHTS` is `1`, sessions keep a second copy of constant weights, packed for the kernels. This

@@ -1,6 +1,7 @@
 //! A warning for sessions that run on the CPU although the CUDA provider is loaded.
 
 use crate::context::KernelInfo;
+use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Warns, once per process, that operators run on the CPU although onnxruntime's CUDA provider is loaded.
@@ -11,7 +12,8 @@ pub(crate) fn runs_on_cpu(node: &KernelInfo<'_>, reason: &str) {
     if cuda_provider_loaded() && !SAID.swap(true, Ordering::Relaxed) {
         let message = format!("the operators of ai.moh run on the CPU although the CUDA provider is loaded: {reason}");
         if !node.warn(&message) {
-            eprintln!("libmoh_ops: {message}");
+            // Standard error may be closed, which a host is not to suffer from.
+            let _ = writeln!(std::io::stderr(), "libmoh_ops: {message}");
         }
     }
 }

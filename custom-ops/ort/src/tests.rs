@@ -409,6 +409,10 @@ fn invalid_attributes_fail_when_the_kernel_is_created() {
         let (_, message) = Made::new(DType::F32, &node).err().unwrap();
         assert!(message.contains(&format!("attribute {name}: expected")) && message.contains("(1"), "{message}");
     }
+    let mut node = example.sized(DType::F32);
+    node.attributes[0].1 = Value::Ints(vec![4]);
+    let (_, message) = Made::new(DType::F32, &node).err().unwrap();
+    assert!(message.contains("attribute num_heads: expected Int, found Ints([4])"), "{message}");
     // Values are checked even if no rank is known.
     let mut node = example.sized(DType::F32);
     node.attributes[1].1 = Value::Int(3);

@@ -58,10 +58,15 @@ pub(crate) fn convolution(
 }
 
 impl DepthwiseLayer {
-    /// Output length along `axis` (height or width) for an input of length `input`.
+    /// Output length along `axis` (height or width) for an input of length `input`. A symbol's value is checked in `eval`.
     fn length<D: DimLike>(&self, axis: usize, input: &D) -> TractResult<D> {
         let reach = (self.layer.kernel[axis] - 1) * self.layer.dilations[axis] + 1;
         let padded = input.clone() + self.layer.pads[axis] + self.after[axis];
+        ensure!(
+            padded.as_usize().is_none_or(|padded| padded >= reach),
+            "Depthwise: expected a zero-padded {} of at least {reach}, found {padded}",
+            ["height", "width"][axis]
+        );
         Ok((padded - reach) / self.layer.strides[axis] + 1)
     }
 }

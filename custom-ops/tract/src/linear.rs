@@ -62,6 +62,11 @@ impl Linear {
         self.bias.is_some()
     }
 
+    /// Whether the matrix may be multiplied by rows of a tensor of this shape.
+    pub(crate) fn fits(&self, shape: &[TDim]) -> bool {
+        is_row(shape, self.width)
+    }
+
     /// Length of the output's last axis.
     pub(crate) fn columns(&self) -> usize {
         self.columns
@@ -90,8 +95,8 @@ impl Expansion for Linear {
         solver.equals(&inputs[0].datum_type, self.weight.datum_type()?)?;
         solver.equals(&outputs[0].datum_type, self.weight.datum_type()?)?;
         solver.given(&inputs[0].shape, move |solver, mut shape| {
-            let last = shape.pop();
-            ensure!(last == Some(self.width.to_dim()), "expected rows of {}, found {last:?}", self.width);
+            ensure!(self.fits(&shape), "expected rows of {}, found {shape:?}", self.width);
+            shape.pop();
             shape.push(self.columns.to_dim());
             solver.equals(&outputs[0].shape, shape)
         })
@@ -124,7 +129,7 @@ impl TypedOp for Linear {
         let mut shape: TVec<TDim> = x.shape.dims().into();
         let datum_type = self.weight.datum_type()?;
         ensure!(
-            x.datum_type == datum_type && shape.last() == Some(&self.width.to_dim()),
+            x.datum_type == datum_type && self.fits(&shape),
             "Linear: expected {} elements of type {datum_type:?} in the last axis, found {x:?}",
             self.width
         );
@@ -144,6 +149,11 @@ impl TypedOp for Linear {
     }
 
     as_op!();
+}
+
+/// Whether the last axis has, or may have, this length: a symbol's value is known, and checked, in `eval`.
+pub(crate) fn is_row<D: DimLike>(shape: &[D], width: usize) -> bool {
+    shape.last().is_some_and(|length| length.compatible_with(&width.into()))
 }
 
 /// An operator on rows permits every change of the axes before the last one.

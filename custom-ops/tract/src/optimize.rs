@@ -35,7 +35,7 @@ pub fn optimize(mut model: TypedModel) -> TractResult<TypedModel> {
         .with_rule_for("constants", constants)
         .with_rule_for("convolution", convolution)
         .rewrite(&(), &mut model)?;
-    widen(Rewriter::default()).rewrite(&(), &mut model)?;
+    widen(&mut model)?;
     Rewriter::default()
         .with_rule_for("elementwise", elementwise)
         .with_rule_for("softmax", softmax)
@@ -68,12 +68,14 @@ fn linear(
 ) -> TractResult<Option<TypedModelPatch>> {
     rule_if!(op.q_params.is_none() && node.inputs.len() == 2);
     rule_if_some!(layout = layout(&op.axes));
-    let x = model.outlet_fact(node.inputs[0])?.datum_type;
-    rule_if!(x == op.operating_dt && crate::facts::is_float(x));
+    let x = model.outlet_fact(node.inputs[0])?;
+    rule_if!(x.datum_type == op.operating_dt && crate::facts::is_float(x.datum_type));
     rule_if_some!(weight = &model.outlet_fact(node.inputs[1])?.konst);
-    rule_if!(weight.datum_type() == x && weight.rank() == 2);
-    let weight = Constant::new(weight.clone(), weight.shape())?;
-    TypedModelPatch::replace_single_op(model, node, &node.inputs[..1], Linear::new(weight, layout)?)
+    // Kernels refuse empty matrices, and rows of 1 that tract would repeat.
+    rule_if!(weight.datum_type() == x.datum_type && weight.rank() == 2 && weight.len() > 0);
+    let product = Linear::new(Constant::new(weight.clone(), weight.shape())?, layout)?;
+    rule_if!(product.fits(&x.shape));
+    TypedModelPatch::replace_single_op(model, node, &node.inputs[..1], product)
         .map(|patch| Some(patch.with_context(name)))
 }
 

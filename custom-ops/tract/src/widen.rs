@@ -1,6 +1,7 @@
 //! float16 in tract's own operators.
 
 use half::slice::HalfFloatSliceExt as _;
+use std::collections::HashSet;
 use tract_onnx::tract_core::ops::binary::TypedBinOp;
 use tract_onnx::tract_core::ops::cast::{Cast, cast};
 use tract_onnx::tract_core::ops::cnn::{Conv, Deconv};
@@ -12,10 +13,14 @@ use tract_onnx::tract_hir::internal::*;
 const NARROW: DatumType = DatumType::F16;
 const WIDE: DatumType = DatumType::F32;
 
-/// Adds rules that compute in float32, between casts, what tract would compute in float16, outside of loops. tract emulates float16, number by
+/// Names of a model's own casts.
+type Own = HashSet<String>;
+
+/// Computes in float32, between casts, what tract would compute in float16, outside of loops. tract emulates float16, number by
 /// number, on processors without such arithmetic. This crate's operators read and write float16 themselves.
-pub(crate) fn widen(rules: Rewriter<()>) -> Rewriter<()> {
-    rules
+pub(crate) fn widen(model: &mut TypedModel) -> TractResult<()> {
+    let own = model.nodes.iter().filter(|node| node.op_is::<Cast>()).map(|node| node.name.clone()).collect();
+    Rewriter::default()
         .with_rule_for("wide element-wise", rule::<ElementWiseOp>)
         .with_rule_for("wide binary", rule::<TypedBinOp>)
         .with_rule_for("wide product", rule::<EinSum>)
@@ -24,6 +29,7 @@ pub(crate) fn widen(rules: Rewriter<()>) -> Rewriter<()> {
         .with_rule_for("wide softmax", rule::<Softmax>)
         .with_rule_for("wide reduction", rule::<Reduce>)
         .with_rule_for("cancelled casts", cancel)
+        .rewrite(&own, model)
 }
 
 /// An operator that may compute in float16.
@@ -79,7 +85,7 @@ fn wide(datum_type: DatumType) -> DatumType {
 }
 
 fn rule<O: Widen + TypedOp>(
-    _: &(),
+    _: &Own,
     model: &TypedModel,
     node: &TypedNode,
     name: &str,
@@ -105,10 +111,18 @@ fn rule<O: Widen + TypedOp>(
     Ok(Some(patch))
 }
 
-/// Reads a float32 tensor that was rounded to float16 and back as it was before, as onnxruntime does.
-fn cancel(_: &(), model: &TypedModel, node: &TypedNode, _: &str, op: &Cast) -> TractResult<Option<TypedModelPatch>> {
+/// Reads a float32 tensor that was rounded to float16 and back as it was before, as onnxruntime does. A model that asks for both casts
+/// itself wants the rounding.
+fn cancel(
+    own: &Own,
+    model: &TypedModel,
+    node: &TypedNode,
+    name: &str,
+    op: &Cast,
+) -> TractResult<Option<TypedModelPatch>> {
     let narrowed = model.node(node.inputs[0].node);
     rule_if!(op.to == WIDE && narrowed.op_as::<Cast>().is_some_and(|cast| cast.to == NARROW));
+    rule_if!(!(own.contains(name) && own.contains(&narrowed.name)));
     rule_if!(model.outlet_fact(narrowed.inputs[0])?.datum_type == WIDE);
     let mut patch = TypedModelPatch::new("not rounded in between");
     let x = patch.tap_model(model, narrowed.inputs[0])?;

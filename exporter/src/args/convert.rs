@@ -1,5 +1,6 @@
 //! Arguments of a conversion.
 
+use super::seed;
 #[cfg(feature = "text")]
 use super::size;
 use clap::Args;
@@ -17,21 +18,21 @@ pub(crate) struct ConvertArgs {
     pub(crate) output: PathBuf,
 
     /// Share of the heads that every token uses: the first ones of each layer.
-    #[arg(long, value_name = "X", default_value_t = Shares::default().shared)]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, default_value_t = Shares::default().shared)]
     shared: f64,
 
     /// Share of the heads that a token uses, the shared ones among them.
-    #[arg(long, value_name = "X", default_value_t = Shares::default().active)]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, default_value_t = Shares::default().active)]
     active: f64,
 
     /// What chooses the others: the norms of their queries, without weights (family moh-llama), or weights that are to be trained
     /// (moh-llm).
     #[arg(long, value_enum, default_value_t)]
-    router: RouterKind,
+    pub(crate) router: RouterKind,
 
-    /// The same seed gives the same initial weights of the two-stage router.
-    #[arg(long, default_value_t = 0)]
-    seed: u64,
+    /// The same seed gives the same initial weights of the two-stage router [default: 0].
+    #[arg(long, allow_negative_numbers = true, value_parser = seed)]
+    pub(crate) seed: Option<u64>,
 
     /// Make hard links to the weight files in the place of copies: whoever changes one in place changes both models.
     #[arg(long)]
@@ -44,7 +45,8 @@ pub(crate) struct ConvertArgs {
 
     /// Tokens of the text that are used, from its beginning; no more than the model has positions for.
     #[cfg(feature = "text")]
-    #[arg(long, value_name = "N", default_value_t = 512, requires = "text", value_parser = size::<2, { 1 << 11 }>)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 512, requires = "text",
+        value_parser = size::<2, { 1 << 11 }>)]
     pub(crate) tokens: usize,
 
     /// Print the report as JSON.
@@ -56,6 +58,6 @@ impl ConvertArgs {
     /// How to convert, without a text.
     pub(crate) fn options(&self) -> Options {
         let shares = Shares { shared: self.shared, active: self.active };
-        Options { shares, router: self.router, seed: self.seed, link: self.link, ..Options::default() }
+        Options { shares, router: self.router, seed: self.seed.unwrap_or(0), link: self.link, ..Options::default() }
     }
 }

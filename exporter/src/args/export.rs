@@ -3,7 +3,9 @@
 use super::quantize::QuantizeArgs;
 use super::{Dtype, SourceArgs, size};
 use clap::{ArgAction, ValueEnum};
-use moh_export::{Cache, Layout, Options, Part, ReferenceFile, SideOptions, Sizes, Target, Weights, passes};
+use moh_export::{
+    AttentionStyle, Cache, Layout, Options, Part, ReferenceFile, SideOptions, Sizes, Target, Weights, passes,
+};
 use std::path::PathBuf;
 
 /// Larger sizes are mistakes.
@@ -44,7 +46,7 @@ pub(super) struct ExportArgs {
     #[arg(long, value_enum)]
     part: Option<ExportedPart>,
 
-    /// Where the model is to run: chooses --dtype, --opset, --layout, --dense-layers, --norms, --convolutions, --head-layers, and how --quantize writes weights, where they are not given.
+    /// Where the model is to run: chooses --dtype, --opset, --layout, --cache, --dense-layers, --norms, --convolutions, --head-layers, and how --quantize writes weights, where they are not given.
     #[arg(long = "for", value_enum, value_name = "TARGET")]
     target: Option<Target>,
     /// How a language model's key-value cache grows: `in-place` copies nothing where past and present share memory, as in moh-run
@@ -63,23 +65,23 @@ pub(super) struct ExportArgs {
     passes: passes::Options,
 
     /// The same batch size in every call.
-    #[arg(long, value_name = "N", value_parser = size::<1, MAX_SIZE>)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = size::<1, MAX_SIZE>)]
     batch: Option<usize>,
 
     /// The same number of new tokens in every call.
-    #[arg(long, value_name = "N", value_parser = size::<1, MAX_SIZE>)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = size::<1, MAX_SIZE>)]
     sequence: Option<usize>,
 
     /// The same number of cached tokens in every call.
-    #[arg(long, value_name = "N", value_parser = size::<0, MAX_SIZE>)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = size::<0, MAX_SIZE>)]
     past: Option<usize>,
 
     /// ONNX operator-set version, 20 to 24 (20 with --ir-version 9 loads in onnxruntime 1.17) [default: 21].
-    #[arg(long, value_name = "N", value_parser = version)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = version)]
     opset: Option<i64>,
 
     /// ONNX IR version [default: the one that came with the operator set].
-    #[arg(long, value_name = "N", value_parser = version)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = version)]
     ir_version: Option<i64>,
 
     /// Run the written model and compare it with our own implementation (not your PyTorch code), whatever its size.
@@ -95,7 +97,7 @@ pub(super) struct ExportArgs {
     reference: Option<PathBuf>,
 
     /// Largest difference from the reference, in units of an output's largest value or of 1 [default: 2e-4 in f32, 2e-2 in f16].
-    #[arg(long, value_name = "X", requires = "reference", value_parser = tolerance)]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, requires = "reference", value_parser = tolerance)]
     reference_tolerance: Option<f32>,
 
     /// Where the weights go: a file of their own, or the model file itself, which holds up to 2 GB; or nowhere: link uses the
@@ -162,11 +164,16 @@ pub(crate) struct Export {
 
 impl ExportArgs {
     /// Checkpoint, output and how to export; `None` where the command line names another command.
-    pub(super) fn asked_for(self) -> Option<Export> {
+    ///
+    /// # Errors
+    /// Options that contradict each other.
+    pub(super) fn asked_for(self) -> anyhow::Result<Option<Export>> {
         let args = self;
         let sizes = [("batch", args.batch), ("sequence", args.sequence), ("past", args.past)];
         let sizes = sizes.into_iter().filter_map(|(name, size)| Some((name.to_owned(), size?)));
         let base = args.target.map_or_else(Options::default, Target::options);
+        let portable = args.passes.bodies.attention == AttentionStyle::Portable;
+        let usual = args.target.and_then(|target| target.quantized(args.sides.with_library.is_some(), portable));
         let options = Options {
             family: args.source.family,
             config: args.source.config,
@@ -181,17 +188,8 @@ impl ExportArgs {
             cache: args.cache,
             dtype: args.dtype.map(Dtype::element_type).or(base.dtype),
             target: args.target,
-            quantize: args.quantize.options(args.target, args.sides.with_library.is_some()),
-            passes: passes::Options {
-                dense: if args.passes.dense.style.is_some() { args.passes.dense } else { base.passes.dense },
-                norms: if args.passes.norms.style.is_some() { args.passes.norms } else { base.passes.norms },
-                convolutions: match args.passes.convolutions.style {
-                    Some(_) => args.passes.convolutions,
-                    None => base.passes.convolutions,
-                },
-                heads: if args.passes.heads.style.is_some() { args.passes.heads } else { base.passes.heads },
-                ..args.passes
-            },
+            quantize: args.quantize.options(usual)?,
+            passes: args.passes,
             sizes: Sizes::new(sizes),
             opset: args.opset.unwrap_or(base.opset),
             ir_version: args.ir_version,
@@ -207,7 +205,8 @@ impl ExportArgs {
             both_parts: args.part == Some(ExportedPart::Both),
         };
         let in_repository = args.sides.triton.map(|folder| folder.join("model.onnx"));
-        let output = in_repository.or(args.output)?;
-        Some(Export { checkpoint: args.checkpoint?, output, options, quiet: args.quiet, json: args.json })
+        let paths = args.checkpoint.zip(in_repository.or(args.output));
+        let (quiet, json) = (args.quiet, args.json);
+        Ok(paths.map(|(checkpoint, output)| Export { checkpoint, output, options, quiet, json }))
     }
 }

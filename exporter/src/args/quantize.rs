@@ -1,7 +1,7 @@
 //! The options of quantisation.
 
+use moh_export::Quantize;
 use moh_export::quantize::{Activations, BLOCKS, Bits, Form};
-use moh_export::{Quantize, Target};
 
 /// How weights are quantised.
 #[derive(Debug, clap::Args)]
@@ -11,7 +11,7 @@ pub(crate) struct QuantizeArgs {
     quantize: Option<Bits>,
 
     /// Numbers that share a scale: 16, 32, 64, 128 or 256 [default: 64 of int8, 32 of int4, fewer where a layer's rows are no multiple].
-    #[arg(long, value_name = "N", requires = "quantize", value_parser = block)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, requires = "quantize", value_parser = block)]
     block: Option<usize>,
 
     /// Give each block a zero point.
@@ -45,22 +45,29 @@ pub(crate) struct QuantizeArgs {
 }
 
 impl QuantizeArgs {
-    /// What was asked for, if anything, and for the rest what the target has, where a `library` of our kernels is perhaps given.
-    pub(crate) fn options(self, target: Option<Target>, library: bool) -> Option<Quantize> {
-        let row = target.map(Target::row);
+    /// What was asked for, if anything, and for the rest what is `usual` for the target ([`moh_export::Target::quantized`]).
+    ///
+    /// # Errors
+    /// Options that contradict each other.
+    pub(crate) fn options(self, usual: Option<(Form, Activations)>) -> anyhow::Result<Option<Quantize>> {
         // ONNX's own operators have no activations in int8.
         let activations = match (self.activations, self.form) {
             (Some(activations), _) => activations,
             (None, Some(Form::Qdq)) => Activations::Float,
-            (None, _) => row.map_or(Activations::Float, |row| row.activations),
+            (None, _) => usual.map_or(Activations::Float, |(_, activations)| activations),
         };
-        let form = match (target, activations) {
-            (Some(target), _) => target.form(library),
+        let form = match (usual, activations) {
+            (Some((form, _)), _) => form,
             (None, Activations::Float) => Form::Qdq,
             (None, Activations::Int8) => Form::Nbits,
         };
-        let bits = self.quantize?;
-        Some(Quantize {
+        let Some(bits) = self.quantize else { return Ok(None) };
+        if self.quantize_routing && bits == Bits::Int4 {
+            anyhow::bail!(
+                "--quantize-routing is for --quantize int8: int4 quantises what decides the heads anyhow; leave it out"
+            );
+        }
+        Ok(Some(Quantize {
             bits,
             block: self.block.unwrap_or(bits.block()),
             fit_blocks: self.block.is_none(),
@@ -70,7 +77,7 @@ impl QuantizeArgs {
             form: self.form.unwrap_or(form),
             keep: self.keep,
             exact_routing: bits == Bits::Int8 && !self.quantize_routing,
-        })
+        }))
     }
 }
 
@@ -95,11 +102,12 @@ mod tests {
     fn routing_is_exact_in_int8_unless_it_is_quantised_too() {
         let exact = |arguments: &[&str]| {
             let line = Line::try_parse_from([&["moh-export"], arguments].concat()).unwrap();
-            line.quantize.options(None, false).map(|options| options.exact_routing)
+            line.quantize.options(None).map(|options| options.map(|options| options.exact_routing)).ok()
         };
-        assert_eq!(exact(&[]), None);
-        assert_eq!(exact(&["--quantize", "int8"]), Some(true));
-        assert_eq!(exact(&["--quantize", "int8", "--quantize-routing"]), Some(false));
-        assert_eq!(exact(&["--quantize", "int4"]), Some(false));
+        assert_eq!(exact(&[]), Some(None));
+        assert_eq!(exact(&["--quantize", "int8"]), Some(Some(true)));
+        assert_eq!(exact(&["--quantize", "int8", "--quantize-routing"]), Some(Some(false)));
+        assert_eq!(exact(&["--quantize", "int4"]), Some(Some(false)));
+        assert_eq!(exact(&["--quantize", "int4", "--quantize-routing"]), None);
     }
 }

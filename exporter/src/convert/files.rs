@@ -4,7 +4,7 @@ use super::heads::Heads;
 use super::{Options, RouterKind};
 use crate::error::Error;
 use crate::graph::ElementType;
-use crate::side_files::{COPIED, json};
+use crate::side_files::{COPIED, is_copied, json};
 use crate::staging::{OutputFile, Staging, write_file};
 use crate::weights::put;
 use crate::{background, random, room};
@@ -288,6 +288,13 @@ fn sides(folder: &Path) -> Result<Vec<Copied>, Error> {
         let is_licence = LICENCES.iter().any(|licence| capitals.starts_with(licence));
         is_licence || COPIED.contains(&name) || SETTINGS.contains(&name)
     };
-    let files = names.into_iter().filter(|name| goes_along(name) && folder.join(name).is_file());
-    files.map(|name| copied(&folder.join(&name), name)).collect()
+    let mut files = Vec::new();
+    for name in names.into_iter().filter(|name| goes_along(name)) {
+        let from = folder.join(&name);
+        let is_there = if COPIED.contains(&name.as_str()) { is_copied(&from)? } else { from.is_file() };
+        if is_there {
+            files.push(copied(&from, name)?);
+        }
+    }
+    Ok(files)
 }

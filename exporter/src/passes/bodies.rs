@@ -5,7 +5,7 @@ mod inline;
 #[cfg(test)]
 mod tests;
 
-use super::Pass;
+use super::{DenseStyle, Options, Pass};
 use crate::call::{Call, element_type};
 use crate::error::Error;
 use crate::graph::{Graph, Node};
@@ -31,6 +31,19 @@ pub struct WriteBodies {
 }
 
 impl Pass for WriteBodies {
+    fn check(&self, all: &Options) -> Result<(), Error> {
+        let styles = [
+            ("--dense-layers moh", all.dense.style),
+            ("--norms moh", all.norms.style),
+            ("--convolutions moh", all.convolutions.style),
+        ];
+        let ours = styles.into_iter().find(|(_, style)| *style == Some(DenseStyle::Moh));
+        match ours {
+            Some((option, _)) if self.attention == AttentionStyle::Portable => Err(Error::Portable { option }),
+            _ => Ok(()),
+        }
+    }
+
     fn run(&self, graph: &mut Graph) -> Result<(), Error> {
         let served = match self.attention {
             AttentionStyle::Routed => common_variants(graph)?,

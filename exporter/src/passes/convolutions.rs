@@ -135,7 +135,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::graph::{ElementType, Initializer, Source, Value};
-    use crate::passes::{AttentionStyle, Options, WriteBodies};
+    use crate::passes::Options;
     use std::collections::BTreeMap;
 
     const MOH: Convolutions = Convolutions { style: Some(DenseStyle::Moh) };
@@ -284,19 +284,15 @@ mod tests {
     }
 
     #[test]
-    fn portable_models_and_other_styles_keep_onnx_convolutions() {
+    fn other_styles_keep_onnx_convolutions() {
         for style in [None, Some(DenseStyle::Onnx)] {
             let mut graph = graph(depthwise());
             Convolutions { style }.run(&mut graph).unwrap();
             assert_eq!(graph.nodes[1].op_type, "Conv");
         }
-        let bodies = WriteBodies { attention: AttentionStyle::Portable };
-        let mut options = Options { convolutions: MOH, bodies, ..Options::default() };
-        options.settle(false);
-        assert_eq!(options.convolutions.style, Some(DenseStyle::Onnx));
         // Linked weights do not matter.
         let mut options = Options { convolutions: MOH, ..Options::default() };
-        options.settle(true);
+        options.settle(None, true);
         assert_eq!(options.convolutions.style, MOH.style);
     }
 }

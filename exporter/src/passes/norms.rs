@@ -140,7 +140,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::graph::Initializer;
-    use crate::passes::{AttentionStyle, Options, WriteBodies};
+    use crate::passes::Options;
 
     const MOH: Norms = Norms { style: Some(DenseStyle::Moh) };
     const WIDTH: usize = 6;
@@ -306,18 +306,14 @@ mod tests {
     }
 
     #[test]
-    fn portable_models_and_other_styles_keep_onnx_norms() {
+    fn other_styles_keep_onnx_norms() {
         let nodes = || graph(ElementType::F32, vec![norm(&["x", "weight"])]);
         for style in [None, Some(DenseStyle::Onnx)] {
             assert_eq!(written(nodes(), Norms { style })[0].0, "LayerNormalization");
         }
-        let bodies = WriteBodies { attention: AttentionStyle::Portable };
-        let mut options = Options { norms: MOH, bodies, ..Options::default() };
-        options.settle(false);
-        assert_eq!(written(nodes(), options.norms)[0].0, "LayerNormalization");
         // Linked weights do not matter.
         let mut options = Options { norms: MOH, ..Options::default() };
-        options.settle(true);
+        options.settle(None, true);
         assert_eq!(written(nodes(), options.norms)[0].0, "LayerNorm");
     }
 }

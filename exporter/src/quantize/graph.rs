@@ -116,6 +116,8 @@ pub struct Quantization {
     pub(super) matrices: BTreeMap<String, Matrix>,
     /// The tensors that were not.
     pub(super) kept: BTreeMap<String, KeptReason>,
+    /// Whether some of those that were quantised decide which heads are on.
+    decides_heads: bool,
 }
 
 /// Quantises the weights of `graph`, as recorded: values keep their names.
@@ -165,11 +167,12 @@ pub(crate) fn apply_all(graphs: &mut [&mut Graph], options: &Quantize) -> Result
             (candidate.weight.name().to_owned(), candidate.matrix(grid, block))
         };
         let matrices = found.iter().map(matrix).collect();
+        let decides_heads = !routing::deciding(graph, &found).is_empty();
         nodes::rewrite(graph, &options, &matrices);
         if let Ok(text) = serde_json::to_string(&options) {
             graph.metadata.insert(METADATA.to_owned(), text);
         }
-        Quantization { options, matrices, kept }
+        Quantization { options, matrices, kept, decides_heads }
     });
     Ok(quantized.collect())
 }
@@ -258,6 +261,13 @@ impl Quantization {
     /// Whether products are computed in integers.
     pub(crate) fn rounds_activations(&self) -> bool {
         self.options.activations == Activations::Int8
+    }
+
+    /// What to know where the routing was to be quantised too.
+    pub(crate) fn note(&self) -> Option<String> {
+        let asked = self.options.bits == Bits::Int8 && !self.options.exact_routing;
+        let note = "quantising the routing too changed nothing: no quantised weight decides which heads are on";
+        (asked && !self.decides_heads).then(|| note.to_owned())
     }
 
     /// The numbers that a weight has in the quantised model, in f32: the checkpoint's own where it is not quantised.

@@ -1,8 +1,11 @@
 //! JSON objects as text: keys are added without touching the others.
 
 use crate::error::Error;
+use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
+use std::collections::BTreeMap;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 
 /// An object, and the text that it was read from.
@@ -13,6 +16,9 @@ pub(crate) type ObjectText = (Map<String, Value>, String);
 /// # Errors
 /// A file that cannot be read or holds no JSON object.
 pub(crate) fn read(path: &Path) -> Result<Option<ObjectText>, Error> {
+    if path.is_dir() {
+        return Err(Error::io(path)(ErrorKind::IsADirectory.into()));
+    }
     if !path.is_file() {
         return Ok(None);
     }
@@ -23,6 +29,17 @@ pub(crate) fn read(path: &Path) -> Result<Option<ObjectText>, Error> {
         reason,
     })?;
     Ok(Some((values, text)))
+}
+
+/// Reads a file of the checkpoint, and keeps nothing of it.
+///
+/// # Errors
+/// A file that cannot be read or holds no JSON object.
+pub(super) fn check(path: &Path, part: &'static str) -> Result<(), Error> {
+    let text = fs::read(path).map_err(Error::io(path))?;
+    let object: Result<BTreeMap<String, IgnoredAny>, _> = serde_json::from_slice(&text);
+    object.map_err(|reason| moh_models::Error::Json { file: path.to_owned(), part, reason })?;
+    Ok(())
 }
 
 /// `text`, which holds `object`, with these keys before its own; written anew where one of them is there with another value.

@@ -65,6 +65,13 @@ pub(super) fn write(facts: &Facts<'_>, library: Option<&str>) -> String {
 
 /// The path to name in the configuration: absolute as it is given, because it is the server's; else that of the file here.
 pub(super) fn library(path: &Path) -> Result<String, Error> {
-    let path = if path.is_absolute() { path.to_owned() } else { path.canonicalize().map_err(Error::io(path))? };
-    Ok(path.to_string_lossy().into_owned())
+    let mut absolute = path.to_owned();
+    if !path.is_absolute() {
+        super::check_library(path)?;
+        absolute = path.canonicalize().map_err(Error::io(path))?;
+    }
+    absolute.into_os_string().into_string().map_err(|path| {
+        let problem = "its path must be UTF-8, because config.pbtxt holds it".to_owned();
+        Error::Library { file: path.into(), problem }
+    })
 }

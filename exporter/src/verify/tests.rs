@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use super::*;
+use crate::AttentionType;
 use crate::graph::{Initializer, Source};
 use crate::{record, weights};
 use half::f16;
@@ -88,8 +89,8 @@ impl Staged {
     }
 
     fn subject(&self) -> Subject<'_> {
-        let Staged { model, recorded, plan, dtype, options, .. } = self;
-        Subject { model, recorded, plan, dtype: *dtype, options, quantization: None }
+        let Staged { model, recorded, graph, plan, dtype, options, .. } = self;
+        Subject { model, recorded, graph, plan, dtype: *dtype, options, quantization: None }
     }
 
     fn verify(&self) -> Result<Verification, Error> {
@@ -150,6 +151,18 @@ fn what_was_exported_agrees() {
         assert_eq!((agreement.tolerance, agreement.given_gates), expected);
         assert!(dtype != ElementType::F32 || agreement.rerouted == 0, "{agreement:?}");
     }
+}
+
+/// What is in bfloat16 is larger errors' reason, whatever was asked for.
+#[test]
+fn tolerance_is_that_of_what_was_written() {
+    let mut staged = Staged::new("dit-tiny-75", ElementType::F32);
+    staged.options.passes.attention_type.attention_type = AttentionType::Bf16;
+    assert_eq!(staged.subject().tolerance(), tolerance::model_output(DType::F32));
+    let mut graph = staged.recorded.clone();
+    passes::run(&mut graph, &staged.options.passes).unwrap();
+    staged.graph = graph;
+    assert_eq!(staged.subject().tolerance(), tolerance::MODEL_BF16_ATTENTION);
 }
 
 /// The smallest damage that is far beyond rounding: a hundredth in f32, half in f16.

@@ -263,6 +263,13 @@ fn attention_in_bf16() {
     let arguments = [".", "-o", "out/model.onnx", "--attention-type", "bf16"];
     let refused = export(folder.path(), &[&arguments[..], &["--attention", "portable"]].concat());
     assert!(text(&refused.stderr).contains("--attention portable"), "{}", text(&refused.stderr));
+    for cache in [["--cache", "in-place"], ["--for", "ort-cpu"]] {
+        let refused = export(folder.path(), &[&arguments[..], &cache].concat());
+        let expected = "error: attention in bf16: expected layers of ai.moh.RoutedAttention, found only those of \
+                        ai.moh.RoutedCachedAttention; choose --cache concat, or leave out --attention-type bf16\n";
+        assert_eq!(text(&refused.stderr), expected, "{cache:?}");
+        assert!(!folder.path().join("out").exists());
+    }
     let done = export(folder.path(), &arguments);
     // Where there is no onnxruntime, tract verifies; it has no bfloat16, and says so.
     let said = text(&done.stdout) + &text(&done.stderr);
@@ -288,10 +295,10 @@ fn a_whole_model_of_random_weights_is_exported_part_by_part() {
     succeeds(&["random", "moa.json", "--part", "encoder", "-o", "encoder"]);
     let done = export(folder.path(), &["encoder", "--part", "decoder", "-o", "none/model.onnx"]);
     assert!(!done.status.success() && text(&done.stderr).contains("decoder.layers.0"), "{}", text(&done.stderr));
-    succeeds(&["encoder", "-o", "out/alone.onnx"]);
+    succeeds(&["encoder", "-o", "alone/model.onnx"]);
     fs::write(folder.path().join("nameless.json"), config.replace("\"family\": \"moa\", ", "")).unwrap();
     succeeds(&["random", "nameless.json", "--family", "moa", "--part", "decoder", "-o", "decoder"]);
-    succeeds(&["decoder", "-o", "out/named.onnx"]);
+    succeeds(&["decoder", "-o", "named/model.onnx"]);
     let done = export(folder.path(), &["random", "moh-dit-s-75", "--part", "encoder", "-o", "dit"]);
     assert!(!done.status.success() && !folder.path().join("dit").exists(), "{}", text(&done.stderr));
 }
@@ -324,6 +331,13 @@ fn portable_attention_for_a_target() {
     let done = export(folder.path(), &[&arguments[..], &["--cache", "in-place", "--force"]].concat());
     assert!(!done.status.success());
     assert!(text(&done.stderr).starts_with("error: a cache in place is made of operators"), "{}", text(&done.stderr));
+    // Nor did anybody ask for operators of ours.
+    let done = export(folder.path(), &[&arguments[..], &["--quantize", "int4", "--force"]].concat());
+    let said = text(&done.stdout);
+    assert!(done.status.success() && said.contains("float activations, form qdq;"), "{}{said}", text(&done.stderr));
+    assert!(said.contains(" as qdq, float activations; as asked for: --attention\n"), "{said}");
+    let model = ModelProto::decode(&fs::read(folder.path().join("out/model.onnx")).unwrap()[..]).unwrap();
+    assert!(model.graph.unwrap().node.iter().all(|node| node.domain().is_empty()));
 }
 
 /// An image classifier has no cache that a target could choose.

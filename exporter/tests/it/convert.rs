@@ -211,6 +211,27 @@ fn seeds() {
     assert!(routers("7") == routers("7") && routers("7") != routers("8"));
 }
 
+/// Query norms have no weights that a seed could be for.
+#[test]
+fn a_seed_without_random_weights() {
+    let case = Case::new();
+    let expected = "--seed is for the random weights of --router two-stage: query norms have none";
+    assert_eq!(case.refused(&["--seed", "3"]), expected);
+}
+
+/// The folder is the one that was named, whatever its name.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_folder_whose_name_is_no_text() {
+    use std::os::unix::ffi::OsStrExt;
+    let case = Case::single();
+    let output = std::ffi::OsStr::from_bytes(b"moh\xff");
+    let mut command = Run::tract().command();
+    let done = command.current_dir(case.root.path()).args(["convert", "dense", "-o"]).arg(output).output().unwrap();
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    assert_eq!(names(&case.root.path().join(output)), ["config.json", "model.safetensors"]);
+}
+
 /// A single file has another name beside that of the routers: under the usual one it would be taken for all of the model.
 #[test]
 fn a_single_file() {

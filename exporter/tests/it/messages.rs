@@ -45,6 +45,57 @@ fn outputs_that_cannot_be() {
     assert!(left.iter().all(|name| !name.to_string_lossy().starts_with(".moh-export-")), "{left:?}");
 }
 
+/// Another file than the one that was named would be written, and the same for several names.
+#[cfg(target_os = "linux")]
+#[test]
+fn names_that_are_no_text() {
+    use std::os::unix::ffi::OsStrExt;
+    let root = tempfile::tempdir().unwrap();
+    let name = |bytes: &'static [u8]| std::ffi::OsStr::from_bytes(bytes);
+    let run = |output: &std::ffi::OsStr| {
+        let mut command = Run::tract().command();
+        command.current_dir(root.path()).arg(golden("dit-tiny-75")).args(["--no-verify", "-o"]);
+        command.arg(output).output().unwrap()
+    };
+    let refused = run(name(b"out/m\xff.onnx"));
+    let said = text(&refused.stderr);
+    assert!(!refused.status.success() && said.contains("the name of the model to write must be UTF-8"), "{said}");
+    assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0);
+    // Folders may have any name.
+    let done = run(name(b"out\xff/model.onnx"));
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    assert!(root.path().join(name(b"out\xff")).join("model.onnx_data").is_file());
+}
+
+/// Options that change nothing are said to.
+#[test]
+fn options_that_have_no_effect() {
+    let root = tempfile::tempdir().unwrap();
+    let note = |checkpoint: &str, output: &str, options: &[&str]| {
+        let mut command = Run::tract().command();
+        let command = command.current_dir(root.path()).arg(golden(checkpoint)).args(["-o", output, "--no-verify"]);
+        let done = command.args(options).output().unwrap();
+        assert!(done.status.success(), "{options:?}: {}", text(&done.stderr));
+        let said = text(&done.stdout);
+        said.lines().find_map(|line| line.strip_prefix("note          ")).unwrap_or_default().to_owned()
+    };
+    let changed = |option: &str, operators: &str| {
+        format!("{option} moh changed nothing: no part of this model can be written as ai.moh.{operators}")
+    };
+    let (llama, vit) = ("llama-moh-tiny", "vit-tiny-b");
+    assert_eq!(note(llama, "1/m.onnx", &["--norms", "moh"]), changed("--norms", "LayerNorm"));
+    assert_eq!(note(llama, "2/m.onnx", &["--convolutions", "moh"]), changed("--convolutions", "DepthwiseConv"));
+    // What a target chooses is for models of all kinds.
+    assert_eq!(note(llama, "3/m.onnx", &["--for", "ort-cpu"]), "");
+    assert_eq!(note(llama, "4/m.onnx", &["--dense-layers", "moh"]), "");
+    let routing = ["--quantize", "int8", "--quantize-routing"];
+    assert_eq!(note(llama, "5/m.onnx", &routing), "");
+    let said = note(vit, "6/m.onnx", &[&routing[..], &["--block", "16"]].concat());
+    assert!(said.starts_with("quantising the routing too changed nothing: "), "{said}");
+    let said = note("dit-tiny-75", "7/m.onnx", &["--weights", "link", "--dtype", "f16"]);
+    assert!(said.starts_with("the model needs every tensor in another type or form"), "{said}");
+}
+
 #[test]
 fn numbers_and_names_that_cannot_be() {
     let root = tempfile::tempdir().unwrap();
@@ -80,6 +131,14 @@ fn numbers_and_names_that_cannot_be() {
             "leave out --attention portable or --cache in-place",
         ],
     );
+    for option in ["--dense-layers", "--norms", "--convolutions", "--form"] {
+        let portable = ["--attention", "portable", "--for", "ort-cpu", "--quantize", "int4"];
+        let expected = format!(
+            "{option} moh writes operators of ai.moh, and a portable model has standard operators only; leave out --attention \
+             portable or {option} moh"
+        );
+        with(&llama, &[&portable[..], &[option, "moh"]].concat(), &[&expected]);
+    }
     with(&llama, &["--quantize", "int4", "--opset", "20"], &["choose --opset 21, --form nbits or --form moh"]);
     with(
         &llama,
@@ -94,14 +153,30 @@ fn numbers_and_names_that_cannot_be() {
         &["--quantize", "int4", "--reduce-range"],
         &["a reduced range is one of weights of 8 bits", "leave out --reduce-range, or choose --quantize int8"],
     );
+    with(
+        &llama,
+        &["--quantize", "int4", "--quantize-routing"],
+        &["--quantize-routing is for --quantize int8", "leave it out"],
+    );
+    let beyond = "the model's longest have 256, its max_position_embeddings; choose smaller --sequence and --past";
+    for (sizes, lengths) in [
+        (&["--sequence", "257"][..], "0 cached and 257 new"),
+        (&["--past", "256"], "256 cached and 1 new"),
+        (&["--past", "200", "--sequence", "57"], "200 cached and 57 new"),
+    ] {
+        with(&llama, sizes, &[&format!("sequences of {lengths} tokens: {beyond}")]);
+    }
     with(&llama, &["--check"], &["--check reads the files that --weights link links"]);
     with(
         &llama,
-        &["--batch", "16777216", "--sequence", "16777216", "--verify"],
+        &["--batch", "16777216", "--sequence", "256", "--verify"],
         &["verification: with these sizes, ", "leave out --verify, or choose smaller sizes"],
     );
     with(&llama, &["--block", "32"], &["--quantize <TYPE>"]);
     with(&llama, &["--opset", "x"], &["'x' for '--opset <N>': expected a whole number"]);
+    with(&llama, &["--batch", "-1"], &["'-1' for '--batch <N>'", "expected a whole number from 1 to 16777216"]);
+    let seed = ["random", "moh-dit-s-75", "-o", "out", "--seed", "-1"];
+    fails(root.path(), &seed, &["'-1' for '--seed <SEED>': expected a whole number from 0 to 18446744073709551615"]);
     with(&llama, &["--batch", "0"], &["'0' for '--batch <N>'", "expected a whole number from 1 to 16777216"]);
     with(&dit, &["--past", "5"], &["this moh-dit has no dimension past; it has batch; leave out --past"]);
     with(&llama, &["--family", "gpt"], &["'gpt' for '--family <NAME>'", "moh-llama", "moh-vit"]);
@@ -113,7 +188,7 @@ fn numbers_and_names_that_cannot_be() {
 fn models_of_large_sizes_are_not_run() {
     let root = tempfile::tempdir().unwrap();
     let mut command = Run::tract().command();
-    let sizes = ["--batch", "65536", "--sequence", "65536"];
+    let sizes = ["--batch", "16777216", "--sequence", "256"];
     let done = command.current_dir(root.path()).arg(golden("llama-moh-tiny")).args(["-o", "model.onnx"]).args(sizes);
     let done = done.output().unwrap();
     assert!(done.status.success(), "{}", text(&done.stderr));
@@ -132,6 +207,22 @@ fn standard_output_is_full() {
         let said = text(&done.stderr);
         assert!(!done.status.success() && said.contains("error: standard output: "), "{arguments:?}: {said}");
     }
+}
+
+/// What was done, and whether it was, is not a matter of who listens.
+#[cfg(target_os = "linux")]
+#[test]
+fn standard_error_is_full() {
+    let root = tempfile::tempdir().unwrap();
+    let run = |options: &[&str]| {
+        let full = fs::File::options().write(true).open("/dev/full").unwrap();
+        let mut command = Run::tract().command();
+        let command = command.current_dir(root.path()).arg(golden("dit-tiny-75")).args(["-o", "model.onnx"]);
+        command.args(options).stderr(full).output().unwrap().status.code()
+    };
+    // With a warning, and with an error.
+    assert_eq!(run(&["--dtype", "bf16"]), Some(0));
+    assert_eq!(run(&[]), Some(1));
 }
 
 #[test]

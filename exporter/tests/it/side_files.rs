@@ -112,11 +112,14 @@ fn translator() -> Case {
     case
 }
 
+/// What a shared library of macOS begins with; nothing loads it here.
+const LIBRARY: [u8; 4] = [0xcf, 0xfa, 0xed, 0xfe];
+
 #[test]
 fn a_language_model() {
     let case = Case::new(&example("shakespeare-moh-llama"));
     let library = case.at("libmoh_ops.so");
-    fs::write(&library, "not loaded here").unwrap();
+    fs::write(&library, LIBRARY).unwrap();
     let (success, said) =
         case.export("out/model.onnx", &["--layout", "onnx", "--with-library", library.to_str().unwrap()]);
     assert!(success, "{said}");
@@ -270,6 +273,74 @@ fn sizes_that_genai_does_not_have() {
     let case = Case::new(&golden("llama-moh-tiny"));
     assert!(case.export("out/model.onnx", &["--sequence", "1"]).0);
     assert!(!names(&case.at("out")).contains(&"genai_config.json".to_owned()));
+}
+
+/// A configuration of the model before would have genai call this one.
+#[test]
+fn a_genai_configuration_of_an_earlier_export() {
+    let case = Case::new(&golden("llama-moh-tiny"));
+    let note = "genai_config.json: it is of an earlier export under this name, and does not fit this model: remove it";
+    assert!(!case.export("out/model.onnx", &[]).1.contains(note));
+    let (success, said) = case.export("out/model.onnx", &["--force", "--sequence", "4", "--past", "0"]);
+    assert!(success && said.contains(note), "{said}");
+    let other = Case::new(&golden("vit-tiny-b"));
+    let (success, said) = run(&other.checkpoint(), &["-o", case.at("out/model.onnx").to_str().unwrap(), "--force"]);
+    assert!(success && said.contains(note), "{said}");
+    // That of another model, and one that fits again.
+    fs::create_dir(case.at("others")).unwrap();
+    fs::rename(case.at("out/genai_config.json"), case.at("others/genai_config.json")).unwrap();
+    assert!(!case.export("others/other.onnx", &["--sequence", "4"]).1.contains(note));
+    assert!(!case.export("out/model.onnx", &["--force"]).1.contains(note));
+}
+
+#[test]
+fn libraries_that_are_none() {
+    let case = Case::new(&golden("llama-moh-tiny"));
+    let at = |name: &str| case.at(name).to_str().unwrap().to_owned();
+    fs::write(at("text.so"), "libmoh_ops").unwrap();
+    fs::create_dir(at("folder")).unwrap();
+    for name in ["config.json", "model.onnx"] {
+        fs::write(case.at("folder").join(name), LIBRARY).unwrap();
+    }
+    let own = "the export writes a file or folder of this name itself";
+    for (library, problem) in [
+        ("text.so", "expected a shared library (ELF, Mach-O or PE), found a file of another kind"),
+        ("folder", "expected a shared library (ELF, Mach-O or PE), found a folder"),
+        ("nowhere.so", "No such file or directory"),
+        ("folder/config.json", own),
+        ("folder/model.onnx", own),
+    ] {
+        let (success, said) = case.export("out/model.onnx", &["--with-library", &at(library)]);
+        assert!(!success && said.contains(&format!("library {}: {problem}", at(library))), "{said}");
+        assert!(said.contains("--with-library takes the file of libmoh_ops"), "{said}");
+        assert!(!case.at("out").exists());
+    }
+    // A path on a server is the server's.
+    let (success, said) = run(&case.checkpoint(), &["--triton", &at("r/llama"), "--with-library", "nowhere.so"]);
+    assert!(!success && said.contains("library nowhere.so: "), "{said}");
+    succeeds(&case.checkpoint(), &["--triton", &at("r/llama"), "--with-library", "/nowhere/libmoh_ops.so"]);
+}
+
+#[test]
+fn tokenizers_that_are_none() {
+    let case = Case::new(&example("shakespeare-moh-llama"));
+    let tokenizer = case.at("checkpoint/tokenizer.json");
+    let whole = fs::read(&tokenizer).unwrap();
+    for broken in [&whole[..whole.len() / 2], b"[]", b""] {
+        fs::write(&tokenizer, broken).unwrap();
+        let (success, said) = case.export("out/model.onnx", &[]);
+        assert!(!success && said.contains("tokenizer.json: the tokenizer cannot be read: "), "{said}");
+    }
+    assert!(case.export("bare/model.onnx", &["--bare"]).0, "it is not copied");
+    fs::remove_file(&tokenizer).unwrap();
+    for name in ["tokenizer.json", "vocab.json", "tokenizer_config.json"] {
+        let _ = fs::remove_file(case.at("checkpoint").join(name));
+        fs::create_dir(case.at("checkpoint").join(name)).unwrap();
+        let (success, said) = case.export("out/model.onnx", &[]);
+        assert!(!success && said.contains(&format!("{name}: is a directory")), "{said}");
+        fs::remove_dir(case.at("checkpoint").join(name)).unwrap();
+    }
+    assert!(!case.at("out").exists());
 }
 
 #[test]

@@ -67,6 +67,15 @@ fn a_comparison_layer_by_layer() {
         assert!(said.contains(layer), "{said}");
     }
 
+    let data = folder.path().join("out/model.onnx_data");
+    let bytes = fs::read(&data).unwrap();
+    fs::write(&data, &bytes[..bytes.len() / 2]).unwrap();
+    let truncated = run(folder.path(), &arguments);
+    let said = text(&truncated.stderr);
+    let parts = ["out/model.onnx_data: truncated: tensor \"", &format!("and the file has {}", bytes.len() / 2)];
+    assert!(!truncated.status.success() && parts.iter().all(|part| said.contains(part)), "{said}");
+    fs::write(&data, &bytes).unwrap();
+
     // Another checkpoint of the same shapes: its weights disagree everywhere, and the exit status says so.
     let config = checkpoint.join("config.json");
     let random = run(folder.path(), &["random", config.to_str().unwrap(), "-o", "other"]);

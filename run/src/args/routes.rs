@@ -20,12 +20,12 @@ pub(crate) struct RoutesArgs {
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
-    /// The timestep at which a diffusion model is shown: 999 is pure noise, 0 the image.
-    #[arg(long, value_name = "T", default_value = "500", allow_negative_numbers = true, value_parser = whole(0, 999))]
-    pub(crate) timestep: usize,
-    /// Seed of a diffusion model's noise.
-    #[arg(long, default_value = "0", allow_negative_numbers = true, value_parser = seed)]
-    pub(crate) seed: u64,
+    /// The timestep at which a diffusion model is shown: 999 is pure noise, 0 the image [default: 500].
+    #[arg(long, value_name = "T", allow_negative_numbers = true, value_parser = whole(0, 999))]
+    pub(crate) timestep: Option<usize>,
+    /// Seed of a diffusion model's noise [default: 0].
+    #[arg(long, allow_negative_numbers = true, value_parser = seed)]
+    pub(crate) seed: Option<u64>,
     #[command(flatten)]
     pub(crate) runtime: RuntimeArgs,
 }

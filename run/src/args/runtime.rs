@@ -1,6 +1,7 @@
 //! Which runtime, where, and its libraries.
 
 use super::number::whole;
+use anyhow::{Result, ensure};
 use clap::ValueEnum;
 use moh_runtime::{DeviceChoice, Options, RuntimeChoice};
 use std::path::PathBuf;
@@ -65,8 +66,12 @@ pub(super) const MOST_THREADS: usize = 1024;
 
 impl RuntimeArgs {
     /// The library's options.
-    pub(crate) fn options(&self) -> Options {
-        Options {
+    ///
+    /// # Errors
+    /// As [`LibraryArgs::check`].
+    pub(crate) fn options(&self) -> Result<Options> {
+        self.library.check(!matches!(self.runtime, RuntimeArg::Tract))?;
+        Ok(Options {
             runtime: match self.runtime {
                 RuntimeArg::Auto => RuntimeChoice::Auto,
                 RuntimeArg::Ort => RuntimeChoice::Ort,
@@ -76,7 +81,7 @@ impl RuntimeArgs {
             without_custom_ops: self.no_custom_ops,
             pack_weights: self.pack_weights,
             ..self.library.options()
-        }
+        })
     }
 
     /// Whether errors only are to be printed.
@@ -86,6 +91,20 @@ impl RuntimeArgs {
 }
 
 impl LibraryArgs {
+    /// Refuses a library that would not be used.
+    ///
+    /// # Errors
+    /// Where one is named and onnxruntime runs no model.
+    pub(crate) fn check(&self, uses_onnxruntime: bool) -> Result<()> {
+        for (option, library) in [("--ort-library", &self.ort_library), ("--ops-library", &self.ops_library)] {
+            ensure!(
+                uses_onnxruntime || library.is_none(),
+                "{option} is for onnxruntime, and only tract is to run: leave out {option} or --runtime tract"
+            );
+        }
+        Ok(())
+    }
+
     /// The library's options as far as they are about libraries and devices.
     pub(crate) fn options(&self) -> Options {
         let (ort_library, ops_library) = (self.ort_library.clone(), self.ops_library.clone());

@@ -41,41 +41,46 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) api_key_file: Option<PathBuf>,
     /// Copies of each model, each with its own thread and memory. They share the processors.
-    #[arg(long, value_name = "N", default_value = "1", value_parser = whole(1, 64))]
+    #[arg(long, value_name = "N", default_value = "1", allow_negative_numbers = true, value_parser = whole(1, 64))]
     pub(crate) instances: usize,
     /// Sequences of a language model at a time, in each instance.
-    #[arg(long, value_name = "N", default_value = "16", value_parser = whole(1, 1024))]
+    #[arg(long, value_name = "N", default_value = "16", allow_negative_numbers = true, value_parser = whole(1, 1024))]
     slots: usize,
     /// Memory for the caches of all language models, in MiB: texts wait until there is room for them [default: three quarters of what is free
     /// beside the models].
-    #[arg(long, value_name = "MIB", value_parser = whole(1, usize::MAX >> 20))]
+    #[arg(long, value_name = "MIB", allow_negative_numbers = true, value_parser = whole(1, usize::MAX >> 20))]
     cache_memory: Option<usize>,
     /// Tokens of prompts that are read at a time, before the other sequences get their next token.
-    #[arg(long, value_name = "N", default_value = "256", value_parser = whole(1, MOST))]
+    #[arg(long, value_name = "N", default_value = "256", allow_negative_numbers = true, value_parser = whole(1, MOST))]
     prefill: usize,
     /// Rows of a batch of tensors.
-    #[arg(long, value_name = "N", default_value = "32", value_parser = whole(1, MOST))]
+    #[arg(long, value_name = "N", default_value = "32", allow_negative_numbers = true, value_parser = whole(1, MOST))]
     batch: usize,
     /// How long tensors wait for others to share a batch with, in milliseconds.
-    #[arg(long, value_name = "MS", default_value = "2", value_parser = real(0.0, 10_000.0))]
+    #[arg(long, value_name = "MS", default_value = "2", allow_negative_numbers = true,
+        value_parser = real(0.0, 10_000.0))]
     batch_window: f64,
     /// Requests that wait for a model; more are refused with status 429.
-    #[arg(long, value_name = "N", default_value = "256", value_parser = whole(1, MOST))]
+    #[arg(long, value_name = "N", default_value = "256", allow_negative_numbers = true, value_parser = whole(1, MOST))]
     queue: usize,
     /// Body of a request, in MiB; a larger one is refused with status 413.
-    #[arg(long, value_name = "MIB", default_value = "32", value_parser = whole(1, MOST_MIB))]
+    #[arg(long, value_name = "MIB", default_value = "32", allow_negative_numbers = true,
+        value_parser = whole(1, MOST_MIB))]
     max_body: usize,
     /// Seconds from a request's arrival to its end: 503 if it was not begun by then, else 504.
-    #[arg(long, value_name = "S", default_value = "300", value_parser = real(0.001, MOST_SECONDS))]
+    #[arg(long, value_name = "S", default_value = "300", allow_negative_numbers = true,
+        value_parser = real(0.001, MOST_SECONDS))]
     timeout: f64,
     /// Seconds that a client may take to send or read the next part.
-    #[arg(long, value_name = "S", default_value = "60", value_parser = real(0.001, MOST_SECONDS))]
+    #[arg(long, value_name = "S", default_value = "60", allow_negative_numbers = true,
+        value_parser = real(0.001, MOST_SECONDS))]
     stall: f64,
     /// Connections at a time.
-    #[arg(long, value_name = "N", default_value = "1024", value_parser = whole(1, MOST))]
+    #[arg(long, value_name = "N", default_value = "1024", allow_negative_numbers = true, value_parser = whole(1, MOST))]
     connections: usize,
     /// Seconds that requests have to end after SIGTERM or SIGINT.
-    #[arg(long, value_name = "S", default_value = "30", value_parser = real(0.0, MOST_SECONDS))]
+    #[arg(long, value_name = "S", default_value = "30", allow_negative_numbers = true,
+        value_parser = real(0.0, MOST_SECONDS))]
     shutdown_timeout: f64,
     /// Write the log as JSON.
     #[arg(long)]

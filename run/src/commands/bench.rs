@@ -11,10 +11,12 @@ use std::time::Duration;
 const ALL: &[BenchRuntime] = &[BenchRuntime::Ort, BenchRuntime::OrtBodies, BenchRuntime::Tract];
 
 pub(crate) fn run(args: &BenchArgs) -> Result<()> {
+    let asked = if args.runtime.is_empty() { ALL } else { &args.runtime };
+    args.library.check(asked.iter().any(|&runtime| runtime != BenchRuntime::Tract))?;
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = if args.threads.is_empty() { vec![processors] } else { args.threads.clone() };
     if let Some(most) = threads.iter().max().filter(|&&most| most > processors && !args.library.quiet) {
-        eprintln!("note: {most} threads on {processors} processors");
+        inform!("note: {most} threads on {processors} processors");
     }
     let effort = Effort { time: Duration::from_secs_f64(args.seconds), runs: args.runs };
     let mut results = Vec::new();
@@ -67,7 +69,7 @@ fn load(args: &BenchArgs, threads: usize, first: bool) -> Result<(Vec<BenchRunti
         };
         ensure!(args.runtime.is_empty(), "{}: {left_out}", runtime.name());
         if first && !args.library.quiet {
-            eprintln!("note: without {}: {left_out}", runtime.name());
+            inform!("note: without {}: {left_out}", runtime.name());
         }
     }
     match models.is_empty() {

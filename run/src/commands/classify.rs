@@ -49,9 +49,9 @@ pub(crate) fn run(args: &ClassifyArgs) -> Result<()> {
 /// How images are prepared, where it was asked for; a note where nothing but a default says it.
 fn tell(args: &ClassifyArgs, preprocessing: &Preprocessing) {
     if args.verbose {
-        eprintln!("preprocessing:\n{preprocessing}");
+        inform!("preprocessing:\n{preprocessing}");
     } else if preprocessing.origins.mean == Origin::ImageNet && !args.runtime.quiet() {
-        eprintln!(
+        inform!(
             "note: images are prepared as for ImageNet, because no file beside the model says how (-v shows it); \
              if your model was trained otherwise, write a preprocessor_config.json"
         );
@@ -91,7 +91,7 @@ fn object(path: &Path, outcome: &Outcome) -> Value {
 fn print(path: &Path, outcome: &Outcome, verbose: bool) -> Result<()> {
     let Ok((best, adjustments)) = outcome else { return Ok(()) };
     for adjustment in adjustments.iter().filter(|_| verbose) {
-        eprintln!("{}: {adjustment}", path.display());
+        inform!("{}: {adjustment}", path.display());
     }
     let mut output = std::io::stdout().lock();
     writeln!(output, "{}", path.display())?;

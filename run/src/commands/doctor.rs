@@ -3,7 +3,7 @@
 use crate::args::DoctorArgs;
 use crate::temporary::Folder;
 use anyhow::{Result, bail};
-use moh_runtime::{DeviceChoice, OnnxRuntime, OperatorLibrary, Options, RuntimeChoice};
+use moh_runtime::{DeviceChoice, Found, OnnxRuntime, OperatorLibrary, Options, RuntimeChoice};
 use moh_tasks::doctor::{Checked, check};
 use serde_json::{Map, Value, json};
 use std::fmt::Display;
@@ -111,11 +111,23 @@ fn examine(options: &Options, folder: &Path) -> Report {
         let ops_library = Some(library.path.clone());
         let options =
             Options { runtime: RuntimeChoice::Ort, device: DeviceChoice::Cpu, ops_library, ..options.clone() };
-        kernels(&mut report, "kernels in onnxruntime", &options, folder);
+        let checked = check(&options, folder).map_err(|error| as_found(error, library.found));
+        kernels(&mut report, "kernels in onnxruntime", checked);
     }
     let options = Options { runtime: RuntimeChoice::Tract, device: DeviceChoice::Cpu, ..options.clone() };
-    kernels(&mut report, "kernels in tract", &options, folder);
+    kernels(&mut report, "kernels in tract", check(&options, folder));
     report
+}
+
+/// The check names the library in an option, however it was found.
+fn as_found(error: moh_tasks::Error, found: Found) -> moh_tasks::Error {
+    match error {
+        moh_tasks::Error::Runtime(moh_runtime::Error::OpsLibrary { path, reason }) => {
+            let reason = reason.replacen(&Found::Option.to_string(), &found.to_string(), 1);
+            moh_runtime::Error::OpsLibrary { path, reason }.into()
+        }
+        error => error,
+    }
 }
 
 fn processor(report: &mut Report) {
@@ -210,10 +222,10 @@ fn gpu(report: &mut Report, options: &Options, runtime: Option<&OnnxRuntime>, li
     }
 }
 
-/// Runs every operator in a runtime.
-fn kernels(report: &mut Report, name: &'static str, options: &Options, folder: &Path) {
+/// What the operators did in a runtime.
+fn kernels(report: &mut Report, name: &'static str, checked: moh_tasks::Result<Vec<Checked>>) {
     let remedy = "please report this, with the output of `moh-run doctor --json`";
-    match check(options, folder) {
+    match checked {
         Ok(checked) => {
             let calls: usize = checked.iter().map(|checked| checked.calls).sum();
             let most = checked.iter().map(|checked| checked.error).fold(0.0, f64::max);

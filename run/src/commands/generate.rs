@@ -22,10 +22,14 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<()> {
     };
     let config = GenerationConfig::from_folder(&folder)?;
     let mut session = Session { args, model, tokenizer, config };
-    if args.seed.is_some() && sampling(args).is_none() && !args.runtime.quiet() {
-        eprintln!(
-            "note: --seed changes nothing, because the most probable token is taken each time: --temperature 1 samples"
-        );
+    if sampling(args).is_none() && !args.runtime.quiet() {
+        let given =
+            [("--seed", args.seed.is_some()), ("--top-k", args.top_k.is_some()), ("--top-p", args.top_p.is_some())];
+        for (option, _) in given.iter().filter(|(_, is_given)| *is_given) {
+            inform!(
+                "note: {option} changes nothing, because the most probable token is taken each time: --temperature 1 samples"
+            );
+        }
     }
     if args.interactive {
         return session.interact();
@@ -59,7 +63,7 @@ impl Session<'_> {
                 continue;
             }
             match self.continue_all(&[line.to_owned()]) {
-                Err(error) if error.downcast_ref::<std::io::Error>().is_none() => eprintln!("error: {error:#}"),
+                Err(error) if error.downcast_ref::<std::io::Error>().is_none() => inform!("error: {error:#}"),
                 result => result?,
             }
         }
@@ -127,7 +131,7 @@ fn room(prompts: &[Vec<i64>], args: &GenerateArgs, config: &GenerationConfig) ->
         None | Some(0) => bail!("the prompt has {prompt} tokens, the model's longest sequence is {longest}"),
         Some(room) if room < wanted => {
             if !args.runtime.quiet() {
-                eprintln!("note: at most {room} tokens, because the model's longest sequence is {longest}");
+                inform!("note: at most {room} tokens, because the model's longest sequence is {longest}");
             }
             Ok(room)
         }
@@ -181,11 +185,11 @@ fn write(text: &str) -> Result<()> {
 fn report(generated: &Generated, prompt: usize, runtime: &str) {
     let rate = |tokens: usize, time: Duration| tokens as f64 / time.as_secs_f64().max(f64::MIN_POSITIVE);
     let line = |name: &str, tokens: usize, time: Duration| {
-        eprintln!("{name} {tokens} tokens in {:.3} s, {:.1} tokens/s", time.as_secs_f64(), rate(tokens, time));
+        inform!("{name} {tokens} tokens in {:.3} s, {:.1} tokens/s", time.as_secs_f64(), rate(tokens, time));
     };
     // Every sequence's first token comes with the prompt.
     let decoded = generated.tokens.iter().map(|tokens| tokens.len().saturating_sub(1)).sum();
-    eprintln!("runtime {runtime}");
+    inform!("runtime {runtime}");
     line("prefill", prompt, generated.prefill);
     line("decode", decoded, generated.decode);
 }

@@ -39,7 +39,7 @@ pub(crate) fn run(args: &InferArgs) -> Result<()> {
         super::print_json(&json!({ "runtime": runtime, "file": file, "outputs": outputs }))?;
     } else if !args.runtime.quiet() {
         for (name, tensor) in &tensors {
-            eprintln!("{name} {} {:?}", tensor.element_type(), tensor.shape());
+            inform!("{name} {} {:?}", tensor.element_type(), tensor.shape());
         }
     }
     Ok(())

@@ -13,7 +13,7 @@ use std::time::Duration;
 pub(crate) fn run(args: &ProfileArgs) -> Result<()> {
     super::check_output(args.trace.iter(), args.force)?;
     let folder = Folder::new()?;
-    let (options, runs) = (args.runtime.options(), args.runs);
+    let (options, runs) = (args.runtime.options()?, args.runs);
     let profiled = profile(&args.model, &options, args.sizes.batch, args.sizes.sequence, runs, folder.path())?;
     super::tell(&profiled.model, args.runtime.quiet());
     match (&args.trace, &profiled.trace) {
@@ -21,7 +21,7 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<()> {
             let text = std::fs::read_to_string(from).with_context(|| from.display().to_string())?;
             write_text(to, &text, args.force)?;
         }
-        (Some(_), None) => eprintln!("note: {} writes no profile of its own", profiled.model.runtime_name()),
+        (Some(_), None) => inform!("note: {} writes no profile of its own", profiled.model.runtime_name()),
         (None, _) => {}
     }
     if args.json {

@@ -14,6 +14,9 @@ use serde_json::{Value, json};
 use std::io::Write;
 use std::path::Path;
 
+/// Where a diffusion model is shown if nothing is said.
+const TIMESTEP: usize = 500;
+
 pub(crate) fn run(args: &RoutesArgs) -> Result<()> {
     if let Some(output) = &args.output {
         let is_svg = output.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("svg"));
@@ -24,9 +27,17 @@ pub(crate) fn run(args: &RoutesArgs) -> Result<()> {
     check(&model)?;
     let takes = |name: &str| model.inputs().iter().any(|input| input.name == name);
     let name = model.metadata().get("moh.family").cloned().unwrap_or_else(|| "model".to_owned());
+    let is_diffusion = takes("timestep");
+    for (option, is_given) in [("--timestep", args.timestep.is_some()), ("--seed", args.seed.is_some())] {
+        ensure!(
+            is_diffusion || !is_given,
+            "{option} is for diffusion models: leave it out for {}",
+            args.model.display()
+        );
+    }
     let (subject, about, layers) = match () {
         () if takes("pixel_values") => of_image(model, args)?,
-        () if takes("timestep") => of_sample(model, args)?,
+        () if is_diffusion => of_sample(model, args)?,
         () => of_text(model, args)?,
     };
     ensure!(!layers.is_empty(), "{}: it has no attention layers", args.model.display());
@@ -57,8 +68,9 @@ fn of_sample(model: Model, args: &RoutesArgs) -> Result<Routed> {
     let class: i64 = args.input.parse().ok().with_context(|| {
         format!("{:?}: expected the number of a class, as this model draws images of classes", args.input)
     })?;
-    let (timestep, outputs) = model.outputs_at(class, args.timestep, args.seed)?;
-    let about = format!("class {class} at timestep {timestep}, seed {}", args.seed);
+    let seed = args.seed.unwrap_or(0);
+    let (timestep, outputs) = model.outputs_at(class, args.timestep.unwrap_or(TIMESTEP), seed)?;
+    let about = format!("class {class} at timestep {timestep}, seed {seed}");
     Ok((Subject::Image(None), about, layers(model.model(), &outputs)?))
 }
 

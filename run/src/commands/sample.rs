@@ -63,8 +63,8 @@ pub(crate) fn run(args: &SampleArgs) -> Result<()> {
         }))?;
     } else if !args.runtime.quiet() {
         let (images, steps) = (labels.len(), options.steps);
-        eprintln!("runtime {}", model.model().runtime_name());
-        eprintln!(
+        inform!("runtime {}", model.model().runtime_name());
+        inform!(
             "sampled {images} {} in {seconds:.3} s, {:.1} ms a step and image",
             if images == 1 { "image" } else { "images" },
             1e3 * seconds / (images * steps) as f64
@@ -91,7 +91,7 @@ fn check_outputs(args: &SampleArgs) -> Result<()> {
 
 fn load_decoder(path: &Path, runtime: &RuntimeArgs) -> Result<Decoder> {
     // How it runs has been told of the model already.
-    let model = Model::load(path, &runtime.options()).context("the VAE's decoder")?;
+    let model = Model::load(path, &runtime.options()?).context("the VAE's decoder")?;
     Ok(Decoder::new(model)?)
 }
 

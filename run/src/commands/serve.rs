@@ -9,7 +9,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     let config = Config {
         models: args.models.clone(),
         listen: args.listen,
-        runtime: args.runtime.options(),
+        runtime: args.runtime.options()?,
         instances: args.instances,
         keys: args.api_key_file.as_deref().map(ApiKeys::from_file).transpose()?,
         limits: args.limits(),

@@ -220,6 +220,45 @@ fn a_closed_pipe_ends_the_program_quietly() {
     assert_eq!(first, continuation(&[1, 0, 3], 5).as_bytes());
 }
 
+/// What a command tells has no part in how it ends.
+#[cfg(target_os = "linux")]
+#[test]
+fn standard_error_may_be_full() {
+    let folder = letters();
+    let (_doubler, model) = doubler();
+    let (inputs, outputs) = (folder.path().join("in.safetensors"), folder.path().join("out.safetensors"));
+    write_inputs(&inputs);
+    let generate = ["generate", text(folder.path()), "--prompt", "bad", "--seed", "1", "--runtime", "tract"];
+    let infer = ["infer", text(&model), "--inputs", text(&inputs), "-o", text(&outputs), "--runtime", "tract"];
+    for (args, code) in [
+        (&generate[..], 0),
+        (&infer, 0),
+        (&["bench", text(&model), "--runtime", "tract"], 1),
+        (&["generate", "/nowhere", "--prompt", "a"], 1),
+        (&["generate"], 2),
+    ] {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let output = moh_run(args).stderr(full).output().unwrap();
+        assert_eq!(output.status.code(), Some(code), "{args:?}");
+        assert_eq!(output.stdout.is_empty(), args[0] != "generate" || code != 0, "{args:?}");
+    }
+}
+
+#[test]
+fn a_library_that_would_not_be_used_is_refused() {
+    let (_folder, model) = doubler();
+    for option in ["--ort-library", "--ops-library"] {
+        let refused = |args: &[&str]| {
+            let errors = refusal(&[args, &["--runtime", "tract", option, "/nowhere/lib.so"]].concat());
+            assert!(errors.contains(&format!("{option} is for onnxruntime, and only tract is to run")), "{errors}");
+        };
+        refused(&["generate", text(&model), "--prompt", "a"]);
+        for command in ["profile", "bench", "serve"] {
+            refused(&[command, text(&model)]);
+        }
+    }
+}
+
 #[test]
 fn wrong_arguments_are_usage_errors() {
     for args in [&["generate", "m"][..], &["infer", "m"], &["generate", "m", "--prompt", "a", "--threads", "0"], &[]] {

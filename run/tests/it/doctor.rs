@@ -67,10 +67,16 @@ fn what_does_not_work_is_a_problem_with_a_remedy() {
             "{found}"
         );
         assert!(found.contains("cargo build --release -p moh-ops"), "{found}");
+        if doctor(&[], &[]).1["libmoh_ops"]["found"] == "found beside the program" {
+            let found = problem(&[("MOH_PACK_WEIGHTS", "maybe")], &[]);
+            assert!(found.contains("found beside the program") && !found.contains("named by an option"), "{found}");
+        }
         let text = tempfile::NamedTempFile::new().unwrap();
         let found = problem(&[("MOH_OPS_LIBRARY", text.path().to_str().unwrap())], &[]);
         assert!(
-            found.starts_with("kernels in onnxruntime: operator library") && found.contains("Failed to load"),
+            found.starts_with("kernels in onnxruntime: operator library")
+                && found.contains(": named by MOH_OPS_LIBRARY: ")
+                && found.contains("Failed to load"),
             "{found}"
         );
         assert!(found.contains("build libmoh_ops for this system"), "{found}");

@@ -120,6 +120,10 @@ fn wrong_use_is_explained() {
     assert!(routes("a").contains("tokenizer.json: the model's tokenizer must be beside it"));
     write_tokenizer(folder.path());
     assert!(routes("").contains("prompt: it is empty"));
+    for (option, value) in [("--timestep", "5"), ("--seed", "0")] {
+        let errors = refusal(&["routes", text(&model), "a", option, value, "--runtime", "tract"]);
+        assert!(errors.contains(&format!("{option} is for diffusion models: leave it out")), "{errors}");
+    }
     std::fs::write(folder.path().join("config.json"), r#"{"max_position_embeddings": 3}"#).unwrap();
     assert!(routes("abcd").contains("the text has 4 tokens, the model's longest sequence is 3"));
     let (folder, model) = patches();

@@ -297,6 +297,8 @@ fn wrong_use_is_explained() {
     let sample =
         |more: &[&str]| refusal(&[&["sample", text(&model), "-o", text(&output), "--runtime", "tract"], more].concat());
     assert!(sample(&["--class", "3"]).contains("class 3: the model has classes 0 to 2"));
+    let errors = sample(&["--class", "-1"]);
+    assert!(errors.contains("\"-1\" is not the number of a class, nor a range of them"), "{errors}");
     for (option, value, expected) in [
         ("--steps", "0", "a whole number from 1 to 1000"),
         ("--steps", "1001", "a whole number from 1 to 1000"),

@@ -25,7 +25,8 @@ pub(super) fn rows<R: Read + Seek>(graph: &mut Message<R>) -> io::Result<BTreeMa
         match field {
             // A longer one has a constant among its attributes, and is none that is looked for.
             Field { number: NODE, value: Payload::Bytes(len) } if len <= LONGEST => {
-                lookups.extend(lookup(&graph.bytes(len)?)?);
+                // What is no node is the runtime's to refuse.
+                lookups.extend(lookup(&graph.bytes(len)?).ok().flatten());
             }
             Field { number: INITIALIZER, value: Payload::Bytes(len) } => {
                 let (name, first) = graph.within(len, table)?;

@@ -3,12 +3,14 @@
 use crate::deadline::Deadline;
 use crate::problem::{Kind, Problem};
 use crate::server::App;
+use axum::Json;
 use axum::body::Bytes;
+use axum::extract::rejection::JsonRejection;
 use axum::extract::{FromRequest, Request};
 use axum::http::header;
 use futures_util::StreamExt;
-use serde::Deserialize;
-use serde_json::error::Category;
+use serde::de::DeserializeOwned;
+use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -66,10 +68,81 @@ async fn too_large(mut stream: axum::body::BodyDataStream, limit: usize) -> Prob
 /// What a body of JSON says.
 ///
 /// # Errors
-/// A [`Problem`] for what is no JSON, or JSON of another form.
-pub(crate) fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Problem> {
-    serde_json::from_slice(body).map_err(|e| match e.classify() {
-        Category::Data => Problem::new(Kind::Form, format!("body: {e}")),
-        _ => Problem::invalid(format!("body: expected JSON: {e}")),
+/// A [`Problem`] for what is no JSON, or JSON of another form; it names the field, unless that is of a flattened part.
+pub(crate) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
+    // It would be read as the fields in their order.
+    if body.trim_ascii_start().starts_with(b"[") {
+        return Err(Problem::new(Kind::Form, "body: expected a JSON object, found an array"));
+    }
+    // axum's reader keeps the path to what is wrong.
+    let rejection = match Json::from_bytes(body) {
+        Ok(Json(value)) => return Ok(value),
+        Err(rejection) => rejection,
+    };
+    let reason = rejection.source().map_or_else(|| rejection.body_text(), ToString::to_string);
+    Err(match rejection {
+        JsonRejection::JsonDataError(_) => Problem::new(Kind::Form, format!("body: {}", plain(&reason))),
+        _ => Problem::invalid(format!("body: expected JSON: {reason}")),
     })
+}
+
+/// What serde says, with words for the names of Rust's types.
+fn plain(reason: &str) -> String {
+    let Some((before, rest)) = reason.rsplit_once(", expected ") else { return reason.to_owned() };
+    let (expected, place) = rest.split_at(rest.find(" at line ").unwrap_or(rest.len()));
+    let expected = match expected {
+        "usize" | "u64" => "a 64-bit integer of 0 or more",
+        "i64" => "a 64-bit integer",
+        "f64" => "a number",
+        other if other.starts_with("struct ") => "a JSON object",
+        other => other,
+    };
+    format!("{before}, expected {expected}{place}")
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use serde::Deserialize;
+
+    #[derive(Debug, Deserialize)]
+    #[allow(dead_code, reason = "only read")]
+    struct Body {
+        count: Option<usize>,
+        parts: Vec<Part>,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[allow(dead_code, reason = "only read")]
+    struct Part {
+        seed: i64,
+        share: f64,
+    }
+
+    #[test]
+    fn the_field_is_named_and_no_type_of_rust() {
+        let refused = |body: &str| {
+            let problem = parse::<Body>(body.as_bytes()).unwrap_err();
+            (problem.status().as_u16(), problem.message.split(" at line ").next().unwrap().to_owned())
+        };
+        for (body, expected) in [
+            (r#"{"count": -1}"#, "count: invalid value: integer `-1`, expected a 64-bit integer of 0 or more"),
+            (
+                r#"{"parts": [{"seed": 1.5}]}"#,
+                "parts[0].seed: invalid type: floating point `1.5`, expected a 64-bit integer",
+            ),
+            (
+                r#"{"parts": [{"share": ", expected u64"}]}"#,
+                r#"parts[0].share: invalid type: string ", expected u64", expected a number"#,
+            ),
+            (r#"{"parts": [5]}"#, "parts[0]: invalid type: integer `5`, expected a JSON object"),
+            ("{}", "missing field `parts`"),
+            ("null", "invalid type: null, expected a JSON object"),
+            (" [1, []]", "expected a JSON object, found an array"),
+        ] {
+            assert_eq!(refused(body), (422, format!("body: {expected}")));
+        }
+        assert_eq!(refused("{"), (400, "body: expected JSON: EOF while parsing an object".to_owned()));
+    }
 }

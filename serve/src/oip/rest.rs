@@ -3,11 +3,11 @@
 use super::infer::{Request, infer};
 use super::json::Numbers;
 use super::{EXTENSIONS, SERVER, VERSION, datatype, json, model, name, shape};
-use crate::door::{self, Payload};
+use crate::door::{self, Path, Payload};
 use crate::problem::{Kind, Problem};
 use crate::server::App;
 use axum::Router;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -70,20 +70,19 @@ struct Metadata {
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
-struct InferRequest<'a> {
+struct InferRequest {
     #[serde(default, deserialize_with = "or_default")]
     id: String,
     #[serde(default, deserialize_with = "or_default")]
     parameters: Parameters,
-    #[serde(borrow)]
-    inputs: Vec<Input<'a>>,
+    inputs: Vec<Input>,
     /// All outputs where none is named.
     #[serde(default, deserialize_with = "or_default")]
     outputs: Vec<Wanted>,
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
-struct Input<'a> {
+struct Input {
     name: String,
     shape: Vec<i64>,
     /// BOOL, UINT8, INT32, INT64, FP16, BF16, FP32 or FP64.
@@ -91,9 +90,8 @@ struct Input<'a> {
     #[serde(default, deserialize_with = "or_default")]
     parameters: Parameters,
     /// Numbers in row-major order, nested or not; none where `parameters.binary_data_size` bytes follow.
-    #[serde(borrow, default)]
     #[schema(value_type = Option<Vec<f64>>)]
-    data: Option<&'a RawValue>,
+    data: Option<Box<RawValue>>,
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -221,8 +219,8 @@ async fn run(
 }
 
 /// A request, and the tensors in its JSON or after it.
-fn decode<'a>(text: &'a [u8], mut bytes: &[u8]) -> Result<(InferRequest<'a>, Vec<(String, Tensor)>), Problem> {
-    let request: InferRequest<'a> = door::parse(text)?;
+fn decode(text: &[u8], mut bytes: &[u8]) -> Result<(InferRequest, Vec<(String, Tensor)>), Problem> {
+    let request: InferRequest = door::parse(text)?;
     let mut inputs = Vec::with_capacity(request.inputs.len());
     for input in &request.inputs {
         inputs.push((input.name.clone(), tensor(input, &mut bytes)?));
@@ -240,11 +238,11 @@ fn header_length(headers: &HeaderMap) -> Result<Option<usize>, Problem> {
 }
 
 /// An input, whose bytes are the next of `bytes` if they are not in the JSON.
-fn tensor(input: &Input<'_>, bytes: &mut &[u8]) -> Result<Tensor, Problem> {
+fn tensor(input: &Input, bytes: &mut &[u8]) -> Result<Tensor, Problem> {
     let name = &input.name;
     let ty = datatype::parse(name, &input.datatype)?;
     let Some(size) = input.parameters.binary_data_size else {
-        let data = input.data.ok_or_else(|| {
+        let data = input.data.as_ref().ok_or_else(|| {
             Problem::new(Kind::Form, format!("input {name}: expected data, or parameters.binary_data_size"))
         })?;
         return json::tensor(name, ty, &input.shape, data);

@@ -1,10 +1,10 @@
 //! `/v1/chat/completions`: answers a conversation.
 
 use super::generation::{Generation, Source, Usual};
-use super::options::Options;
+use super::options::{Options, parse};
 use super::stream::{self, Chunks, Form};
 use super::{Usage, now, text_model, unsupported};
-use crate::door::{Payload, RequestId, parse};
+use crate::door::{Payload, RequestId};
 use crate::model;
 use crate::problem::Problem;
 use crate::server::App;
@@ -42,7 +42,7 @@ struct Message {
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(untagged, expecting = "messages: expected content of text, or parts of it")]
+#[serde(untagged, expecting = "expected a text, or parts of it")]
 enum Content {
     Text(String),
     Parts(Vec<Part>),

@@ -1,10 +1,10 @@
 //! `/v1/completions`: continues a prompt.
 
 use super::generation::{Generation, Source, Usual};
-use super::options::Options;
+use super::options::{Options, parse};
 use super::stream::{self, Chunks, Form};
 use super::{Usage, now, text_model, unsupported};
-use crate::door::{Payload, RequestId, parse};
+use crate::door::{Payload, RequestId};
 use crate::problem::Problem;
 use crate::server::App;
 use axum::Extension;
@@ -30,7 +30,7 @@ pub(super) struct Request {
 
 /// A prompt.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(untagged, expecting = "prompt: expected a text, or numbers of tokens")]
+#[serde(untagged, expecting = "expected a text, or numbers of tokens")]
 enum Prompt {
     Text(String),
     /// Numbers of tokens.

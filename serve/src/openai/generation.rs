@@ -53,7 +53,9 @@ impl Generation {
         options.check()?;
         let (chooser, stop, most) = (options.chooser()?, options.stops()?, options.most()?);
         let tokens = tokens(model, source).await?;
-        let max_tokens = room(tokens.len(), most, usual, model.config.max_length)?;
+        let is_models = model.config.max_length == served.bounds.length;
+        let limit = if is_models { MODEL_LIMIT } else { MEMORY_LIMIT };
+        let max_tokens = room(tokens.len(), most, usual, model.config.max_length, limit)?;
         let prompt_tokens = tokens.len();
         let (events, received) = unbounded_channel();
         let (ignore_end, begun) = (options.ignore_eos.unwrap_or(false), Arc::<AtomicBool>::default());
@@ -154,20 +156,28 @@ impl Usual {
 /// have to wait then.
 const USUAL: usize = 1024;
 
-/// How many tokens may be generated.
-fn room(prompt: usize, most: Option<usize>, usual: Usual, longest: Option<usize>) -> Result<usize, Problem> {
+/// What keeps texts from being longer, for messages.
+const MODEL_LIMIT: &str = "the model's longest sequence is";
+const MEMORY_LIMIT: &str = "the longest text that the memory for caches, --cache-memory, has room for is";
+
+/// How many tokens may be generated, where a prompt with them has at most `longest`, for which `limit` has the words.
+fn room(
+    prompt: usize,
+    most: Option<usize>,
+    usual: Usual,
+    longest: Option<usize>,
+    limit: &str,
+) -> Result<usize, Problem> {
     let usual = usual.tokens(prompt);
     let Some(longest) = longest else { return Ok(most.or(usual).unwrap_or(USUAL)) };
     let room = longest.saturating_sub(prompt);
     if room == 0 {
-        let message = format!("the prompt has {prompt} tokens, the model's longest sequence is {longest}");
+        let message = format!("the prompt has {prompt} tokens, {limit} {longest}");
         return Err(Problem::new(Kind::Context, message));
     }
     match most {
         Some(most) if most > room => {
-            let message = format!(
-                "the prompt has {prompt} tokens and max_tokens is {most}, the model's longest sequence is {longest}"
-            );
+            let message = format!("the prompt has {prompt} tokens and max_tokens is {most}, {limit} {longest}");
             Err(Problem::new(Kind::Context, message))
         }
         Some(most) => Ok(most),
@@ -183,6 +193,7 @@ mod tests {
     #[test]
     fn a_text_ends_where_the_longest_sequence_does() {
         let (few, all) = (Usual::Tokens(16), Usual::Chat(None));
+        let room = |prompt, most, usual, longest| room(prompt, most, usual, longest, MODEL_LIMIT);
         assert_eq!(room(10, Some(90), few, Some(100)), Ok(90));
         assert_eq!(room(10, None, few, Some(100)), Ok(16));
         assert_eq!(room(90, None, few, Some(100)), Ok(10));

@@ -1,9 +1,11 @@
 //! What completions and chat completions have in common.
 
 use super::unsupported;
+use crate::door;
 use crate::problem::Problem;
 use moh_tasks::generate::{Chooser, Sampling, StopTexts};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use utoipa::ToSchema;
 
@@ -50,6 +52,20 @@ pub(super) struct Options {
     frequency_penalty: Option<f64>,
     /// Only 1. Not part of OpenAI's API.
     repetition_penalty: Option<f64>,
+    /// Only 1. Not part of OpenAI's API.
+    repeat_penalty: Option<f64>,
+    /// Only 1. Not part of OpenAI's API.
+    length_penalty: Option<f64>,
+    /// Only false. Not part of OpenAI's API.
+    use_beam_search: Option<bool>,
+    /// Only 0. Not part of OpenAI's API.
+    mirostat: Option<u64>,
+    /// Only 1. Not part of OpenAI's API.
+    typical_p: Option<f64>,
+    /// Only 1. Not part of OpenAI's API.
+    tfs: Option<f64>,
+    /// Only 0. Not part of OpenAI's API.
+    top_a: Option<f64>,
     /// Only 0. Not part of OpenAI's API.
     min_p: Option<f64>,
     /// Only 0. Not part of OpenAI's API.
@@ -63,6 +79,21 @@ pub(super) struct Options {
     /// Only text.
     #[schema(value_type = Option<Object>)]
     response_format: Option<Value>,
+    /// Only null. Not part of OpenAI's API.
+    #[schema(value_type = Option<Object>)]
+    structured_outputs: Option<Value>,
+    /// Only null. Not part of OpenAI's API.
+    #[schema(value_type = Option<Object>)]
+    guided_json: Option<Value>,
+    /// Only null. Not part of OpenAI's API.
+    #[schema(value_type = Option<String>)]
+    guided_regex: Option<Value>,
+    /// Only null. Not part of OpenAI's API.
+    #[schema(value_type = Option<Vec<String>>)]
+    guided_choice: Option<Value>,
+    /// Only null. Not part of OpenAI's API.
+    #[schema(value_type = Option<String>)]
+    guided_grammar: Option<Value>,
     /// Only null or empty.
     #[schema(value_type = Option<Vec<Object>>)]
     tools: Option<Value>,
@@ -84,10 +115,19 @@ pub(super) struct StreamOptions {
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(untagged, expecting = "stop: expected a text, or several")]
+#[serde(untagged, expecting = "expected a text, or several")]
 enum Stop {
     One(String),
     Several(Vec<String>),
+}
+
+/// A request that has [`Options`] flattened into it.
+///
+/// # Errors
+/// As [`door::parse`].
+pub(super) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
+    // Of flattened fields no name is known, but of the options alone.
+    door::parse(body).map_err(|problem| door::parse::<Options>(body).err().unwrap_or(problem))
 }
 
 impl Options {
@@ -115,11 +155,23 @@ impl Options {
             ("presence_penalty", self.presence_penalty.is_none_or(|penalty| penalty == 0.0), "0"),
             ("frequency_penalty", self.frequency_penalty.is_none_or(|penalty| penalty == 0.0), "0"),
             ("repetition_penalty", self.repetition_penalty.is_none_or(|penalty| penalty == 1.0), "1"),
+            ("repeat_penalty", self.repeat_penalty.is_none_or(|penalty| penalty == 1.0), "1"),
+            ("length_penalty", self.length_penalty.is_none_or(|penalty| penalty == 1.0), "1"),
+            ("use_beam_search", self.use_beam_search != Some(true), "false"),
+            ("mirostat", self.mirostat.is_none_or(|version| version == 0), "0"),
+            ("typical_p", self.typical_p.is_none_or(|share| share == 1.0), "1"),
+            ("tfs", self.tfs.is_none_or(|share| share == 1.0), "1"),
+            ("top_a", self.top_a.is_none_or(|share| share == 0.0), "0"),
             ("min_p", self.min_p.is_none_or(|least| least == 0.0), "0"),
             ("min_tokens", self.min_tokens.is_none_or(|least| least == 0), "0"),
             ("stop_token_ids", empty(&self.stop_token_ids), "none"),
             ("logit_bias", empty(&self.logit_bias), "none"),
             ("response_format", plain, "text"),
+            ("structured_outputs", self.structured_outputs.is_none(), "none"),
+            ("guided_json", self.guided_json.is_none(), "none"),
+            ("guided_regex", self.guided_regex.is_none(), "none"),
+            ("guided_choice", self.guided_choice.is_none(), "none"),
+            ("guided_grammar", self.guided_grammar.is_none(), "none"),
             ("tools", empty(&self.tools), "none"),
             ("functions", empty(&self.functions), "none"),
             ("tool_choice", free(&self.tool_choice), "none or auto"),
@@ -222,6 +274,19 @@ mod tests {
             json!({"tools": [{}]}),
             json!({"functions": [{}]}),
             json!({"repetition_penalty": 1.2}),
+            json!({"repeat_penalty": 1.2}),
+            json!({"length_penalty": 0}),
+            json!({"use_beam_search": true}),
+            json!({"mirostat": 2}),
+            json!({"typical_p": 0.9}),
+            json!({"tfs": 0.5}),
+            json!({"top_a": 0.1}),
+            json!({"structured_outputs": {"json": {}}}),
+            json!({"guided_json": {"type": "object"}}),
+            json!({"guided_json": {}}),
+            json!({"guided_regex": "a*"}),
+            json!({"guided_choice": ["a", "b"]}),
+            json!({"guided_grammar": "root ::= a"}),
             json!({"min_p": 0.1}),
             json!({"min_tokens": 3}),
             json!({"stop_token_ids": [3]}),
@@ -235,7 +300,9 @@ mod tests {
         }
         let harmless = json!({"n": 1, "logprobs": null, "tools": [], "logit_bias": {}, "presence_penalty": 0,
             "response_format": {"type": "text"}, "user": "somebody", "echo": false, "tool_choice": "auto", "function_call": "none",
-            "repetition_penalty": 1.0, "min_p": 0, "min_tokens": 0, "stop_token_ids": null});
+            "repetition_penalty": 1.0, "min_p": 0, "min_tokens": 0, "stop_token_ids": null, "repeat_penalty": 1, "length_penalty": 1.0,
+            "use_beam_search": false, "mirostat": 0, "typical_p": 1, "tfs": 1.0, "top_a": 0, "structured_outputs": null,
+            "guided_json": null, "guided_regex": null, "guided_choice": null, "guided_grammar": null, "unknown": 5});
         assert_eq!(options(harmless).check(), Ok(()));
     }
 

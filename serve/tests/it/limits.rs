@@ -36,6 +36,20 @@ fn code(answer: &Response) -> Value {
     answer.json()["error"]["code"].clone()
 }
 
+/// A model that takes more is not blamed for it.
+#[test]
+fn a_text_that_the_memory_for_caches_has_no_room_for_is_refused() {
+    let server = limited(&["little=llama"], |limits| limits.cache = Some(1 << 20));
+    let mut body = short("little");
+    body["max_tokens"] = json!(500);
+    let answer = post(server.address(), "/v1/completions", &body);
+    assert_eq!((answer.status, code(&answer)), (400, json!("context_length_exceeded")));
+    let message = answer.json()["error"]["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("--cache-memory") && !message.contains("the model's"), "{message}");
+    assert_eq!(post(server.address(), "/v1/completions", &short("little")).status, 200);
+    server.stop();
+}
+
 #[test]
 fn a_body_that_is_too_large_is_refused_whole_or_in_chunks() {
     let server = limited(&["large=llama"], |limits| limits.body = 10_000);

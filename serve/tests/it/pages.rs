@@ -103,6 +103,16 @@ fn other_doors_are_none() {
     assert!(get(address, "/v2/nothing").json()["error"].as_str().unwrap().contains("/openapi.json"));
     let method = receive(send(address, "DELETE", "/v2/models/digits/infer", &[], b""));
     assert_eq!((method.status, method.header("allow")), (405, Some("POST")));
+    // A name that is no text is refused as everything else is.
+    for page in ["/v2/models/%FF", "/v2/models/%FF/ready", "/v2/models/digits/versions/%FF"] {
+        let named = get(address, page);
+        assert_eq!((named.status, named.header("content-type")), (400, Some("application/json")), "{page}");
+        assert!(named.json()["error"].as_str().unwrap().contains("Invalid UTF-8"), "{}", named.text());
+    }
+    let named = post(address, "/v2/models/%FF/infer", &json!({}));
+    assert!(named.status == 400 && named.json()["error"].is_string(), "{}", named.text());
+    let named = get(address, "/v1/models/%FF");
+    assert_eq!((named.status, named.json()["error"]["code"].clone()), (400, json!("invalid_value")));
     // Bytes that are no HTTP, then one more connection.
     for garbage in [
         &b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"[..],

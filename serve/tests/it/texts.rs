@@ -260,11 +260,13 @@ fn bad_requests_are_told_what_is_wrong() {
         (json!({ "model": "llama", "prompt": "x", "max_tokens": 512 }), 400, "longest sequence is 512"),
         (json!({ "model": "llama", "prompt": "x", "max_tokens": 0 }), 400, "max_tokens"),
         (json!({ "model": "llama", "prompt": "x", "temperature": 3 }), 400, "temperature: expected 0 to 2"),
-        (json!({ "model": "llama", "prompt": "x", "max_tokens": -1 }), 422, "body"),
+        (json!({ "model": "llama", "prompt": "x", "max_tokens": -1 }), 422, "body: max_tokens: invalid value"),
+        (json!({ "model": "llama", "prompt": "x", "seed": 1.5 }), 422, "body: seed: invalid type"),
+        (json!({ "model": "llama", "prompt": "x", "stream_options": 5 }), 422, "expected a JSON object"),
         (json!({ "model": "llama", "prompt": { "a": 1 } }), 422, "prompt: expected a text"),
         (json!({ "model": "llama", "prompt": "x", "stop": 5 }), 422, "stop: expected a text"),
         (json!({ "prompt": "x" }), 422, "missing field `model`"),
-        (json!([1]), 422, "body"),
+        (json!([1]), 422, "body: expected a JSON object, found an array"),
     ] {
         let answer = post(address, "/v1/completions", &body);
         assert_eq!(answer.status, status, "{}", answer.text());

@@ -1,6 +1,6 @@
 //! What generation needs to know of a model's configuration.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::files::read_json;
 use serde::Deserialize;
 use serde_json::Value;
@@ -33,26 +33,31 @@ impl GenerationConfig {
     /// # Errors
     /// [`Error::Read`](crate::Error::Read) or [`Error::Malformed`](crate::Error::Malformed) for a file that is there.
     pub fn from_folder(folder: &Path) -> Result<GenerationConfig> {
-        let model: File = read_json(&folder.join("config.json"))?;
-        let generation: File = read_json(&folder.join("generation_config.json"))?;
-        let tokens = |of: fn(&File) -> &Value| {
-            let first = token_ids(of(&generation));
-            if first.is_empty() { token_ids(of(&model)) } else { first }
+        let paths = ["config.json", "generation_config.json"].map(|name| folder.join(name));
+        let [model, generation]: [File; 2] = [read_json(&paths[0])?, read_json(&paths[1])?];
+        let tokens = |key, of: fn(&File) -> &Value| {
+            let [usual, first] = [token_ids(&paths[0], key, of(&model))?, token_ids(&paths[1], key, of(&generation))?];
+            Ok::<_, Error>(if first.is_empty() { usual } else { first })
         };
         Ok(GenerationConfig {
-            begin: tokens(|file| &file.bos_token_id).first().copied(),
-            end: tokens(|file| &file.eos_token_id),
+            begin: tokens("bos_token_id", |file| &file.bos_token_id)?.first().copied(),
+            end: tokens("eos_token_id", |file| &file.eos_token_id)?,
             max_length: model.max_position_embeddings,
         })
     }
 }
 
 /// One id, a list of them, or null.
-fn token_ids(value: &Value) -> Vec<i64> {
-    match value {
-        Value::Array(list) => list.iter().filter_map(Value::as_i64).collect(),
-        one => one.as_i64().into_iter().collect(),
-    }
+fn token_ids(path: &Path, key: &str, value: &Value) -> Result<Vec<i64>> {
+    let ids = match value {
+        Value::Null => Some(Vec::new()),
+        Value::Array(list) => list.iter().map(Value::as_i64).collect(),
+        one => one.as_i64().map(|id| vec![id]),
+    };
+    ids.ok_or_else(|| {
+        let reason = format!("{key}: expected the number of a token, or a list of them, found {value}");
+        Error::malformed(path, "a model configuration", reason)
+    })
 }
 
 #[cfg(test)]
@@ -71,6 +76,23 @@ mod tests {
         let generation = r#"{"bos_token_id": null, "eos_token_id": [3, 4]}"#;
         std::fs::write(folder.path().join("generation_config.json"), generation).unwrap();
         assert_eq!(read(), GenerationConfig { begin: Some(1), end: vec![3, 4], max_length: Some(512) });
+    }
+
+    /// Without them texts would not end.
+    #[test]
+    fn tokens_that_are_no_numbers_are_errors() {
+        let folder = tempfile::tempdir().unwrap();
+        for (file, key) in [("config.json", "bos_token_id"), ("generation_config.json", "eos_token_id")] {
+            for found in [r#""</s>""#, "[2,null]", "2.0", "true", "{}"] {
+                std::fs::write(folder.path().join(file), format!(r#"{{"{key}": {found}}}"#)).unwrap();
+                let error = GenerationConfig::from_folder(folder.path()).unwrap_err();
+                let expected = format!("{key}: expected the number of a token, or a list of them, found {found}");
+                let message = format!("{:#}", anyhow::Error::from(error));
+                assert!(message.contains(file) && message.ends_with(&expected), "{message}");
+            }
+            std::fs::write(folder.path().join(file), format!(r#"{{"{key}": []}}"#)).unwrap();
+            assert_eq!(GenerationConfig::from_folder(folder.path()).unwrap(), GenerationConfig::default());
+        }
     }
 
     #[test]

@@ -163,6 +163,8 @@ impl Stream<'_> {
         let (row_bytes, block_bytes) = (format.row_bytes(), format.block_bytes());
         let input: [Converted; R] = array(|r| self.x.row(rows[r].index as usize));
         let mut sums = [[isa.splat(0.0); C]; R];
+        // The same columns' next ones, or of short columns those after them.
+        let ahead = (C * row_bytes).max(2 * AHEAD);
         // SAFETY: the constructor's contract: the weight has these columns and blocks, and the activations these rows, with
         // whole vectors of scales and corrections after the last block.
         unsafe {
@@ -220,7 +222,7 @@ impl Stream<'_> {
                         if (first + plan.run) * 4 * lanes <= bytes {
                             let load = |c: usize, vector: usize| {
                                 let place = data.add(c * row_bytes + vector * 4 * lanes);
-                                isa.prefetch(place.wrapping_add(C * row_bytes));
+                                isa.prefetch(place.wrapping_add(ahead));
                                 dot.load(place)
                             };
                             let run = first..first + plan.run;

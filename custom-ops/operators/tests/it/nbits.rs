@@ -147,8 +147,14 @@ fn optional_inputs_of_an_mlp_come_in_pairs() {
     let call = complete(RoutedMlpNBits::OPERATOR);
     for found in [7, 9] {
         let error = error(&call, |call| call.inputs.truncate(found));
-        assert_eq!(error.to_string(), format!("RoutedMLPNBits: expected 6, 8 or 10, found {found} inputs"));
+        let pair = if found == 7 { "fc2_bias beside fc1_bias" } else { "fc2_zero_points beside fc1_zero_points" };
+        assert_eq!(error.to_string(), format!("RoutedMLPNBits: expected {pair}, found {found} inputs"));
     }
+    // As many inputs as a pair makes, but halves of two.
+    let mut shapes: Vec<Option<&[usize]>> = call.inputs.iter().map(|(shape, _)| Some(&shape[..])).collect();
+    (shapes[6], shapes[9]) = (None, None);
+    let error = call.operator().output_shape(&call.attributes, &shapes).unwrap_err();
+    assert_eq!(error.to_string(), "RoutedMLPNBits: expected fc1_bias beside fc2_bias, found 8 inputs");
 }
 
 #[test]

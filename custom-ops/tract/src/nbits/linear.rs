@@ -2,7 +2,7 @@
 
 use super::blocks::Blocks;
 use crate::bytes::Bytes;
-use crate::linear::keeping_last_axis;
+use crate::linear::{is_row, keeping_last_axis};
 use moh_cpu::nbits::{Level, Linear};
 use tract_onnx::tract_hir::internal::*;
 use zerocopy::{FromBytes, Immutable};
@@ -29,17 +29,14 @@ impl BlockLinear {
         self.weight.sizes.rows
     }
 
-    fn output<D: Clone + PartialEq + std::fmt::Debug + From<usize>>(
-        &self,
-        datum_type: DatumType,
-        x: &[D],
-    ) -> TractResult<TVec<D>> {
+    fn output<D: DimLike>(&self, datum_type: DatumType, x: &[D]) -> TractResult<TVec<D>> {
         let (expected, width) = (self.weight.datum_type, self.weight.sizes.width);
-        let mut shape: TVec<D> = x.into();
         ensure!(
-            datum_type == expected && shape.pop() == Some(width.into()),
+            datum_type == expected && is_row(x, width),
             "expected {width} elements of type {expected:?} in the last axis, found {datum_type:?} of {x:?}"
         );
+        let mut shape: TVec<D> = x.into();
+        shape.pop();
         shape.push(self.columns().into());
         Ok(shape)
     }
@@ -57,6 +54,7 @@ impl Expansion for BlockLinear {
         outputs: &'p [TensorProxy],
     ) -> InferenceResult {
         check_output_arity(outputs, 1)?;
+        // Where `prepare` moved no constants, as in the body of a loop, they are further inputs, which `parse` has read.
         ensure!(!inputs.is_empty(), "input 0 is missing");
         solver.equals(&inputs[0].datum_type, &outputs[0].datum_type)?;
         solver.given_2(&inputs[0].datum_type, &inputs[0].shape, move |solver, datum_type, shape| {

@@ -28,9 +28,9 @@ pub(crate) fn mat_mul_nbits(context: &ParsingContext, node: &NodeProto) -> Parse
         sizes,
         constant(context, node, 1)?,
         [constant(context, node, 2)?],
-        operand(context, node, 3),
+        operand(context, node, 3)?,
     )?;
-    linear(context, weight, operand(context, node, 5), Level::of(level))
+    linear(context, weight, operand(context, node, 5)?, Level::of(level))
 }
 
 /// com.microsoft's GatherBlockQuantized: values, indices, scales[, zero points].
@@ -42,7 +42,8 @@ pub(crate) fn gather_block_quantized(context: &ParsingContext, node: &NodeProto)
         gathered == 0 && matches!(blocked, 1 | -1),
         "expected gather_axis 0 and quantize_axis 1, found {gathered} and {blocked}"
     );
-    let (values, scales, zeros) = (constant(context, node, 0)?, constant(context, node, 2)?, operand(context, node, 3));
+    let (values, scales, zeros) =
+        (constant(context, node, 0)?, constant(context, node, 2)?, operand(context, node, 3)?);
     let [rows, stored] = matrix(values)?;
     let block = number(node, "block_size", Some(128))?;
     let integers = Integers::of(values.data_type)?;
@@ -71,8 +72,8 @@ pub(crate) fn dequantized_product(context: &ParsingContext, node: &NodeProto) ->
     let [rows, width] = if transposed { [dims[1], dims[0]] } else { dims };
     let bits = Integers::of(values.data_type)?.bits as i64;
     let sizes = Sizes::checked(bits, number(node, "block_size", None)?, rows, width)?;
-    let weight = dequantized(context, sizes, transposed, [values, scales], operand(context, node, 3))?;
-    linear(context, weight, operand(context, node, 4), Level::Float)
+    let weight = dequantized(context, sizes, transposed, [values, scales], operand(context, node, 3)?)?;
+    linear(context, weight, operand(context, node, 4)?, Level::Float)
 }
 
 /// Rows of the result of a DequantizeLinear: indices, values, scales, zero points or none.
@@ -81,7 +82,7 @@ pub(crate) fn dequantized_rows(context: &ParsingContext, node: &NodeProto) -> Pa
     let [rows, width] = matrix(values)?;
     let bits = Integers::of(values.data_type)?.bits as i64;
     let sizes = Sizes::checked(bits, number(node, "block_size", None)?, rows, width)?;
-    let table = dequantized(context, sizes, false, [values, scales], operand(context, node, 3))?;
+    let table = dequantized(context, sizes, false, [values, scales], operand(context, node, 3)?)?;
     Ok((expand(BlockGather { table }), vec![]))
 }
 
@@ -190,15 +191,23 @@ fn number(node: &NodeProto, name: &str, default: Option<i64>) -> TractResult<i64
 }
 
 fn constant<'a>(context: &ParsingContext<'a>, node: &'a NodeProto, input: usize) -> TractResult<&'a TensorProto> {
-    operand(context, node, input).with_context(|| format!("input {input}: expected an initializer"))
+    operand(context, node, input)?.with_context(|| format!("input {input}: expected an initializer, found nothing"))
 }
 
-/// Input `input`, which the node holds in a prepared model, and else an initializer.
-fn operand<'a>(context: &ParsingContext<'a>, node: &'a NodeProto, input: usize) -> Option<&'a TensorProto> {
+/// Input `input`, which the node holds in a prepared model, and else an initializer; nothing if it is absent.
+///
+/// # Errors
+/// An input that is no constant: without it the results would be others.
+fn operand<'a>(
+    context: &ParsingContext<'a>,
+    node: &'a NodeProto,
+    input: usize,
+) -> TractResult<Option<&'a TensorProto>> {
     if let Some(tensor) = hold::held(node, input) {
-        return Some(tensor);
+        return Ok(Some(tensor));
     }
-    let name = node.input.get(input).filter(|name| !name.is_empty())?;
+    let Some(name) = node.input.get(input).filter(|name| !name.is_empty()) else { return Ok(None) };
     let mut known = context.parent_graphs.iter().rev().flat_map(|graph| &graph.initializer);
-    known.find(|tensor| tensor.name == *name)
+    let found = known.find(|tensor| tensor.name == *name);
+    found.map(Some).with_context(|| format!("input {input}: expected an initializer, found {name}, which is none"))
 }

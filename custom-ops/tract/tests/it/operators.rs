@@ -1,8 +1,9 @@
 //! Parsing, type inference and execution of the operators in tract, against the f64 reference.
 
-use crate::support::{Attention, ints, numbers, onnx, tensor};
+use crate::support::{Attention, numbers, onnx, tensor};
 use half::f16;
 use moh_operators::{Attributes, Data, Definition, RoutedAttention, Tensor as Borrowed, tolerance};
+use tract_onnx::pb::attribute_proto::AttributeType;
 use tract_onnx::prelude::*;
 
 /// Batch size 2, 5 queries, 7 keys, 4 query heads, 2 KV heads, query width 3, value width 5.
@@ -147,14 +148,16 @@ fn missing_attribute_is_refused() {
 
 #[test]
 fn attribute_of_another_type_is_refused() {
-    let mut model = Attention::default().model();
-    for attribute in &mut model.graph.as_mut().unwrap().node[0].attribute {
-        if attribute.name == "scale" {
-            attribute.r#type = ints();
+    for (r#type, found) in [(AttributeType::Ints, "Ints([])"), (AttributeType::String, "nothing, or another type")] {
+        let mut model = Attention::default().model();
+        for attribute in &mut model.graph.as_mut().unwrap().node[0].attribute {
+            if attribute.name == "scale" {
+                attribute.r#type = r#type as i32;
+            }
         }
+        let message = refusal(&model);
+        assert!(message.contains(&format!("attribute scale: expected Float, found {found}")), "{message}");
     }
-    let message = refusal(&model);
-    assert!(message.contains("attribute scale: expected Float, found"), "{message}");
 }
 
 #[test]

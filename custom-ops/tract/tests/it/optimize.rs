@@ -4,9 +4,10 @@ use crate::support::{numbers, tensor};
 use moh_operators::tolerance::TRACT_LAYER_F32;
 use tract_onnx::prelude::*;
 use tract_onnx::tract_core::floats::FloatPrecisionTranslator;
+use tract_onnx::tract_core::ops::cast::cast;
 use tract_onnx::tract_core::ops::cnn::{Conv, KernelFormat, PaddingSpec, PoolSpec};
 use tract_onnx::tract_core::ops::einsum::EinSum;
-use tract_onnx::tract_core::ops::math::{add, mul, tanh};
+use tract_onnx::tract_core::ops::math::{abs, add, mul, tanh};
 use tract_onnx::tract_core::ops::nn::gelu_exact::gelu_exact;
 use tract_onnx::tract_core::ops::nn::{DataFormat, Reduce, Reducer, Softmax, SoftmaxKind};
 use tract_onnx::tract_core::transform::ModelTransform as _;
@@ -143,6 +144,35 @@ fn depthwise_convolutions_use_our_kernels() {
         });
         let expected: &[&str] = if format == DataFormat::NHWC { &["Depthwise"] } else { &[] };
         assert_eq!(check(&x, &model), expected);
+    }
+}
+
+#[test]
+fn image_smaller_than_a_depthwise_kernel_is_refused() {
+    let mut model = TypedModel::default();
+    let [batch, height, width] = ["batch", "height", "width"].map(|name| model.symbols.sym(name).to_dim());
+    let x = model.add_source("x", f32::fact([batch, height, width, 4.to_dim()])).unwrap();
+    let (kernel, bias) = (constant(&mut model, "kernel", &[4, 1, 5, 5]), constant(&mut model, "bias", &[4]));
+    let pool_spec = PoolSpec {
+        data_format: DataFormat::NHWC,
+        kernel_shape: tvec![5, 5],
+        padding: PaddingSpec::Explicit(tvec![1, 1], tvec![1, 1]),
+        dilations: None,
+        strides: Some(tvec![1, 1 << 20]),
+        input_channels: 4,
+        output_channels: 4,
+    };
+    let conv = Conv { pool_spec, kernel_fmt: KernelFormat::OIHW, group: 4, q_params: None };
+    let output = model.wire_node("conv", conv, &[x, kernel, bias]).unwrap();
+    model.select_output_outlets(&output).unwrap();
+    let plan = moh_tract::optimize(model).unwrap().into_runnable().unwrap();
+    let run = |height: usize, width: usize| {
+        plan.run(tvec![tensor(&[1, height, width, 4], &numbers(height * width * 4, 1)).into_tvalue()])
+    };
+    assert_eq!(run(3, 4).unwrap()[0].shape(), [1, 1, 1, 4]);
+    for (height, width, expected) in [(2, 4, "height of at least 5, found 4"), (3, 1, "width of at least 5, found 3")] {
+        let message = format!("{:#}", run(height, width).expect_err("the kernel reaches beyond the zero-padding"));
+        assert!(message.contains(&format!("Depthwise: expected a zero-padded {expected}")), "{message}");
     }
 }
 
@@ -291,4 +321,27 @@ fn float16_is_computed_in_float32() {
         let error = (found.to_f32() - expected).abs();
         assert!(error <= TRACT_LAYER_F32 + 1.0 / 4096.0, "{expected}, found {found}");
     }
+}
+
+/// What a model rounds is rounded: casts are left out only around operators that this crate computes in float32.
+#[test]
+fn casts_of_the_model_itself_are_kept() {
+    let casts = |around_abs: bool| {
+        model(&[4], |model, x| {
+            let mut y = model.wire_node("narrow", cast(f16::datum_type()), &[x]).unwrap()[0];
+            if around_abs {
+                y = model.wire_node("abs", abs(), &[y]).unwrap()[0];
+            }
+            model.wire_node("wide", cast(f32::datum_type()), &[y]).unwrap()[0]
+        })
+    };
+    let x = [1.0001f32, 1e6, 1e-9, -3.3];
+    let run = |model: TypedModel| {
+        let plan = moh_tract::optimize(model).unwrap().into_runnable().unwrap();
+        let output = plan.run(tvec![tensor(&[1, 4], &x).into_tvalue()]).unwrap().remove(0);
+        output.try_as_plain_ram().unwrap().as_slice::<f32>().unwrap().to_vec()
+    };
+    assert_eq!(run(casts(false)), x.map(|x| f16::from_f32(x).to_f32()));
+    // Between its own casts onnxruntime does not round either.
+    assert_eq!(run(casts(true)), x.map(f32::abs));
 }

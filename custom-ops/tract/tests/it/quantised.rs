@@ -1,22 +1,17 @@
 //! An operator with a quantised weight: constants of any type stay in the operator.
 
-use crate::support::{attribute, numbers, onnx, operand, opset, tensor};
+use crate::support::{attribute, initializer, numbers, onnx, operand, opset, tensor};
 use moh_operators::{
     Attributes, DOMAIN, DType, Data, Definition, Operator, RoutedCombineNBits, Tensor as Borrowed, Value, tolerance,
 };
 use tract_onnx::pb::tensor_proto::DataType;
-use tract_onnx::pb::{GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto};
+use tract_onnx::pb::{GraphProto, ModelProto, NodeProto, ValueInfoProto};
 use tract_onnx::prelude::*;
 
 const OPERATOR: &Operator = RoutedCombineNBits::OPERATOR;
 const ATTRIBUTES: [(&str, i64); 4] = [("num_heads", 4), ("bits", 4), ("block_size", 32), ("accuracy_level", 0)];
 /// Blocks of 32 belong to two heads of 16.
 const SHAPES: [&[usize]; 4] = [&[2, 3, 64], &[20, 2, 16], &[20, 2], &[2, 3, 4]];
-
-fn initializer(name: &str, shape: &[usize], data_type: DataType, raw_data: Vec<u8>) -> TensorProto {
-    let dims = shape.iter().map(|&dim| dim as i64).collect();
-    TensorProto { name: name.to_owned(), dims, data_type: data_type as i32, raw_data, ..TensorProto::default() }
-}
 
 fn model(weight: &[u8], scales: &[f32]) -> ModelProto {
     let node = NodeProto {

@@ -6,8 +6,8 @@ use tract_onnx::pb::attribute_proto::AttributeType;
 use tract_onnx::pb::tensor_proto::DataType;
 use tract_onnx::pb::tensor_shape_proto::{Dimension, dimension};
 use tract_onnx::pb::{
-    AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorShapeProto, TypeProto,
-    ValueInfoProto, type_proto,
+    AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto,
+    TensorShapeProto, TypeProto, ValueInfoProto, type_proto,
 };
 use tract_onnx::prelude::*;
 
@@ -30,11 +30,6 @@ pub(crate) fn numbers(len: usize, seed: u32) -> Vec<f32> {
 
 pub(crate) fn tensor<T: Datum + Copy>(shape: &[usize], data: &[T]) -> Tensor {
     Tensor::from_shape(shape, data).unwrap()
-}
-
-/// The type number of integer-list attributes.
-pub(crate) fn ints() -> i32 {
-    AttributeType::Ints as i32
 }
 
 /// A RoutedAttention node on a KV cache: query (batch, sequence, 12), key (batch, 2, total, 3), value (batch, 2,
@@ -147,6 +142,11 @@ pub(crate) fn attribute(name: &str, value: Value) -> AttributeProto {
         Value::Float(f) => AttributeProto { r#type: AttributeType::Float as i32, f, ..attribute },
         Value::Ints(ints) => AttributeProto { r#type: AttributeType::Ints as i32, ints, ..attribute },
     }
+}
+
+pub(crate) fn initializer(name: &str, shape: &[usize], data_type: DataType, raw_data: Vec<u8>) -> TensorProto {
+    let dims = shape.iter().map(|&dim| dim as i64).collect();
+    TensorProto { name: name.to_owned(), dims, data_type: data_type as i32, raw_data, ..TensorProto::default() }
 }
 
 pub(crate) fn operand(name: &str, t: DataType, dims: &[&str]) -> ValueInfoProto {

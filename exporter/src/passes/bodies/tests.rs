@@ -233,3 +233,30 @@ fn portable_models_have_no_node_of_ours() {
     WriteBodies { attention: AttentionStyle::Portable }.run(&mut graph).expect("the pass runs");
     assert!(graph.functions.is_empty() && graph.nodes.iter().all(|node| node.domain.is_empty()));
 }
+
+/// A target's styles stand back for standard operators; one that was asked for is refused.
+#[test]
+fn styles_of_ours_beside_standard_operators() {
+    let settled = |change: fn(&mut Options)| {
+        let bodies = WriteBodies { attention: AttentionStyle::Portable };
+        let mut options = Options { bodies, ..Options::default() };
+        change(&mut options);
+        options.settle(Some(crate::Target::OrtCpu), false);
+        options
+    };
+    let usual = settled(|_| ());
+    assert!(usual.check().is_ok());
+    assert_eq!([usual.dense.style, usual.norms.style, usual.convolutions.style], [None; 3]);
+    const MOH: Option<DenseStyle> = Some(DenseStyle::Moh);
+    let asked: [(fn(&mut Options), &str); 3] = [
+        (|options| options.dense.style = MOH, "--dense-layers moh"),
+        (|options| options.norms.style = MOH, "--norms moh"),
+        (|options| options.convolutions.style = MOH, "--convolutions moh"),
+    ];
+    for (change, expected) in asked {
+        match settled(change).check() {
+            Err(Error::Portable { option }) => assert_eq!(option, expected),
+            other => panic!("{expected}: {other:?}"),
+        }
+    }
+}

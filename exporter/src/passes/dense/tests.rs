@@ -147,11 +147,11 @@ fn portable_models_and_linked_weights_keep_onnx_layers() {
     for (as_stored, attention) in [(true, AttentionStyle::Routed), (false, AttentionStyle::Portable)] {
         let bodies = WriteBodies { attention };
         let mut options = Options { dense: MOH, bodies, ..Options::default() };
-        options.settle(as_stored);
+        options.settle(None, as_stored);
         assert_eq!(written(graph(ElementType::F32, false), options.dense).len(), 3);
     }
     let mut options = Options { dense: MOH, ..Options::default() };
-    options.settle(false);
+    options.settle(None, false);
     assert_eq!(written(graph(ElementType::F32, false), options.dense).len(), 2);
 }
 

@@ -308,6 +308,11 @@ impl<'a> Data<'a> {
         }
         let Some(mut file) = self.open.get(location) else { return Ok(copy) };
         let offset = number("offset").unwrap_or(0);
+        let (end, found) = (offset.saturating_add(length), file.metadata().map_err(Error::io(&source))?.len());
+        if end > found {
+            let problem = format!("truncated: tensor {name:?} ends at byte {end}, and the file has {found}");
+            return Err(Error::Exported { file: source, problem });
+        }
         file.seek(SeekFrom::Start(offset)).map_err(Error::io(&source))?;
         let start = self.end.next_multiple_of(256);
         let padding = vec![0; (start - self.end) as usize];

@@ -19,7 +19,7 @@ fn shares() {
             "share of shared heads: expected a number from 0 to 1, found 1.5; choose it with --shared",
         ),
         (
-            &["--shared=-0.1"],
+            &["--shared", "-0.1"],
             "share of shared heads: expected a number from 0 to 1, found -0.1; choose it with --shared",
         ),
         (

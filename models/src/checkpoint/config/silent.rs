@@ -27,9 +27,9 @@ const SILENT: &[&str] = &[
     "first_conv", "classifier", "custom_load",
     // Training: fairseq's, timm's and DiT's. Losses, the noise of MoA's gates, what drops layers, and quantisation noise.
     "arch", "criterion", "task", "gating", "*loss*", "*layerdrop*", "quant_noise_*", "drop_rate", "drop_path*", "*_drop_rate",
-    "optimizer*", "opt", "lr*", "*learning_rate", "adam_*", "weight_decay", "momentum", "clip_*", "warmup*", "scheduler*",
+    "optimizer*", "opt", "lr*", "*learning_rate", "adam_*", "weight_decay", "momentum", "clip_norm*", "clip_grad*", "clip_mode", "warmup*", "scheduler*",
     "max_update", "max_epoch", "max_tokens*", "*batch_size*", "update_freq", "epochs", "num_epochs", "*seed", "fp16*", "bf16*",
-    "amp", "data", "data_*", "dataset*", "source_lang", "target_lang", "save_*", "log_*", "*_every", "num_workers",
+    "amp", "data", "data_dir", "data_path*", "data_file*", "data_buffer_size", "data_seed", "data_set", "dataset*", "source_lang", "target_lang", "save_*", "log_*", "*_every", "num_workers",
     "distributed_*", "ddp_*", "patience", "keep_*", "restore_file", "reset_*", "resume*", "user_dir", "label_smoothing",
     "smoothing", "validate_*", "checkpoint_activations", "offload_activations", "results_dir", "output_dir", "vae", "wandb*",
     // Notes for people.

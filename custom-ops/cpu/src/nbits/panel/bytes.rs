@@ -69,25 +69,33 @@ const LINE: usize = 64;
 
 /// Lines of columns to prefetch, some at a time. They may be anywhere: they are never dereferenced.
 struct Ahead {
-    start: *const u8,
-    /// Bytes between columns.
-    stride: usize,
+    /// The next line, and how many of its column are left from it on.
+    next: *const u8,
+    left: usize,
+    /// Columns that are left, of so many lines each.
     columns: usize,
-    /// Lines of a column.
     lines: usize,
-    /// The next line, of all.
-    next: usize,
+    /// Bytes from the last line of a column to the first one of the next.
+    skip: usize,
     at_once: usize,
 }
 
 impl Ahead {
     #[inline(always)]
     fn fetch<I: Isa>(&mut self, isa: I) {
-        let end = (self.next + self.at_once).min(self.columns * self.lines);
-        for line in self.next..end {
-            isa.prefetch(self.start.wrapping_add(line / self.lines * self.stride + line % self.lines * LINE));
+        for _ in 0..self.at_once {
+            if self.columns == 0 {
+                return;
+            }
+            isa.prefetch(self.next);
+            self.left -= 1;
+            let is_last = self.left == 0;
+            self.next = self.next.wrapping_add(if is_last { self.skip } else { LINE });
+            if is_last {
+                self.columns -= 1;
+                self.left = self.lines;
+            }
         }
-        self.next = end;
     }
 }
 
@@ -168,11 +176,12 @@ impl Bytes<'_> {
         let start = self.weight.data.as_ptr().wrapping_add(column * format.row_bytes() + block * format.block_bytes());
         let lines = bytes.div_ceil(LINE);
         Ahead {
-            start,
-            stride: format.row_bytes(),
-            columns,
+            next: start,
+            left: lines,
+            columns: if lines > 0 { columns } else { 0 },
             lines,
-            next: 0,
+            // A column may end within a line.
+            skip: format.row_bytes().wrapping_sub(lines.saturating_sub(1) * LINE),
             at_once: (columns * lines).div_ceil(tiles.max(1)),
         }
     }

@@ -124,6 +124,24 @@ fn what_no_model_asks_for_may_be_anything() {
     );
 }
 
+/// PyTorch stores the negative of a tensor as that tensor and a mark.
+#[test]
+fn numbers_that_are_to_be_negated_are_not_read() {
+    let marked = |marks: Vec<u8>| {
+        let hooks = call("collections", "OrderedDict", &[]);
+        let arguments = [float_storage(6), int(0), ints(&[2]), ints(&[1]), vec![0x89], hooks, marks];
+        call("torch._utils", "_rebuild_tensor_v2", &arguments)
+    };
+    assert_eq!(values(marked(dict(&[]))), [0.0, 1.0]);
+    assert_eq!(values(marked(vec![b'N'])), [0.0, 1.0]);
+    let file = saved(dict(&[("v", floats(6)), ("w", marked(dict(&[("neg", vec![0x88])])))]), &[&[0; 24]]);
+    let (_folder, checkpoint) = opened(&file);
+    let mut loader = Loader::new(&checkpoint);
+    loader.weight("w", &[2]);
+    let error = loader.finish(|_| true).unwrap_err();
+    assert_says(&error, &["1 unreadable", "\"w\": an object of torch._utils._rebuild_tensor_v2"]);
+}
+
 #[test]
 fn every_element_type() {
     for (class, dtype) in [

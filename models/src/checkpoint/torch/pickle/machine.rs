@@ -375,7 +375,12 @@ impl<'a> Machine<'a> {
     }
 
     fn tensor(&self, arguments: &[Value<'a>]) -> Option<Node<'a>> {
-        let &[storage, Value::Int(offset), shape, strides, ..] = arguments else { return None };
+        let &[storage, Value::Int(offset), shape, strides, ref rest @ ..] = arguments else { return None };
+        // After requires_grad and the hooks: that the tensor is the negative of what is stored, or its conjugate.
+        let marks = rest.get(2).and_then(|&marks| self.node(marks));
+        if matches!(marks, Some(Node::Dict(marks)) if !marks.is_empty()) {
+            return None;
+        }
         let Some(&Node::Storage(storage)) = self.node(storage) else { return None };
         Some(Node::Tensor(Tensor { storage, offset, shape, strides }))
     }
