@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -120,6 +121,11 @@ def test_export_raises_the_message_of_the_program(tmp_path):
     with pytest.raises(moh_onnx.ExportError, match="nowhere") as error:
         moh_onnx.export(tmp_path / "nowhere", tmp_path / "model.onnx")
     assert error.value.returncode == 1 and not str(error.value).startswith("error:")
+    # As from another process.
+    copy = pickle.loads(pickle.dumps(error.value))
+    assert (str(copy), copy.returncode) == (str(error.value), error.value.returncode)
+    with pytest.raises(TypeError, match="exports nothing"):
+        moh_onnx.export("nowhere", "out/model.onnx", help=True)
     with pytest.raises(moh_onnx.ExportError, match="--no-such-option"):
         moh_onnx.export(LLAMA, tmp_path / "model.onnx", no_such_option=True)
     with pytest.raises(TypeError, match="quiet"):

@@ -32,7 +32,7 @@ const NARROW: usize = 32;
 /// The pass.
 #[derive(Debug, Clone, Copy, Default, clap::Args)]
 pub struct DenseLayers {
-    /// How dense layers in floating point are written: moh is faster in onnxruntime with libmoh_ops on GPUs and on processors with AVX-512 or AMX
+    /// How dense layers in floating point are written: moh is faster in onnxruntime with libmoh_ops on GPUs and on processors with AVX2, AVX-512 or AMX
     /// [default: onnx, or as --for says].
     #[arg(id = "dense-layers", long = "dense-layers", value_enum, value_name = "STYLE")]
     pub style: Option<DenseStyle>,

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import warnings
-from typing import Any, Dict, Optional, Sequence, Union
+from typing import Any, Dict, Optional, Sequence, Tuple, Union
 
 from ._files import compiled, get_library_path
 
@@ -21,6 +21,10 @@ class ExportError(RuntimeError):
         super().__init__(message)
         self.returncode = returncode
 
+    def __reduce__(self) -> Tuple[Any, ...]:
+        # From another process, as that of a pool, it arrives by both arguments.
+        return type(self), (str(self), self.returncode)
+
 
 def _arguments(options: Dict[str, Option]) -> "list[str]":
     """Options of `moh-export`: `dtype="f16"` is `--dtype f16`, `force=True` is `--force`."""
@@ -30,6 +34,8 @@ def _arguments(options: Dict[str, Option]) -> "list[str]":
         flag = "--" + name.rstrip("_").replace("_", "-")
         if flag in ("--json", "--quiet", "--output"):
             raise TypeError(f"export() takes no option {name!r}: the report is what it returns, and the output its second argument")
+        if flag in ("--help", "--version"):
+            raise TypeError(f"export() takes no option {name!r}, which exports nothing")
         if flag == "--with-library" and value is True:
             value = get_library_path()
         if flag == "--verify" and value is False:
