@@ -37,7 +37,7 @@ attributes! {
         kind: Kind,
         /// Heads or experts.
         num_heads: usize,
-        /// Routed heads per token; 0 only in kinds 0 and 3 with shared heads.
+        /// Routed heads per token; 0 only in kind 3 with shared heads, and in kind 0 if all heads, 2 or more, are shared.
         top_k: i64,
         /// Heads that every token uses, ascending; must be empty in kinds 1 and 2.
         shared_heads: Vec<i64>,

@@ -177,7 +177,7 @@ pub(super) struct Converted {
     pub(super) values: *const f32,
     /// The scales of its blocks.
     pub(super) scales: *const f32,
-    /// The negative sums of its blocks, times their scale. Besides, a row has the integers from which sums of its blocks start, so that
+    /// The negative sums of its blocks in integers, times their scale. Besides, a row has the integers from which sums of its blocks start, so that
     /// weights without zero points need no correction.
     pub(super) corrections: *const f32,
 }
@@ -278,8 +278,6 @@ impl<X: Element> DotJob for Convert<'_, X> {
                 }
                 for block in 0..format.blocks() {
                     self.read(isa, row, input, block, &mut values);
-                    let sum: f32 = values[..format.block].iter().sum();
-                    *output.add(self.layout.corrections + block) = -sum;
                     self.store_floats::<D>(&values, output, block);
                 }
             }

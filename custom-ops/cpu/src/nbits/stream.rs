@@ -193,9 +193,13 @@ impl Stream<'_> {
                 for group in (start..range.end).step_by(lanes) {
                     let count = (range.end - group).min(lanes);
                     let mut scales = [[isa.splat(0.0); C]; R];
+                    let mut zeros = [isa.splat(0.0); C];
                     for c in 0..C {
                         let scale = isa.widen_part(scales_of[c].add(group), count);
-                        if REST {
+                        if REST && !INT {
+                            zeros[c] = self.weight.zeros(dot, column + c, group, plan.subtracted);
+                        }
+                        if REST && INT {
                             let rest = self.rest(dot, plan, column + c, group, scale);
                             for r in 0..R {
                                 sums[r][c] = isa.fma(rest, isa.load(input[r].corrections.add(group)), sums[r][c]);
@@ -226,14 +230,28 @@ impl Stream<'_> {
                                 dot.load(place)
                             };
                             let run = first..first + plan.run;
-                            unit_of::<D, BITS, INT, R, C>(dot, run, load, &values, &scales, index, &mut sums);
+                            unit_of::<D, BITS, INT, REST, R, C>(
+                                dot,
+                                run,
+                                load,
+                                &values,
+                                (&scales, &zeros, index),
+                                &mut sums,
+                            );
                         } else {
                             let load = |c: usize, vector: usize| {
                                 let at = vector * 4 * lanes;
                                 dot.load_part(data.add(c * row_bytes + at), bytes - at)
                             };
                             let run = first..first + 1;
-                            unit_of::<D, BITS, INT, R, C>(dot, run, load, &values, &scales, index, &mut sums);
+                            unit_of::<D, BITS, INT, REST, R, C>(
+                                dot,
+                                run,
+                                load,
+                                &values,
+                                (&scales, &zeros, index),
+                                &mut sums,
+                            );
                         }
                     }
                 }
@@ -318,21 +336,23 @@ impl Stream<'_> {
     }
 }
 
-/// Adds the products with consecutive vectors of the weight, `run`, which share their scales.
+/// Adds the products with consecutive vectors of the weight, `run`, which share their scales; `index` says which lanes of scales and zeros are
+/// theirs. Zero points are subtracted from weights in floating point: their products with the activations' sums would be large numbers
+/// that cancel.
 ///
 /// # Safety
 /// `input` is valid for reading the values of these vectors.
 #[inline(always)]
-unsafe fn unit_of<D: ByteDot, const BITS: usize, const INT: bool, const R: usize, const C: usize>(
+unsafe fn unit_of<D: ByteDot, const BITS: usize, const INT: bool, const REST: bool, const R: usize, const C: usize>(
     dot: D,
     run: Range<usize>,
     load: impl Fn(usize, usize) -> D::W,
     input: &[*const u8; R],
-    scales: &[[<D::Vectors as Isa>::V; C]; R],
-    index: D::W,
+    (scales, zeros, index): (&[[<D::Vectors as Isa>::V; C]; R], &[<D::Vectors as Isa>::V; C], D::W),
     sums: &mut [[<D::Vectors as Isa>::V; C]; R],
 ) {
     let (isa, bytes) = (dot.vectors(), 4 * D::Vectors::LANES);
+    let zeros = if REST && !INT { zeros.map(|zeros| dot.spread(zeros, index)) } else { *zeros };
     let mut words = [[dot.zero(); C]; R];
     let mut floats = [[isa.splat(0.0); C]; R];
     // SAFETY: the caller's contract.
@@ -362,7 +382,10 @@ unsafe fn unit_of<D: ByteDot, const BITS: usize, const INT: bool, const R: usize
                     macro_rules! value {
                         ($method:ident, $($index:literal)*) => {$(
                             for c in 0..C {
-                                let value = dot.$method::<$index>(w[c]);
+                                let mut value = dot.$method::<$index>(w[c]);
+                                if REST {
+                                    value = isa.sub(value, zeros[c]);
+                                }
                                 for r in 0..R {
                                     let x = input[r].add((vector * 32 / BITS + $index) * bytes).cast();
                                     floats[r][c] = isa.fma(value, isa.load(x), floats[r][c]);

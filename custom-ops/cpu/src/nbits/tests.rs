@@ -105,7 +105,9 @@ impl<X: Element, T: Element> Problem<X, T> {
         let zero = self.zeros.as_ref().map(|zeros| packed(zeros, n, (blocks * bits).div_ceil(8), k / block));
         let zero = zero.unwrap_or(if bits == 4 { 8.0 } else { 128.0 });
         let (q, scale) = (packed(&self.data, n, all * bits / 8, k), self.scales[n * blocks + k / block].to_f32());
-        let magnitude = (q + zero) * f64::from(scale.abs());
+        // Zero points are subtracted from weights before their product, or from sums of products, which are larger.
+        let magnitude =
+            if rounding == Rounding::Nothing { (q - zero).abs() } else { q + zero } * f64::from(scale.abs());
         if rounding != Rounding::Halves {
             return ((q - zero) * f64::from(scale), magnitude);
         }
@@ -387,6 +389,27 @@ fn zeros_and_tiny_and_huge_activations() {
                 *x *= factors[i / format.block % 4];
             }
             problem.everywhere(shape.k, ALL);
+        }
+    });
+}
+
+/// As of a block with one outlier: sums of products and their correction would be large numbers that cancel.
+#[test]
+fn weights_near_their_zero_points_keep_their_digits() {
+    let mut random = Random(8);
+    formats(|format| {
+        for (rows, k) in [(1, 4 * format.block), (3, 5 * format.block), (12, 2 * format.block)] {
+            let shape = Shape { n: 6, k, rows, zero_points: true, level: Level::Float, ..format };
+            let mut problem = Problem::<f32, f32>::new(shape, &mut random);
+            problem.x.iter_mut().for_each(|x| *x = x.abs() + 3.0);
+            // A value, or two, in which but the last bit is clear.
+            let last = if format.bits == 4 { 0x11 } else { 1 };
+            problem.data.iter_mut().for_each(|value| *value &= last);
+            problem.zeros = problem.zeros.map(|zeros| vec![0; zeros.len()]);
+            problem.everywhere(k, ALL);
+            problem.data.iter_mut().for_each(|value| *value = !*value);
+            problem.zeros = problem.zeros.map(|zeros| vec![0xff; zeros.len()]);
+            problem.everywhere(k, ALL);
         }
     });
 }
