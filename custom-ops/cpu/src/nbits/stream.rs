@@ -235,7 +235,7 @@ impl Stream<'_> {
                                 run,
                                 load,
                                 &values,
-                                (&scales, &zeros, index),
+                                Shared { scales: &scales, zeros: &zeros, index },
                                 &mut sums,
                             );
                         } else {
@@ -249,7 +249,7 @@ impl Stream<'_> {
                                 run,
                                 load,
                                 &values,
-                                (&scales, &zeros, index),
+                                Shared { scales: &scales, zeros: &zeros, index },
                                 &mut sums,
                             );
                         }
@@ -336,9 +336,16 @@ impl Stream<'_> {
     }
 }
 
-/// Adds the products with consecutive vectors of the weight, `run`, which share their scales; `index` says which lanes of scales and zeros are
-/// theirs. Zero points are subtracted from weights in floating point: their products with the activations' sums would be large numbers
-/// that cancel.
+/// What consecutive vectors of the weight share, of a group of LANES blocks.
+struct Shared<'a, D: ByteDot, const R: usize, const C: usize> {
+    scales: &'a [[<D::Vectors as Isa>::V; C]; R],
+    zeros: &'a [<D::Vectors as Isa>::V; C],
+    /// The lane of each word's block.
+    index: D::W,
+}
+
+/// Adds the products with consecutive vectors of the weight, `run`, which share their scales. Zero points are subtracted from weights in
+/// floating point: their products with the activations' sums would be large numbers that cancel.
 ///
 /// # Safety
 /// `input` is valid for reading the values of these vectors.
@@ -348,7 +355,7 @@ unsafe fn unit_of<D: ByteDot, const BITS: usize, const INT: bool, const REST: bo
     run: Range<usize>,
     load: impl Fn(usize, usize) -> D::W,
     input: &[*const u8; R],
-    (scales, zeros, index): (&[[<D::Vectors as Isa>::V; C]; R], &[<D::Vectors as Isa>::V; C], D::W),
+    Shared { scales, zeros, index }: Shared<'_, D, R, C>,
     sums: &mut [[<D::Vectors as Isa>::V; C]; R],
 ) {
     let (isa, bytes) = (dot.vectors(), 4 * D::Vectors::LANES);
