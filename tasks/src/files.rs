@@ -73,11 +73,12 @@ pub(crate) fn read_json<T: DeserializeOwned + Default>(path: &Path) -> Result<T>
         Ok(text) => {
             let malformed = |reason: String| Error::malformed(path, "a model configuration", reason);
             // An array would be read as the fields in their order.
+            let text = text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&text);
             if !text.trim_ascii_start().starts_with(b"{") {
                 let found = String::from_utf8_lossy(&text[..text.len().min(20)]);
                 return Err(malformed(format!("expected a JSON object, found {found:?}")));
             }
-            serde_json::from_slice(&text).map_err(|e| malformed(e.to_string()))
+            serde_json::from_slice(text).map_err(|e| malformed(e.to_string()))
         }
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(T::default()),
         Err(source) => Err(Error::Read { path: path.to_owned(), source }),
@@ -189,7 +190,7 @@ mod tests {
         let path = folder.path().join("config.json");
         let read = || read_json::<std::collections::BTreeMap<String, i64>>(&path);
         assert_eq!(read().unwrap().len(), 0);
-        std::fs::write(&path, " {\"a\": 1}").unwrap();
+        std::fs::write(&path, "\u{feff} {\"a\": 1}").unwrap();
         assert_eq!(read().unwrap()["a"], 1);
         for text in ["[]", "5", "", "null"] {
             std::fs::write(&path, text).unwrap();

@@ -10,12 +10,16 @@ use std::path::Path;
 pub struct Tokenizer(tokenizers::Tokenizer);
 
 impl Tokenizer {
-    /// Reads a `tokenizer.json`.
+    /// Reads a `tokenizer.json`. Texts are neither cut nor padded, as a training may have asked for when the file was saved: transformers leaves
+    /// that out of generation, too.
     ///
     /// # Errors
     /// Why it is none.
     pub fn from_bytes(json: impl AsRef<[u8]>) -> std::result::Result<Tokenizer, String> {
-        flat(guard(|| tokenizers::Tokenizer::from_bytes(json))).map(Tokenizer)
+        let mut tokenizer = flat(guard(|| tokenizers::Tokenizer::from_bytes(json)))?;
+        tokenizer.with_padding(None);
+        tokenizer.with_truncation(None).map_err(|e| e.to_string())?;
+        Ok(Tokenizer(tokenizer))
     }
 
     /// A text's tokens. `special`: with those that the tokenizer puts around texts.
@@ -115,5 +119,18 @@ mod tests {
     fn a_tokenizer_whose_decoder_is_no_json_is_an_error() {
         let error = Tokenizer::from_bytes(r#"{"version": "1.0", "decoder": {"type": "ByteLevel", 1: 2}}"#).err();
         assert!(error.as_ref().is_some_and(|error| error.contains("key must be a string")), "{error:?}");
+    }
+
+    /// What a training asked for when the file was saved.
+    #[test]
+    fn texts_are_neither_cut_nor_padded() {
+        let json = r#"{"version": "1.0", "added_tokens": [], "normalizer": null, "pre_tokenizer": null, "post_processor": null,
+            "truncation": {"direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 0},
+            "padding": {"strategy": {"Fixed": 8}, "direction": "Right", "pad_to_multiple_of": null, "pad_id": 0, "pad_type_id": 0,
+            "pad_token": "a"}, "decoder": null, "model": {"type": "BPE", "dropout": null, "unk_token": null,
+            "continuing_subword_prefix": null, "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
+            "vocab": {"a": 0, "b": 1}, "merges": []}}"#;
+        let tokenizer = Tokenizer::from_bytes(json).map_err(|e| assert_eq!(e, "")).ok();
+        assert_eq!(tokenizer.map(|tokenizer| tokenizer.encode("bab", true)), Some(Ok(vec![1, 0, 1])));
     }
 }

@@ -80,15 +80,23 @@ impl Session<'_> {
         let mut printers = prompts.iter().map(printer).collect::<Result<Vec<Printer<'_>>>>()?;
         let mut output = Output { shown: vec![String::new(); texts.len()], at_once: texts.len() == 1 && !args.json };
         let mut printed = Ok(());
-        let generated = self.model.generate(&Prompts::new(&prompts, 0)?, &options, |step| {
+        // A text that has ended goes on in the batch until all have.
+        let mut lengths = vec![0; texts.len()];
+        let mut generated = self.model.generate(&Prompts::new(&prompts, 0)?, &options, |step| {
             printed = step.iter().enumerate().try_for_each(|(row, token)| match token {
-                Some(token) => output.add(row, &printers[row].push(*token)?),
+                Some(token) => {
+                    lengths[row] += usize::from(!printers[row].ended());
+                    output.add(row, &printers[row].push(*token)?)
+                }
                 None => Ok(()),
             });
             let go_on = printed.is_ok() && !printers.iter().all(Printer::ended);
             if go_on { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         })?;
         printed?;
+        for (tokens, length) in generated.tokens.iter_mut().zip(lengths) {
+            tokens.truncate(length);
+        }
         for (row, printer) in printers.iter_mut().enumerate() {
             output.add(row, &printer.finish()?)?;
         }

@@ -19,10 +19,14 @@ pub(crate) fn run(args: &TranslateArgs) -> Result<()> {
         true => None,
         false => Some(text::load_tokenizer(&folder, model.vocabulary())?),
     };
+    let max_tokens = args.max_tokens.min(config.max_target.unwrap_or(usize::MAX));
+    if max_tokens < args.max_tokens && !args.runtime.quiet() {
+        inform!("note: at most {max_tokens} tokens, because the model's longest translation has no more");
+    }
     let options = BeamOptions {
         beams: args.beams,
         length_penalty: args.length_penalty,
-        max_tokens: args.max_tokens,
+        max_tokens,
         start: config.start,
         end: config.end,
         padding: Some(config.padding),
@@ -136,7 +140,7 @@ mod tests {
 
     #[test]
     fn a_source_ends_once() {
-        let config = TranslationConfig { start: 2, end: 2, padding: 1, max_source: Some(3) };
+        let config = TranslationConfig { start: 2, end: 2, padding: 1, max_source: Some(3), max_target: None };
         let read = |line| tokens(line, None, &config, Some(9)).map_err(|e| e.to_string());
         assert_eq!(read("5 4"), Ok(vec![5, 4, 2]));
         assert_eq!(read("5 4 2"), Ok(vec![5, 4, 2]));

@@ -35,13 +35,12 @@ impl ChatTemplate {
             Some(text) => serde_json::from_str(&text).map_err(|e| bad(&path, e.to_string()))?,
             None => Value::Null,
         };
-        let (path, template) = match in_config(&config["chat_template"]) {
-            Some(template) => (path, template.to_owned()),
-            None => {
-                let path = folder.join("chat_template.jinja");
-                let Some(template) = read(&path)? else { return Ok(None) };
-                (path, template)
-            }
+        // As in transformers, a file of its own comes first.
+        let own = folder.join("chat_template.jinja");
+        let (path, template) = match (read(&own)?, in_config(&config["chat_template"])) {
+            (Some(template), _) => (own, template),
+            (None, Some(template)) => (path, template.to_owned()),
+            (None, None) => return Ok(None),
         };
         // A special token is a text, or an object with its text.
         let token = |key: &str| {
@@ -230,6 +229,8 @@ mod tests {
         let several = r#"{"chat_template": [{"name": "tool", "template": "t"}, {"name": "default", "template": "d"}]}"#;
         assert_eq!(found(&[(config, several)]), Ok(Some("d".to_owned())));
         assert_eq!(found(&[(config, "{}"), ("chat_template.jinja", "j")]), Ok(Some("j".to_owned())));
+        let both = [(config, r#"{"chat_template": "c"}"#), ("chat_template.jinja", "j")];
+        assert_eq!(found(&both), Ok(Some("j".to_owned())));
         assert!(found(&[(config, r#"{"chat_template": "{% if %}"}"#)]).unwrap_err().contains("chat template"));
         assert!(found(&[(config, "nothing")]).unwrap_err().contains(config));
     }

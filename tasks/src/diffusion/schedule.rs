@@ -33,7 +33,9 @@ pub enum Sampler {
 /// `steps` of the trained steps, from noise to picture: evenly spaced with both ends, as the published sampler spaces them.
 pub(super) fn respaced(steps: usize) -> Vec<Step> {
     let stride = if steps > 1 { (TRAINED_STEPS - 1) as f64 / (steps - 1) as f64 } else { 0.0 };
-    let timesteps: Vec<usize> = (0..steps).map(|i| (i as f64 * stride).round_ties_even() as usize).collect();
+    // Added up one by one: products would round otherwise halfway between two steps.
+    let places = std::iter::successors(Some(0.0), |place| Some(place + stride));
+    let timesteps: Vec<usize> = places.take(steps).map(|place: f64| place.round_ties_even() as usize).collect();
     let beta = |t: usize| BETAS.0 + (BETAS.1 - BETAS.0) * t as f64 / (TRAINED_STEPS - 1) as f64;
     let all: Vec<f64> = (0..TRAINED_STEPS)
         .scan(1.0, |product, t| {
@@ -122,6 +124,8 @@ mod tests {
         assert_eq!(timesteps(4), [999, 666, 333, 0]);
         let fifty = timesteps(50);
         assert_eq!((fifty[0], fifty[1], fifty[48], fifty[49]), (999, 979, 20, 0));
+        // Sums that end on either side of a half: `space_timesteps` of the published code.
+        assert_eq!((timesteps(21)[10], timesteps(31)[15], timesteps(43)[21], timesteps(43)[7]), (499, 500, 499, 833));
         assert_eq!(timesteps(1000), (0..1000).rev().collect::<Vec<usize>>());
     }
 

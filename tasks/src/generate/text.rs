@@ -3,6 +3,8 @@
 use crate::text::Tokenizer;
 use std::borrow::Borrow;
 
+/// Tokens of one character, or without a text, with some room.
+const LONGEST: usize = 8;
 /// What an incomplete character decodes to.
 const REPLACEMENT: char = char::REPLACEMENT_CHARACTER;
 
@@ -26,13 +28,11 @@ impl<T: Borrow<Tokenizer>> TextStream<T> {
     /// # Errors
     /// The tokenizer's.
     pub fn new(tokenizer: T, context: &[u32]) -> Result<TextStream<T>, String> {
-        /// Tokens of one character, with some room.
-        const LONGEST: usize = 8;
         let (mut pending, mut shown) = (Vec::new(), String::new());
         for tokens in 1..=LONGEST.min(context.len()) {
             pending = context[context.len() - tokens..].to_vec();
             shown = tokenizer.borrow().decode(&pending, true)?;
-            if !shown.contains(REPLACEMENT) {
+            if !shown.contains(REPLACEMENT) && !shown.is_empty() {
                 break;
             }
         }
@@ -49,9 +49,12 @@ impl<T: Borrow<Tokenizer>> TextStream<T> {
         let certain = text.trim_end_matches(REPLACEMENT).len();
         let piece = text.get(out..certain).unwrap_or_default().to_owned();
         if certain == text.len() {
-            self.pending.drain(..self.settled);
+            let newest = self.tokenizer.borrow().decode(&self.pending[self.settled..], true)?;
+            // After a token without a text, such as a special one, the next would count as a text's first word and lose its space.
+            let goes_on = newest.is_empty() && self.pending.len() < LONGEST;
+            self.shown = if goes_on { text } else { newest };
+            self.pending.drain(..if goes_on { 0 } else { self.settled });
             self.settled = self.pending.len();
-            self.shown = self.tokenizer.borrow().decode(&self.pending, true)?;
         } else if !piece.is_empty() {
             self.shown = text[..certain].to_owned();
         }
@@ -118,7 +121,8 @@ mod tests {
         let vocab = r#"{"<unk>": 0, "▁a": 1, "b": 2, "<0x0A>": 3, "<0xC3>": 4, "<0xA9>": 5, "<0xF0>": 6, "<0x9F>": 7, "<0x98>": 8,
             "<0x80>": 9}"#;
         let json = format!(
-            r#"{{"version": "1.0", "added_tokens": [], "normalizer": null, "pre_tokenizer": null, "post_processor": null,
+            r#"{{"version": "1.0", "added_tokens": [{{"id": 10, "content": "<s>", "single_word": false, "lstrip": false,
+            "rstrip": false, "normalized": false, "special": true}}], "normalizer": null, "pre_tokenizer": null, "post_processor": null,
             "truncation": null, "padding": null, "decoder": {{"type": "Sequence", "decoders": [
             {{"type": "Replace", "pattern": {{"String": "▁"}}, "content": " "}}, {{"type": "ByteFallback"}}, {{"type": "Fuse"}},
             {{"type": "Strip", "content": " ", "start": 1, "stop": 0}}]}},
@@ -160,6 +164,18 @@ mod tests {
     fn the_prompt_is_not_repeated_and_special_tokens_are_silent() {
         assert_eq!(pieces(&[0, 3], &[3, 8, 0]), owned(&[" b", "", "a"], ""));
         assert_eq!(pieces(&[8], &[0]), owned(&["a"], ""));
+    }
+
+    /// The first word of a text loses its space, and no other.
+    #[test]
+    fn words_after_special_tokens_keep_their_space() {
+        let tokenizer = tokenizer_of_bytes();
+        let pieces = |context: &[u32], tokens: &[u32]| pieces_of(&tokenizer, context, tokens);
+        assert_eq!(pieces(&[], &[1, 10, 1, 10, 10, 1, 2]), owned(&["a", "", " a", "", "", " a", "b"], ""));
+        assert_eq!(pieces(&[1, 10], &[1]), owned(&[" a"], ""));
+        assert_eq!(pieces(&[10], &[1, 10, 2]), owned(&["a", "", "b"], ""));
+        // As many as there may be.
+        assert_eq!(pieces(&[1], &[10; 40]).0.concat(), "");
     }
 
     /// Of bytes in a row none is decoded where one is missing, the first included.

@@ -74,7 +74,11 @@ pub(super) fn search(
     let mut ended = Vec::new();
     for length in 1..=options.max_tokens {
         let logits = step(&parents, &newest)?;
-        let candidates = best(&live, &logits, options);
+        // As in fairseq, a translation has a token beside the last one, where the model permits any.
+        let mut candidates = best(&live, &logits, options, length > 1);
+        if candidates.is_empty() {
+            candidates = best(&live, &logits, options, true);
+        }
         if candidates.is_empty() {
             return Err(Error::NoLogits);
         }
@@ -110,8 +114,8 @@ pub(super) fn search(
 }
 
 /// The most probable continuations, twice as many as there are beams, so that enough go on whatever ends; among equals the
-/// earlier row and the lower token come first.
-fn best(live: &[Live], logits: &[Vec<f32>], options: &BeamOptions) -> Vec<Candidate> {
+/// earlier row and the lower token come first. `may_end`: whether the token that ends texts is one of them.
+fn best(live: &[Live], logits: &[Vec<f32>], options: &BeamOptions, may_end: bool) -> Vec<Candidate> {
     let wanted = 2 * options.beams;
     let order = |a: &Candidate, b: &Candidate| {
         let by_probability = b.log_probability.total_cmp(&a.log_probability);
@@ -128,7 +132,9 @@ fn best(live: &[Live], logits: &[Vec<f32>], options: &BeamOptions) -> Vec<Candid
         let candidate =
             |(token, &logit): (i64, &f32)| Candidate { parent, token, log_probability: f64::from(logit) + offset };
         let possible = |candidate: &Candidate| {
-            candidate.log_probability > f64::NEG_INFINITY && Some(candidate.token) != options.padding
+            candidate.log_probability > f64::NEG_INFINITY
+                && Some(candidate.token) != options.padding
+                && (may_end || candidate.token != options.end)
         };
         let mut row: Vec<Candidate> = (0..).zip(logits).map(candidate).filter(possible).collect();
         if row.len() > wanted {
@@ -186,6 +192,9 @@ mod tests {
             let mut next = Vec::new();
             for (prefix, sum) in open {
                 for (token, p) in (0..).zip(log_softmax(&logits(seed, &prefix))).filter(|(token, _)| *token != 1) {
+                    if length == 1 && token == options.end {
+                        continue;
+                    }
                     let (tokens, sum): (Vec<i64>, f64) = ([&prefix[..], &[token]].concat(), sum + p);
                     if token == options.end || length == options.max_tokens {
                         let score = sum / (length as f64).powf(options.length_penalty);
@@ -225,7 +234,7 @@ mod tests {
                 let scores = logits(seed, &tokens);
                 tokens.push(
                     (0..VOCABULARY)
-                        .filter(|&t| t != 1)
+                        .filter(|&t| t != 1 && (t != END || !tokens.is_empty()))
                         .max_by(|&a, &b| scores[a as usize].total_cmp(&scores[b as usize]))
                         .unwrap(),
                 );

@@ -20,6 +20,8 @@ pub struct TranslationConfig {
     pub padding: i64,
     /// The longest source that the model was made for.
     pub max_source: Option<usize>,
+    /// The longest translation.
+    pub max_target: Option<usize>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -28,11 +30,12 @@ struct File {
     decoder_start_token_id: Option<i64>,
     padding_idx: Option<i64>,
     max_source_positions: Option<usize>,
+    max_target_positions: Option<usize>,
 }
 
 impl TranslationConfig {
     /// Reads `eos_token_id` (2), `decoder_start_token_id` (the one that ends texts, as fairseq has it), `padding_idx` (1) and
-    /// `max_source_positions` from `config.json` in `folder`; a file that is not there says nothing.
+    /// `max_source_positions` and `max_target_positions` from `config.json` in `folder`; a file that is not there says nothing.
     ///
     /// # Errors
     /// [`Error::Read`](crate::Error::Read) or [`Error::Malformed`](crate::Error::Malformed) for a file that is there.
@@ -44,6 +47,7 @@ impl TranslationConfig {
             end,
             padding: file.padding_idx.unwrap_or(PADDING),
             max_source: file.max_source_positions,
+            max_target: file.max_target_positions,
         })
     }
 }
