@@ -293,7 +293,7 @@ fn translations_are_those_of_an_exhaustive_search() {
                 end: END,
                 padding: Some(1),
             };
-            // Every hypothesis of at most three tokens.
+            // Every hypothesis of up to three tokens.
             let mut all: Vec<Vec<i64>> = vec![Vec::new()];
             for _ in 0..3 {
                 let longer = |tokens: &Vec<i64>| match tokens.last() {
@@ -302,6 +302,8 @@ fn translations_are_those_of_an_exhaustive_search() {
                 };
                 all = all.iter().flat_map(longer).collect();
             }
+            // A translation has a token beside the one that ends it.
+            all.retain(|tokens| *tokens != [END]);
             let score = |sum: f64, tokens: &[i64]| sum / (tokens.len() as f64).powf(0.6);
             let mut scored: Vec<(f64, Vec<i64>)> =
                 all.into_iter().map(|tokens| (score(uncached.sum(&tokens), &tokens), tokens)).collect();
