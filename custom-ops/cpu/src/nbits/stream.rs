@@ -222,7 +222,7 @@ impl Stream<'_> {
                     let units = if plan.words <= lanes { bytes.div_ceil(4 * lanes) } else { count };
                     for unit in 0..units {
                         let first = unit * plan.run;
-                        let index = plan.indices[unit];
+                        let shared = Shared { scales: &scales, zeros: &zeros, index: plan.indices[unit] };
                         if (first + plan.run) * 4 * lanes <= bytes {
                             let load = |c: usize, vector: usize| {
                                 let place = data.add(c * row_bytes + vector * 4 * lanes);
@@ -230,28 +230,14 @@ impl Stream<'_> {
                                 dot.load(place)
                             };
                             let run = first..first + plan.run;
-                            unit_of::<D, BITS, INT, REST, R, C>(
-                                dot,
-                                run,
-                                load,
-                                &values,
-                                Shared { scales: &scales, zeros: &zeros, index },
-                                &mut sums,
-                            );
+                            unit_of::<D, BITS, INT, REST, R, C>(dot, run, load, &values, shared, &mut sums);
                         } else {
                             let load = |c: usize, vector: usize| {
                                 let at = vector * 4 * lanes;
                                 dot.load_part(data.add(c * row_bytes + at), bytes - at)
                             };
                             let run = first..first + 1;
-                            unit_of::<D, BITS, INT, REST, R, C>(
-                                dot,
-                                run,
-                                load,
-                                &values,
-                                Shared { scales: &scales, zeros: &zeros, index },
-                                &mut sums,
-                            );
+                            unit_of::<D, BITS, INT, REST, R, C>(dot, run, load, &values, shared, &mut sums);
                         }
                     }
                 }
