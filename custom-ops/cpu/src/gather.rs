@@ -2,21 +2,60 @@
 
 use crate::isa::{Isa, Job, MAX_LANES};
 use moh_operators::Element;
+use std::f32::consts::LOG2_E;
 
-/// Gathers rows of `dim` elements, multiplied by both factors, into the lanes of a (dim, width) f32 matrix. Lanes
+/// What becomes of numbers on the way.
+pub(crate) trait Scale: Copy {
+    /// Of a vector of them.
+    fn apply<I: Isa>(self, isa: I, x: I::V) -> I::V;
+}
+
+/// Two factors, because their product may overflow when the scaled numbers do not.
+impl Scale for [f32; 2] {
+    #[inline(always)]
+    fn apply<I: Isa>(self, isa: I, x: I::V) -> I::V {
+        let [first, second] = self;
+        isa.mul(isa.mul(x, isa.splat(first)), isa.splat(second))
+    }
+}
+
+/// A bias of scores as powers of 2: times log2(e). The lowest finite numbers, with which some models mask keys, stay finite: only -inf
+/// leaves a key out.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Log2Bias;
+
+impl Scale for Log2Bias {
+    #[inline(always)]
+    fn apply<I: Isa>(self, isa: I, x: I::V) -> I::V {
+        let least = isa.splat(f32::MIN);
+        // 0, but of an infinity -inf or NaN.
+        let infinite = isa.sub(x, isa.max(x, least));
+        isa.add(isa.max(isa.mul(x, isa.splat(LOG2_E)), least), infinite)
+    }
+}
+
+impl Log2Bias {
+    /// As [`Scale::apply`], of one number.
+    #[inline(always)]
+    pub(crate) fn of(bias: f32) -> f32 {
+        let scaled = bias * LOG2_E;
+        if bias >= f32::MIN && scaled < f32::MIN { f32::MIN } else { scaled }
+    }
+}
+
+/// Gathers rows of `dim` elements, scaled, into the lanes of a (dim, width) f32 matrix. Lanes
 /// after the last row are 0, up to a whole vector.
 ///
 /// Contract of the constructor: the rows are valid for reading, `output` for writing.
-pub(crate) struct Gather<'a, T> {
+pub(crate) struct Gather<'a, T, S> {
     pub(crate) rows: &'a [*const T],
     pub(crate) dim: usize,
-    /// Two factors, because their product may overflow when the scaled elements do not.
-    pub(crate) factors: [f32; 2],
+    pub(crate) scale: S,
     pub(crate) output: *mut f32,
     pub(crate) width: usize,
 }
 
-impl<T: Element> Job for Gather<'_, T> {
+impl<T: Element, S: Scale> Job for Gather<'_, T, S> {
     type Output = ();
 
     #[inline(always)]
@@ -43,18 +82,17 @@ impl<T: Element> Job for Gather<'_, T> {
     }
 }
 
-impl<T: Element> Gather<'_, T> {
+impl<T: Element, S: Scale> Gather<'_, T, S> {
     /// # Safety
     /// There are so many rows from `lane` on, and elements of each from `d` on.
     #[inline(always)]
     unsafe fn block<I: Isa>(&self, isa: I, lane: usize, d: usize, rows: usize, n: usize) {
-        let [first, second] = self.factors.map(|factor| isa.splat(factor));
         let mut block = [isa.splat(0.0); MAX_LANES];
         // SAFETY: the caller's contract, and the constructor's.
         unsafe {
             for i in 0..rows {
                 let row = isa.widen_part(self.rows.get_unchecked(lane + i).add(d), n);
-                block[i] = isa.mul(isa.mul(row, first), second);
+                block[i] = self.scale.apply(isa, row);
             }
             isa.transpose(&mut block);
             for i in 0..n {
@@ -128,27 +166,25 @@ impl<T: Element> Scatter<'_, T> {
     }
 }
 
-/// Converts `rows` rows of `dim` elements, `stride` apart, to f32 rows `pitch` apart.
+/// Converts `rows` rows of `dim` elements, `stride` apart, to scaled f32 rows `pitch` apart.
 ///
 /// Contract of the constructor: `input` is valid for reading, `output` for writing; `pitch` is at least `dim` rounded up
 /// to whole vectors.
-pub(crate) struct Widen<T> {
+pub(crate) struct Widen<T, S> {
     pub(crate) input: *const T,
     pub(crate) stride: usize,
     pub(crate) rows: usize,
     pub(crate) dim: usize,
-    pub(crate) factors: [f32; 2],
+    pub(crate) scale: S,
     pub(crate) output: *mut f32,
     pub(crate) pitch: usize,
 }
 
-impl<T: Element> Job for Widen<T> {
+impl<T: Element, S: Scale> Job for Widen<T, S> {
     type Output = ();
 
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        let [first, second] = self.factors;
-        let (first, second) = (isa.splat(first), isa.splat(second));
         let whole = self.dim - self.dim % I::LANES;
         for row in 0..self.rows {
             // SAFETY: the constructor's contract.
@@ -156,11 +192,11 @@ impl<T: Element> Job for Widen<T> {
                 let input = self.input.add(row * self.stride);
                 let output = self.output.add(row * self.pitch);
                 for d in (0..whole).step_by(I::LANES) {
-                    isa.store(output.add(d), isa.mul(isa.mul(isa.widen(input.add(d)), first), second));
+                    isa.store(output.add(d), self.scale.apply(isa, isa.widen(input.add(d))));
                 }
                 if whole < self.dim {
                     let tail = isa.widen_part(input.add(whole), self.dim - whole);
-                    isa.store(output.add(whole), isa.mul(isa.mul(tail, first), second));
+                    isa.store(output.add(whole), self.scale.apply(isa, tail));
                 }
             }
         }

@@ -6,10 +6,9 @@ use super::scores::{Load, Scores};
 use super::weights::Weights;
 use super::workspace::Workspace;
 use super::{Call, Head};
-use crate::gather::Gather;
+use crate::gather::{Gather, Log2Bias};
 use crate::isa::Isa;
 use moh_operators::Element;
-use std::f32::consts::LOG2_E;
 
 /// Computes the outputs of `tokens`, at most one tile. The band starts at row `first` of the grid. Returns the number
 /// of multiply-accumulate operations.
@@ -36,7 +35,7 @@ pub(super) fn attend<I: Isa, T: Element>(
     // SAFETY: in the scores, `width` floats for each pooled token follow those of the window.
     let output = unsafe { workspace.at(layout.scores).add(cells * layout.width) };
     let biases = &biases[..tokens.len()];
-    isa.vectorize(Gather { rows: biases, dim: p.pooled, factors: [LOG2_E, 1.0], output, width: layout.width });
+    isa.vectorize(Gather { rows: biases, dim: p.pooled, scale: Log2Bias, output, width: layout.width });
 
     isa.vectorize(Scores { problem: p, workspace, rows, vectors });
     let sums = isa.vectorize(Weights { problem: p, workspace, rows, vectors });

@@ -2,14 +2,13 @@
 
 use super::unit::Unit;
 use super::{Call, Head};
-use crate::gather::Widen;
+use crate::gather::{Log2Bias, Widen};
 use crate::host::Host;
 use crate::isa::Isa;
 use crate::memory::{Memory, Sections};
 use moh_operators::Element;
 use moh_operators::Error;
 use moh_operators::aggregated_attention::Problem;
-use std::f32::consts::LOG2_E;
 
 /// Row stride for `dim` floats: a multiple of the vector length.
 pub(super) fn pitch<I: Isa>(dim: usize) -> usize {
@@ -108,18 +107,20 @@ impl<'h> Workspace<'h> {
             isa.vectorize(Unit { input, stride, rows: p.pooled, dim, output, pitch });
             let input = call.row(call.pooled_value, head, p.pooled, 0).as_ptr();
             let output = self.at(layout.pooled_values);
-            isa.vectorize(Widen { input, stride, rows: p.pooled, dim, factors: [1.0; 2], output, pitch });
+            isa.vectorize(Widen { input, stride, rows: p.pooled, dim, scale: [1.0; 2], output, pitch });
         }
-        for (tensor, dim, factor, output) in [
-            (call.learnable_tokens, dim * cells, 1.0, layout.learnable_tokens),
-            (call.learnable_bias, cells, 1.0, layout.learnable_bias),
-            (call.local_bias, cells, LOG2_E, layout.local_bias),
-            (call.query_embedding, dim, 1.0, layout.embedding),
+        for (tensor, dim, output) in [
+            (call.learnable_tokens, dim * cells, layout.learnable_tokens),
+            (call.learnable_bias, cells, layout.learnable_bias),
+            (call.query_embedding, dim, layout.embedding),
         ] {
             let input = tensor[head.index * dim..].as_ptr();
             let output = self.at(output);
-            isa.vectorize(Widen { input, stride: 0, rows: 1, dim, factors: [factor, 1.0], output, pitch: 0 });
+            isa.vectorize(Widen { input, stride: 0, rows: 1, dim, scale: [1.0; 2], output, pitch: 0 });
         }
+        let input = call.local_bias[head.index * cells..].as_ptr();
+        let output = self.at(layout.local_bias);
+        isa.vectorize(Widen { input, stride: 0, rows: 1, dim: cells, scale: Log2Bias, output, pitch: 0 });
         self.loaded = Some(head);
     }
 
@@ -166,6 +167,6 @@ impl<'h> Workspace<'h> {
         call.isa.vectorize(Unit { input, stride, rows: p.width, dim, output, pitch });
         let input = call.row(call.value, head, p.tokens(), row * p.width).as_ptr();
         let output = self.at(self.layout.values + offset);
-        call.isa.vectorize(Widen { input, stride, rows: p.width, dim, factors: [1.0; 2], output, pitch });
+        call.isa.vectorize(Widen { input, stride, rows: p.width, dim, scale: [1.0; 2], output, pitch });
     }
 }

@@ -109,6 +109,11 @@ impl<const N: usize> Parts for Terms<N> {
                     let (terms, found) =
                         terms_of::<I, T, N>(isa, columns.at(isa, first, column), columns.at(isa, second, column));
                     zero = isa.add(zero, found);
+                    if N == 1 && self::terms(T::FLOAT) > 1 {
+                        // Rounded, the largest numbers are infinite.
+                        let [low, high] = isa.unpair(terms[0]);
+                        zero = isa.add(zero, isa.add(isa.sub(low, low), isa.sub(high, high)));
+                    }
                     for (term, vector) in terms.into_iter().enumerate() {
                         let place = ((step * N + term) * TILE + pair) * WIDTH + column;
                         // SAFETY: the constructor's contract.

@@ -437,6 +437,28 @@ fn sums_without_room_are_infinite() {
     });
 }
 
+/// Whatever the bits of the NaN: rounding must not make a number of it.
+#[test]
+fn scales_that_are_nan_give_nan() {
+    let mut random = Random(8);
+    formats(|format| {
+        for (rows, bits) in [(1, 0x7fff), (12, 0x7fff), (12, 0xffff), (12, 0x7e00)] {
+            let shape = Shape { n: 5, k: 3 * format.block, rows, ..format };
+            let mut problem = Problem::<f32, f16>::new(shape, &mut random);
+            problem.scales[3 * 2 + 1] = f16::from_bits(bits);
+            for engine in engines() {
+                let mut out = vec![0.0; rows * 5];
+                let (weight, host) = (problem.weight(), Threads::new(1));
+                let epilogue = (None, &Epilogue::nothing(weight.columns()));
+                layer(engine, "test", &problem.x, &weight, epilogue, &mut out, shape.level, &host).unwrap();
+                for (i, number) in out.iter().enumerate() {
+                    assert_eq!(number.is_nan(), i % 5 == 2, "{} {bits:x} {shape:?}", name(engine));
+                }
+            }
+        }
+    });
+}
+
 #[test]
 fn activations_that_are_not_finite_give_nan() {
     let mut random = Random(6);

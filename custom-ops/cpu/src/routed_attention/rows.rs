@@ -2,7 +2,7 @@
 
 use super::call::{Call, Head};
 use super::row_step::{KEYS, ROWS, RowStep};
-use crate::gather::Widen;
+use crate::gather::{Log2Bias, Widen};
 use crate::host::Host;
 use crate::isa::Isa;
 use crate::memory::{Memory, Sections, pitch};
@@ -60,7 +60,7 @@ impl<'h> RowMemory<'h> {
             let output = self.floats.at(self.queries + r * query_pitch);
             let factors = [p.scale, LOG2_E];
             let input = call.query(head, row);
-            call.isa.vectorize(Widen { input, stride: 0, rows: 1, dim: p.head_dim, factors, output, pitch: 0 });
+            call.isa.vectorize(Widen { input, stride: 0, rows: 1, dim: p.head_dim, scale: factors, output, pitch: 0 });
         }
         let end = rows.last().map_or(0, |&row| call.visible(head, row)).min(keys.end);
         let mut macs = 0;
@@ -116,10 +116,10 @@ impl<'h> RowMemory<'h> {
 fn fill_bias<I: Isa, T: Element>(call: &Call<'_, I, T>, head: Head, row: u32, key: usize, scores: &mut [f32]) {
     match call.bias(head, row, key) {
         None => scores.fill(0.0),
-        Some((bias, 0)) => scores.fill(bias[0].to_f32() * LOG2_E),
+        Some((bias, 0)) => scores.fill(Log2Bias::of(bias[0].to_f32())),
         Some((bias, _)) => {
             for (score, bias) in scores.iter_mut().zip(bias) {
-                *score = bias.to_f32() * LOG2_E;
+                *score = Log2Bias::of(bias.to_f32());
             }
         }
     }

@@ -3,7 +3,7 @@
 use super::call::{Call, Head};
 use super::rows::RowMemory;
 use super::step::Step;
-use crate::gather::{Fill, Gather, Scatter, Widen};
+use crate::gather::{Fill, Gather, Log2Bias, Scatter, Widen};
 use crate::host::Host;
 use crate::isa::{Isa, MAX_LANES, MAX_TILE};
 use crate::memory::{Memory, Sections, pitch};
@@ -141,7 +141,7 @@ impl<I: Isa, T: Element> Chunk<'_, '_, I, T> {
             let factors = [call.problem.scale, LOG2_E];
             // SAFETY: a chunk has `width * dim` floats for each of its tiles.
             let output = unsafe { queries.add(i * width * dim) };
-            call.isa.vectorize(Gather { rows: &pointers, dim, factors, output, width });
+            call.isa.vectorize(Gather { rows: &pointers, dim, scale: factors, output, width });
         }
     }
 
@@ -218,7 +218,7 @@ impl<I: Isa, T: Element> Chunk<'_, '_, I, T> {
             return (input.cast(), stride);
         }
         let (output, pitch) = (self.at(copy), pitch(dim));
-        self.call.isa.vectorize(Widen { input, stride, rows, dim, factors: [1.0, 1.0], output, pitch });
+        self.call.isa.vectorize(Widen { input, stride, rows, dim, scale: [1.0, 1.0], output, pitch });
         (output, pitch)
     }
 
@@ -271,15 +271,14 @@ pub(super) fn fill_bias<I: Isa, T: Element>(
     let rows = keys.len();
     let shared = pointers.iter().all(|&pointer| pointer == pointers[0]);
     if stride == 1 && !shared {
-        call.isa.vectorize(Gather { rows: pointers, dim: rows, factors: [LOG2_E, 1.0], output: scores, width });
+        call.isa.vectorize(Gather { rows: pointers, dim: rows, scale: Log2Bias, output: scores, width });
     } else if stride == 1 {
-        let factors = [LOG2_E, 1.0];
         call.isa.vectorize(Widen {
             input: pointers[0],
             stride: 0,
             rows: 1,
             dim: rows,
-            factors,
+            scale: Log2Bias,
             output: lanes,
             pitch: 0,
         });
@@ -287,7 +286,7 @@ pub(super) fn fill_bias<I: Isa, T: Element>(
     } else {
         for (lane, &bias) in pointers.iter().enumerate() {
             // SAFETY: the pointer is into a row's bias, and `lanes` has a float for each row.
-            unsafe { lanes.add(lane).write((*bias).to_f32() * LOG2_E) }
+            unsafe { lanes.add(lane).write(Log2Bias::of((*bias).to_f32())) }
         }
         call.isa.vectorize(Fill { input: lanes, by_row: false, rows, vectors, output: scores, width });
     }

@@ -3,7 +3,7 @@
 use crate::support::{self, Accounts, kernels_of};
 use moh_conformance::linear::{Case, Then};
 use moh_conformance::{Buffer, Call};
-use moh_cpu::{Input, Packing, Threads};
+use moh_cpu::{Input, Packing, Precision, Threads};
 use moh_operators::routed_mlp::Activation;
 use moh_operators::{DType, Data, Definition, Error, Linear, Tensor};
 use proptest::prelude::*;
@@ -79,6 +79,29 @@ fn errors_are_those_of_the_precision() {
     // The last inner indices fill the first half of a tile's pairs and not the second.
     for then in [Then::Nothing, Then::Gate] {
         support::check_precisions(Case { rows: 100, width: 310, out_width: 70, then, ..CASE }.call(), &[0, 1], false);
+    }
+}
+
+/// A weight that has no room in a bfloat16 is not packed as one, though few rows are multiplied without a look at their sums.
+#[test]
+fn few_rows_of_weights_beyond_bfloat16() {
+    for rows in [1, 7] {
+        let mut call = Case { rows, width: 64, out_width: 48, bias: false, ..CASE }.call();
+        call.inputs[1].1.numbers_mut()[5 * 48 + 7] = 3.4e38;
+        let x: Vec<f32> = (0..rows * 64).map(|i| if i % 64 == 5 { 0.0 } else { 1e-3 }).collect();
+        call.inputs[0].1 = Buffer::new(DType::F32, &x);
+        let expected = call.expected();
+        assert!(expected.iter().all(|x| x.is_finite()));
+        for kernel in kernels_of(Linear::OPERATOR) {
+            for (_, precision) in Precision::NAMES {
+                let packed = support::pack_for(&call, kernel, Packing { precision, ..support::BESIDE });
+                let inputs = support::with_packed(&call, &packed);
+                let host = support::AtPrecision(Threads::new(2), precision);
+                let (found, _) = support::run_on(&call, &inputs, kernel, expected.len(), &host).unwrap();
+                let wrong = found.iter().zip(&expected).find(|(found, expected)| (*found - *expected).abs() > 1e-2);
+                assert_eq!(wrong, None, "{kernel:?} at {}", precision.name());
+            }
+        }
     }
 }
 

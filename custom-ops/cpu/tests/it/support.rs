@@ -17,7 +17,7 @@ pub(crate) fn run(call: &Call, kernel: &Kernel, len: usize, host: &dyn Host) -> 
     run_on(call, &inputs, kernel, len, host)
 }
 
-fn run_on(
+pub(crate) fn run_on(
     call: &Call,
     inputs: &[Option<Input<'_>>],
     kernel: &Kernel,
@@ -96,7 +96,7 @@ fn in_place<'a>((tensor, packed): (Option<Input<'a>>, &'a Option<Packed>)) -> Op
 }
 
 /// The inputs with what was packed of them.
-fn with_packed<'a>(call: &'a Call, packed: &'a [Option<Packed>]) -> Vec<Option<Input<'a>>> {
+pub(crate) fn with_packed<'a>(call: &'a Call, packed: &'a [Option<Packed>]) -> Vec<Option<Input<'a>>> {
     let both = |(tensor, packed): (Option<_>, &'a Option<Packed>)| match (tensor, packed) {
         (Some(tensor), Some(packed)) => Some(Input::Both(tensor, packed)),
         (tensor, _) => tensor.map(Input::from),

@@ -281,6 +281,15 @@ impl Part<'_, '_> {
             unsafe {
                 let of_blocks = [panel.scales.add(c), panel.zeros.add(c)];
                 self.all.weight.of_columns(dot, &column, &panel.blocks, subtracted, COLUMNS, of_blocks);
+                for block in 0..panel.blocks.len() {
+                    for numbers in of_blocks {
+                        let numbers = numbers.add(block * COLUMNS);
+                        // `pair` may turn other NaNs into numbers.
+                        for number in std::slice::from_raw_parts_mut(numbers, D::Vectors::LANES) {
+                            *number = if number.is_nan() { f32::NAN } else { *number };
+                        }
+                    }
+                }
                 for at in (start..end).step_by(ROW_BYTES) {
                     let mut words = [isa.splat(0.0); MAX_LANES];
                     for lane in 0..TILE {
