@@ -47,7 +47,7 @@ pub use installation::{
 pub use interrupt::Interrupt;
 pub use links::{Digest, Link};
 pub use locate::Found;
-pub use model::{MODEL_FILE, Model, find_model};
+pub use model::{MODEL_FILE, Model, OnNode, find_model};
 pub use moh_tract::{instruction_set, instruction_sets};
 pub use options::{DeviceChoice, Notice, Options, RuntimeChoice};
 #[cfg(unix)]

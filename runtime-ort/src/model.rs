@@ -32,6 +32,9 @@ fn files_folder(model: &Path) -> PathBuf {
     above.unwrap_or(own).to_owned()
 }
 
+/// Gets the name, the operator and the time of a node that has run.
+pub type OnNode<'a> = dyn FnMut(&str, &str, Duration) + 'a;
+
 /// An exported model in a runtime, ready to run.
 pub struct Model {
     path: PathBuf,
@@ -146,27 +149,33 @@ impl Model {
     /// # Errors
     /// As [`Model::run`]; [`Error::Run`] for an output of another shape than its input.
     pub fn run_in_place(&mut self, inputs: Vec<(String, Value)>, shared: &[(&str, usize)]) -> Result<Vec<Value>> {
-        let position = |name: &str| self.inputs.iter().position(|input| input.name == name);
-        let pairs: Vec<(usize, usize)> =
-            shared.iter().filter_map(|&(input, output)| Some((position(input)?, output))).collect();
+        let pairs = self.pairs(shared);
         let ordered = info::in_order(&self.path, &self.inputs, &self.rows, inputs)?;
         self.backend.run(ordered, &pairs)
     }
 
-    /// As [`Model::run`]; `on_node` gets every node's name, operator and time. onnxruntime tells them in its profile only.
+    /// As [`Model::run_in_place`]; `on_node` gets every node's name, operator and time. onnxruntime tells them in its profile only.
     ///
     /// # Errors
-    /// As [`Model::run`].
+    /// As [`Model::run_in_place`].
     pub fn run_timed(
         &mut self,
         inputs: Vec<(String, Value)>,
-        on_node: &mut dyn FnMut(&str, &str, Duration),
+        shared: &[(&str, usize)],
+        on_node: &mut OnNode<'_>,
     ) -> Result<Vec<Value>> {
+        let pairs = self.pairs(shared);
         let ordered = info::in_order(&self.path, &self.inputs, &self.rows, inputs)?;
         match &mut self.backend {
             Backend::Tract(model) => model.run_timed(ordered, on_node),
-            backend => backend.run(ordered, &[]),
+            backend => backend.run(ordered, &pairs),
         }
+    }
+
+    /// The positions of inputs and of the outputs that may take their memory.
+    fn pairs(&self, shared: &[(&str, usize)]) -> Vec<(usize, usize)> {
+        let position = |name: &str| self.inputs.iter().position(|input| input.name == name);
+        shared.iter().filter_map(|&(input, output)| Some((position(input)?, output))).collect()
     }
 
     /// Ends the profile that [`Options::profile`] began and gives its path.

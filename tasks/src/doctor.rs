@@ -156,7 +156,7 @@ fn run(attributes: &Attributes, inputs: &[Input], options: &Options, folder: &Pa
     }
     let name = attributes.operator().name;
     let mut ran = false;
-    let outputs = model.run_timed(values, &mut |_, op_type, _| ran |= op_type == name)?;
+    let outputs = model.run_timed(values, &[], &mut |_, op_type, _| ran |= op_type == name)?;
     if traced {
         let runs = trace::read(&model.end_profiling()?)?;
         ran = runs.iter().flatten().any(|node| node.op_type == name);

@@ -11,4 +11,4 @@ pub use bench::{Effort, bench};
 pub use part::{Kernel, Part};
 pub use profile::{NodeTime, Profile, Profiled, profile};
 pub use timings::Timings;
-pub use workload::{Phase, SEQUENCE, Sizes, Workload};
+pub use workload::{Phase, Runs, SEQUENCE, Sizes, Workload};

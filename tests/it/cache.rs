@@ -246,6 +246,33 @@ fn a_step_copies_no_cache() {
     }
 }
 
+/// A measured decode costs what one of a generation does: the cache stays where it is, with room for the one token that all runs write.
+#[test]
+fn measured_decodes_copy_no_cache() {
+    let (folder, target) = (golden("llama-moh-tiny"), tempfile::tempdir().unwrap());
+    let path = target.path().join("model.onnx");
+    moh_export::export(&folder, &path, &Options { verify: Some(false), ..in_place() }).unwrap();
+    for (way, options) in runtimes() {
+        let mut model = Model::load(&path, &options).unwrap();
+        let workload = Workload::new(&model).unwrap();
+        let sizes = workload.sizes(&model, 2, Some(7)).unwrap();
+        let mut runs = workload.runs(&mut model, Phase::Decode, sizes).unwrap();
+        let caches = |runs: &Runs| -> Vec<(*const f32, Vec<usize>)> {
+            let caches = runs.inputs().filter(|(name, _)| name.starts_with("past_key_values."));
+            caches.map(|(_, value)| (address(value), value.shape().to_vec())).collect()
+        };
+        let before = caches(&runs);
+        assert!(!before.is_empty() && before.iter().all(|(_, shape)| shape[2] == 8), "{way}: {before:?}");
+        for _ in 0..3 {
+            runs.once(&mut model, None).unwrap();
+        }
+        assert_eq!(caches(&runs), before, "{way}");
+        // A profile's runs too.
+        runs.once(&mut model, Some(&mut |_, _, _| ())).unwrap();
+        assert_eq!(caches(&runs), before, "{way}");
+    }
+}
+
 #[test]
 fn both_caches_generate_the_same_tokens() {
     let (folder, target) = (golden("llama-moh-tiny"), tempfile::tempdir().unwrap());

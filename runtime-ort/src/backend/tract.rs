@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::header::Header;
 use crate::info::{Dim, TensorInfo};
 use crate::interrupt::Interrupt;
+use crate::model::OnNode;
 use crate::options::Options;
 use crate::value::{Value, unknown};
 use half::f16;
@@ -13,7 +14,7 @@ use moh_operators::DOMAIN;
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tract_onnx::pb::tensor_proto::DataType;
 use tract_onnx::pb::tensor_shape_proto::dimension;
 use tract_onnx::pb::{AttributeProto, GraphProto, ModelProto, ValueInfoProto, type_proto};
@@ -113,11 +114,7 @@ impl TractModel {
     }
 
     /// As [`TractModel::run`]; `on_node` gets every node's name, operator and time.
-    pub(crate) fn run_timed(
-        &mut self,
-        inputs: Vec<Value>,
-        on_node: &mut dyn FnMut(&str, &str, Duration),
-    ) -> Result<Vec<Value>> {
+    pub(crate) fn run_timed(&mut self, inputs: Vec<Value>, on_node: &mut OnNode<'_>) -> Result<Vec<Value>> {
         self.run_with(inputs, |context, state, node, inputs| {
             let began = Instant::now();
             let outputs = eval(context, state, node, inputs);

@@ -26,7 +26,7 @@ const PAUSE: Duration = Duration::from_millis(3);
 /// models. All models get the same inputs.
 ///
 /// # Errors
-/// As [`Workload::inputs`] and [`Model::run`].
+/// As [`Workload::runs`] and [`Model::run`].
 pub fn bench(
     models: &mut [Model],
     workload: &Workload,
@@ -34,13 +34,13 @@ pub fn bench(
     sizes: Sizes,
     effort: Effort,
 ) -> Result<Vec<Timings>> {
-    let mut inputs = Vec::with_capacity(models.len());
+    let mut all = Vec::with_capacity(models.len());
     for model in models.iter_mut() {
-        let made = workload.inputs(model, phase, sizes)?;
+        let mut runs = workload.runs(model, phase, sizes)?;
         for _ in 0..WARM_UP {
-            model.run(made.clone())?;
+            runs.once(model, None)?;
         }
-        inputs.push(made);
+        all.push(runs);
     }
     let mut timings = vec![Timings::default(); models.len()];
     let (count, mut first) = (models.len(), 0);
@@ -54,11 +54,7 @@ pub fn bench(
             if count > 1 {
                 std::thread::sleep(PAUSE);
             }
-            let given = inputs[i].clone();
-            let began = Instant::now();
-            let outputs = models[i].run(given)?;
-            timings[i].add(began.elapsed());
-            drop(outputs);
+            timings[i].add(all[i].once(&mut models[i], None)?);
         }
         first = (first + 1) % count;
     }

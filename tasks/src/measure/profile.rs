@@ -8,7 +8,7 @@ use crate::error::Result;
 use moh_runtime::{Model, Options, RuntimeChoice};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A node of the model and its time.
 #[derive(Debug, Clone)]
@@ -77,13 +77,11 @@ pub fn profile(
     let sizes = workload.sizes(&model, batch, sequence)?;
     let mut measured = Vec::new();
     for &phase in workload.phases() {
-        let inputs = workload.inputs(&mut model, phase, sizes)?;
+        let mut inputs = workload.runs(&mut model, phase, sizes)?;
         let (mut nodes, mut total) = (Collector::default(), Timings::default());
-        model.run(inputs.clone())?;
+        inputs.once(&mut model, None)?;
         for _ in 0..runs {
-            let began = Instant::now();
-            model.run_timed(inputs.clone(), &mut |name, op_type, time| nodes.add(name, op_type, time))?;
-            total.add(began.elapsed());
+            total.add(inputs.once(&mut model, Some(&mut |name, op_type, time| nodes.add(name, op_type, time)))?);
         }
         measured.push((phase, nodes, total));
     }

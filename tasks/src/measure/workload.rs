@@ -2,13 +2,12 @@
 
 use crate::error::{Error, Result};
 use crate::files::read_json;
-use crate::generate::GenerationConfig;
+use crate::generate::{ATTENTION_MASK, CACHE, GenerationConfig, IN_PLACE, PAST, PRESENT};
 use crate::random::Random;
-use moh_runtime::{Dim, ElementType, Model, Tensor, TensorInfo, Value};
+use moh_runtime::{Dim, ElementType, Model, OnNode, Tensor, TensorInfo, Value};
 use serde::Deserialize;
+use std::time::{Duration, Instant};
 
-const PAST: &str = "past_key_values.";
-const PRESENT: &str = "present.";
 /// Tokens of a sequence, where nobody says otherwise.
 pub const SEQUENCE: usize = 128;
 /// Elements of an input: more than could be measured in reasonable time.
@@ -54,6 +53,8 @@ impl Phase {
 pub struct Workload {
     /// Inputs that are caches, and the positions of the outputs that continue them.
     caches: Vec<(String, usize)>,
+    /// Whether they are updated in place.
+    in_place: bool,
     takes_sequence: bool,
     /// Sizes that every run has, of a model that was exported so.
     fixed: (Option<usize>, Option<usize>),
@@ -104,6 +105,7 @@ impl Workload {
         };
         let workload = Workload {
             caches: caches.collect(),
+            in_place: model.metadata().get(CACHE).is_some_and(|value| value == IN_PLACE),
             takes_sequence: fixed.1.is_some() || model.inputs().iter().flat_map(|input| &input.dims).any(is_sequence),
             fixed,
             vocabulary: vocabulary.unwrap_or(1).max(1),
@@ -166,26 +168,34 @@ impl Workload {
         }
     }
 
-    /// Inputs for a run; random, but the same for the same sizes. Before [`Phase::Decode`] the model runs once, to have a cache.
+    /// Inputs for runs of one phase; random, but the same for the same sizes. Before [`Phase::Decode`] the model runs once, to have a cache:
+    /// one that is updated in place then has room for the token to come.
     ///
     /// # Errors
     /// [`Error::Runtime`] where that fails, [`Error::Request`] for inputs that no memory holds.
-    pub fn inputs(&self, model: &mut Model, phase: Phase, sizes: Sizes) -> Result<Vec<(String, Value)>> {
+    pub fn runs(&self, model: &mut Model, phase: Phase, sizes: Sizes) -> Result<Runs> {
         let Sizes { batch, sequence } = sizes;
         let first = Lengths { batch, sequence, past: 0, source: sequence, source_past: 0 };
-        let inputs = self.made_up(model, first)?;
+        let mut inputs = self.made_up(model, first)?;
         if phase != Phase::Decode {
-            return Ok(inputs);
+            return Ok(Runs { inputs, caches: Vec::new() });
         }
-        let outputs = model.run(inputs)?;
+        if let Some((_, mask)) = inputs.iter_mut().find(|(name, _)| self.in_place && name == ATTENTION_MASK) {
+            *mask = mask_with_room(batch, sequence)?.into();
+        }
+        let mut outputs: Vec<Option<Value>> = model.run(inputs)?.into_iter().map(Some).collect();
         let next = Lengths { batch, sequence: 1, past: sequence, source: 0, source_past: sequence };
-        let mut inputs = self.made_up(model, next)?;
-        for (name, value) in &mut inputs {
-            if let Some((_, output)) = self.caches.iter().find(|(cache, _)| cache == name) {
-                *value = outputs[*output].clone();
+        let mut runs = Runs { inputs: self.made_up(model, next)?, caches: Vec::new() };
+        for (input, output) in self.caches.iter().cloned() {
+            if let Some(value) = outputs.get_mut(output).and_then(Option::take) {
+                runs.inputs.retain(|(name, _)| *name != input);
+                match self.in_place {
+                    true => runs.caches.push(Handed { input, output, value }),
+                    false => runs.inputs.push((input, value)),
+                }
             }
         }
-        Ok(inputs)
+        Ok(runs)
     }
 
     fn made_up(&self, model: &Model, lengths: Lengths) -> Result<Vec<(String, Value)>> {
@@ -231,6 +241,60 @@ impl Workload {
             }
             _ => integers(&mut |_| 0),
         }
+    }
+}
+
+/// A mask for caches that have room for one token more: behind the `sequence` tokens of each row is a 0.
+fn mask_with_room(batch: usize, sequence: usize) -> moh_runtime::Result<Tensor> {
+    let row = || std::iter::repeat_n(1, sequence).chain([0]);
+    Tensor::new([batch, sequence + 1], (0..batch).flat_map(|_| row()).collect::<Vec<i64>>())
+}
+
+/// Runs of a model in one phase, each as the others.
+#[derive(Debug)]
+pub struct Runs {
+    inputs: Vec<(String, Value)>,
+    caches: Vec<Handed>,
+}
+
+/// A cache that is updated in place: it goes from run to run, as when text is generated, and nobody else may hold it.
+#[derive(Debug)]
+struct Handed {
+    input: String,
+    output: usize,
+    value: Value,
+}
+
+impl Runs {
+    /// What the next run is given, by name.
+    pub fn inputs(&self) -> impl Iterator<Item = (&str, &Value)> {
+        let caches = self.caches.iter().map(|cache| (cache.input.as_str(), &cache.value));
+        self.inputs.iter().map(|(name, value)| (name.as_str(), value)).chain(caches)
+    }
+
+    /// Runs the model once and gives the time that it took; `on_node` gets every node's name, operator and time, of runtimes that
+    /// tell them. A run that fails takes the caches with it.
+    ///
+    /// # Errors
+    /// As [`Model::run`].
+    pub fn once(&mut self, model: &mut Model, on_node: Option<&mut OnNode<'_>>) -> Result<Duration> {
+        let places: Vec<(String, usize)> =
+            self.caches.iter().map(|cache| (cache.input.clone(), cache.output)).collect();
+        let shared: Vec<(&str, usize)> = places.iter().map(|(input, output)| (input.as_str(), *output)).collect();
+        let mut given = self.inputs.clone();
+        given.extend(self.caches.drain(..).map(|cache| (cache.input, cache.value)));
+        let began = Instant::now();
+        let outputs = match on_node {
+            Some(on_node) => model.run_timed(given, &shared, on_node),
+            None => model.run_in_place(given, &shared),
+        };
+        let time = began.elapsed();
+        let mut outputs: Vec<Option<Value>> = outputs?.into_iter().map(Some).collect();
+        let handed = |(input, output): (String, usize)| {
+            outputs.get_mut(output)?.take().map(|value| Handed { input, output, value })
+        };
+        self.caches = places.into_iter().filter_map(handed).collect();
+        Ok(time)
     }
 }
 
