@@ -131,20 +131,35 @@ pack_onnxruntime() {
 
 # ------------------------------------------------------------------------------------------------- on the GPU machine
 
+# Of several packs, whose pieces may come in several calls, the one with the newest piece counts; pieces of others are removed.
 keep() {
+    local name newest piece
     mkdir -p "$home"
-    find "$pieces" -name '*.[0-9][0-9]' -exec cp {} "$home/" \; 2>/dev/null || true
+    find "$pieces" -name '*.[0-9][0-9]' -exec cp -p {} "$home/" \; 2>/dev/null || true
+    for name in moh-gpu wheel ort; do
+        newest=$(ls -t "$home/$name".*.[0-9][0-9] 2>/dev/null | sed -n 1p) || true
+        for piece in "$home/$name".*.[0-9][0-9]; do
+            [[ ! -f $piece || $piece == "${newest%.*.*}".* ]] || rm "$piece"
+        done
+    done
     ls -l "$home"
 }
 
-# unpack_into FOLDER NAME: once all pieces NAME.N.00, NAME.N.01, ... are here.
+# unpack_into FOLDER NAME: once all pieces NAME.ID.N.00, NAME.ID.N.01, ... are here, unless the same ones have been unpacked. What another
+# pack has left goes away, with the models that its programs have made. ID is a checksum.
 unpack_into() {
-    local parts=("$home/$2".*.[0-9][0-9]) total
-    total=${parts[0]#"$home/$2."}
-    [ "${#parts[@]}" = "${total%.*}" ] && [ ! -f "$home/$2.unpacked" ] || return 0
+    local parts=("$home/$2".*.[0-9][0-9]) id total
+    [ -f "${parts[0]}" ] || return 0
+    id=${parts[0]#"$home/$2."}
+    total=${id#*.}
+    id=${id%%.*}
+    [ "$(cat "$home/$2.unpacked" 2>/dev/null)" != "$id" ] || return 0
+    rm -rf "$1" "$home/$2.unpacked" "$home/models"
+    [ "${#parts[@]}" = "${total%.*}" ] || return 0
+    [[ $(cat "${parts[@]}" | sha256sum) == "$id"* ]] || fail "the pieces of $2 in $home are damaged: carry them again"
     mkdir -p "$1"
     "$python" ci/gpu/archive.py unpack "$1" "${parts[@]}"
-    touch "$home/$2.unpacked"
+    echo "$id" >"$home/$2.unpacked"
 }
 
 unpack() {
@@ -152,8 +167,8 @@ unpack() {
     unpack_into "$home/bin" moh-gpu
     [ -f "$home/moh-gpu.unpacked" ] || fail "$home lacks pieces of moh-gpu: run ci/gpu.sh --pack on a machine with Rust, and carry target/gpu/1 here"
     # First on Python's path: the machine may have an onnxruntime without CUDA.
-    unpack_into "$home/python" wheel
-    unpack_into "$home/python" ort
+    unpack_into "$home/python-wheel" wheel
+    unpack_into "$home/python-ort" ort
 }
 
 # The folders of CUDA's libraries in Python's packages, which onnxruntime looks for among the system's.
@@ -245,8 +260,8 @@ test_program() {
 
 # with_cublaslt FILTER...: the same with the library that Python's packages have.
 with_cublaslt() {
-    local folder found
-    for folder in ${LD_LIBRARY_PATH//:/ }; do
+    local folder found folders=${LD_LIBRARY_PATH:-}
+    for folder in ${folders//:/ }; do
         for found in "$folder"/libcublasLt.so.*; do
             if [ -f "$found" ]; then
                 MOH_CUDA_CUBLASLT=$found test_program "$@"
@@ -261,18 +276,30 @@ with_cublaslt() {
     MOH_CUDA_CUBLASLT=$MOH_CUDA_DRIVER test_program "$@"
 }
 
-# sanitize TOOL FILTER: the tests under compute-sanitizer.
+# sanitize TOOL FILTER...: the tests under compute-sanitizer. What the tool prints decides: where it stops a kernel the test fails, and the exit
+# status is the test's.
 sanitize() {
     command -v compute-sanitizer >/dev/null || {
         echo "no compute-sanitizer"
         return 77
     }
-    local found=0 tests=("$home/bin/test-cuda" "$2" --skip rerun --skip model_sizes --test-threads=1)
-    compute-sanitizer --tool "$1" --error-exitcode 99 "${tests[@]}" || found=$?
-    [ "$found" != 0 ] && [ "$found" != 99 ] || return "$found"
-    "${tests[@]}" || return 1
-    echo "compute-sanitizer does not work here (exit status $found)"
-    return 77
+    local found=0 output=$home/sanitize.$$ tool=$1 filter=("${@:2}" --skip rerun --skip model_sizes)
+    [ "$device" = emulator ] || export MOH_REQUIRE_CUDA=1
+    compute-sanitizer --tool "$tool" --error-exitcode 99 "$home/bin/test-cuda" "${filter[@]}" --test-threads=1 2>&1 | tee "$output" || found=$?
+    if grep -qE '(ERROR|RACECHECK) SUMMARY: [1-9]|^========= (Error: |Warning: )?(Invalid|Barrier|Race|Uninit)' "$output"; then
+        echo "gpu: $tool has found errors"
+        return 1
+    fi
+    if ! grep -qE '(ERROR|RACECHECK) SUMMARY' "$output"; then
+        test_program "${filter[@]}" || return 1
+        echo "compute-sanitizer does not work here (exit status $found)"
+        return 77
+    fi
+    [ "$found" = 0 ] || return "$found"
+    grep -q 'test result: ok\. [1-9]' "$output" || {
+        echo "gpu: no test is named ${filter[*]}"
+        return 1
+    }
 }
 
 # profile CASE: ncu's pages of one call; profiles are too large to bring back whole.
@@ -413,10 +440,14 @@ stage_E() {
 stage_F() {
     local tool module
     begin F 540
-    for tool in racecheck synccheck initcheck memcheck; do
-        for module in plan head_linear routed_attention routed_mlp aggregated_attention top_k_router nbits cache_update routed_cached_attention; do
+    # Without "linear", which is a part of "head_linear".
+    local modules=(plan head_linear routed_attention routed_mlp aggregated_attention top_k_router nbits cache_update routed_cached_attention)
+    modules+=(layer_norm depthwise_conv)
+    for tool in memcheck racecheck synccheck initcheck; do
+        for module in "${modules[@]}"; do
             part "$tool-$module" 90 "$root/ci/gpu.sh" --run sanitize "$tool" "$module::"
         done
+        part "$tool-linear" 90 "$root/ci/gpu.sh" --run sanitize "$tool" linear:: --skip head_linear
     done
     finish
 }
@@ -475,7 +506,8 @@ stage_faults() {
     begin fault-name 60
     tests nothing 30 -- no_test_has_this_name
     expect "a filter that matches no test is a failure" [ "$(count '"part": "nothing", "outcome": "FAILED"')" = 1 ]
-    expect "ratios are judged and targets summed up" "$python" ci/gpu/report_test.py
+    expect "ratios and distances are judged, targets summed up, and nothing run is a failure" "$python" ci/gpu/report_test.py
+    expect "sanitizers' findings are failures, and a new pack replaces an old one" ci/gpu/shell_test.sh
 }
 
 # What a dry run needs: the kernels, the emulator, numpy, onnx and onnxruntime; without cargo, what a pack has left in MOH_GPU_HOME.
@@ -521,7 +553,7 @@ main() {
         required=1
         models=()
         LD_LIBRARY_PATH=$(cuda_folders)${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
-        PYTHONPATH=$home/python${PYTHONPATH:+:$PYTHONPATH}
+        PYTHONPATH=$home/python-ort:$home/python-wheel${PYTHONPATH:+:$PYTHONPATH}
         export LD_LIBRARY_PATH PYTHONPATH
     fi
     mkdir -p "$out"

@@ -1,10 +1,11 @@
 """Archives that need only Python, with lzma for those of programs: a bare machine may lack xz and zstd.
 
-usage: archive.py pack FOLDER PREFIX      PREFIX.N.00, PREFIX.N.01, ...: FOLDER's files as .tar.xz in N pieces of 8 MiB
+usage: archive.py pack FOLDER PREFIX      PREFIX.ID.N.00, PREFIX.ID.N.01, ...: FOLDER's files as .tar.xz in N pieces of 8 MiB; ID is of the contents
        archive.py unpack FOLDER PIECE...  the files of the pieces, which are in order
        archive.py logs FOLDER FILE.tar.gz one archive, written again as a whole
 """
 
+import hashlib
 import io
 import os
 import sys
@@ -18,12 +19,14 @@ class Pieces(io.RawIOBase):
 
     def __init__(self, prefix):
         self.prefix, self.number, self.room, self.file = prefix, 0, 0, None
+        self.hash = hashlib.sha256()
 
     def writable(self):
         return True
 
     def write(self, data):
         data = memoryview(data)
+        self.hash.update(data)
         start = 0
         while start < len(data):
             if self.room == 0:
@@ -77,7 +80,7 @@ def pack(folder, prefix):
     ):
         archive.add(folder, arcname=".")
     for number in range(target.number):
-        os.rename(f"{prefix}.{number:02}", f"{prefix}.{target.number}.{number:02}")
+        os.rename(f"{prefix}.{number:02}", f"{prefix}.{target.hash.hexdigest()[:12]}.{target.number}.{number:02}")
 
 
 def unpack(folder, pieces):

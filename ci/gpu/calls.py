@@ -1,6 +1,6 @@
 """Spreads the pieces of a pack over calls, and prints what each carries.
 
-usage: calls.py FOLDER BYTES     pieces FOLDER/NAME.N.00, ... move to FOLDER/1, FOLDER/2, ...; a call takes BYTES with the source tree
+usage: calls.py FOLDER BYTES     pieces FOLDER/NAME.ID.N.00, ... move to FOLDER/1, FOLDER/2, ...; a call takes BYTES with the source tree
 """
 
 import os

@@ -191,8 +191,9 @@ def measure(options, m):
     fields["error"] = fields["distances"].get("body")
     if options.gpu and (" on CPU" in fields["kernels"] or fields["kernels"] == "none"):
         return fields | {"status": "FAILED", "reason": f"not on the GPU: {fields['kernels']}"}
-    # In float16 a few tokens in ten thousand are routed to other heads, which moves their outputs.
-    if not np.isfinite(first["ours"]).all() or not min(fields["distances"].values(), default=0) <= 0.1:
+    if not fields["distances"]:
+        return fields | {"status": "FAILED", "reason": f"nothing to compare with: {missing}"}
+    if not np.isfinite(first["ours"]).all() or not targets.agree(fields["distances"]):
         return fields | {"status": "WRONG", "reason": f"relative distances {fields['distances']}"}
     peers = [ms[kind]["median"] for kind in ("fused", "gemm") if kind in ms]
     ratio = ms["ours"]["median"] / min(peers) if peers else None

@@ -2,8 +2,8 @@
 
 usage: report.py FOLDER STAGE     reads FOLDER/STAGE.jsonl, writes FOLDER/STAGE.md, prints a summary
 
-The exit status is 1 if a part failed or was killed, if a row is wrong, or if nothing was run. Left out parts are no failure: a machine may
-lack a tool. Ratios that miss their target are no failure either; they are listed.
+The exit status is 1 if a part failed or was killed, if a row is wrong, or if no part ran, except in a dry run. Left out parts beside others
+are no failure: a machine may lack a tool. Ratios that miss their target are no failure either; they are listed.
 """
 
 import os
@@ -97,8 +97,9 @@ def main():
     for record in of("left out"):
         print(f"left out: {record['part']}: {record['reason']}")
     ran = [part for part in parts if part["outcome"] != "left out"]
-    bad = bool(wrong or failed) or not parts
-    print(f"\n{title}: {len(ran)} parts and {len(rows)} rows ran, {len(failed)} parts and {len(wrong)} rows FAILED, {len(parts) - len(ran)} parts left out")
+    nothing = not parts or not (ran or dry)
+    bad = bool(wrong or failed) or nothing
+    print(f"\n{title}: {len(ran)} parts and {len(rows)} rows ran, {len(failed)} parts and {len(wrong)} rows FAILED, {len(parts) - len(ran)} parts left out" + (": NOTHING WAS RUN" if nothing else ""))
     sys.exit(1 if bad else 0)
 
 

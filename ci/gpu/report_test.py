@@ -23,6 +23,21 @@ TARGETS = [
 # (ratio, verdict) for must 1.00, goal 0.80
 VERDICTS = [(0.80, "goal"), (0.81, "must"), (1.00, "must"), (1.01, "MISS")]
 
+NAN = float("nan")
+# (distances, whether the outputs agree)
+DISTANCES = [
+    ({"body": 0.01}, True),
+    ({"body": 0.2}, False),
+    ({"body": 0.2, "fused": 0.01, "gemm": 0.01}, False),
+    ({"body": NAN, "fused": 0.01}, False),
+    ({"body": 0.01, "fused": NAN, "gemm": 3.0}, True),
+    ({"fused": NAN, "gemm": 0.01}, True),
+    ({"fused": 0.01, "gemm": NAN}, True),
+    ({"fused": NAN}, False),
+    ({"fused": 0.2, "gemm": NAN}, False),
+    ({}, False),
+]
+
 
 def report(folder, *records):
     """The report's exit status and words."""
@@ -44,15 +59,23 @@ def main():
         assert row.target() == expected, (row.name(), row.target(), expected)
     for ratio, expected in VERDICTS:
         assert targets.verdict(ratio, 1.00, 0.80) == expected, (ratio, expected)
+    for distances, expected in DISTANCES:
+        assert targets.agree(distances) is expected, (distances, expected)
     time = {"median": 2.0, "min": 2.0, "max": 2.0}
     row = {"status": "ok", "ms": {"ours": time, "FA3": time}, "ratio": 1.01, "target": "long", "must": 1.0, "goal": 0.8, "verdict": "MISS"}
     part = ("part", {"outcome": "passed", "seconds": 1})
     with tempfile.TemporaryDirectory() as folder:
         code, said = report(folder, ("row", row | {"name": "slow"}), ("row", row | {"name": "fast", "ratio": 0.7, "verdict": "goal"}), part)
         assert code == 0 and "| 2 | 1 | 0 | 1 | slow: 1.010 (must 1.0, goal 0.8) |" in said, said
-        for outcome, expected in [("FAILED", 1), ("killed", 1), ("left out", 0)]:
+        left_out = ("part", {"outcome": "left out", "seconds": 0})
+        for outcome in ("FAILED", "killed"):
             code, said = report(folder, ("part", {"outcome": outcome, "seconds": 1}))
-            assert code == expected, (outcome, code, said)
+            assert code == 1, (outcome, code, said)
+        for records, expected in [([left_out, part], 0), ([left_out], 1), ([left_out, left_out], 1), ([], 1)]:
+            code, said = report(folder, *records)
+            assert code == expected and ("NOTHING WAS RUN" in said) == (expected == 1), (records, code, said)
+        code, said = report(folder, ("part", left_out[1] | {"dry": True}))
+        assert code == 0, said
         for status in ("WRONG", "FAILED"):
             code, said = report(folder, ("row", row | {"name": "bad", "status": status}), part)
             assert code == 1, (status, said)

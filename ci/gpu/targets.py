@@ -33,3 +33,13 @@ def attention(row):
 def verdict(ratio, must, goal):
     """`goal`, `must` or `MISS`."""
     return "goal" if ratio <= goal else "must" if ratio <= must else "MISS"
+
+
+# Relative distance of a model's outputs. In float16 a few tokens in ten thousand are routed to other heads, which moves their outputs.
+DISTANCE = 0.1
+
+
+def agree(distances):
+    """Whether our outputs agree with the body's, or where that did not run with another's. A distance of NaN is none that agrees."""
+    judges = [distances["body"]] if "body" in distances else distances.values()
+    return any(distance <= DISTANCE for distance in judges)

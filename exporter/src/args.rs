@@ -195,8 +195,11 @@ fn seed(text: &str) -> Result<u64, String> {
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub(crate) enum Dtype {
+    #[value(aliases = ["float32", "fp32"])]
     F32,
+    #[value(aliases = ["float16", "fp16", "half"])]
     F16,
+    #[value(alias = "bfloat16")]
     Bf16,
 }
 

@@ -81,15 +81,17 @@ impl Chosen {
 fn check(target: Target, facts: &Facts<'_>, memory: &Memory) -> Result<(), Error> {
     if target == Target::Genai {
         if !matches!(facts.kind, Kind::LanguageModel { .. }) {
-            return Err(target.refuses(format_args!("a {}", facts.model.family()), "it runs language models only"));
+            let what = format!("a {}", facts.model.family());
+            return Err(target.refuses(what, "it runs language models only", None));
         }
         if !fits_genai(facts) {
-            return Err(target.refuses("fixed lengths", "its calls have other lengths each time"));
+            let options = Some("--sequence and --past");
+            return Err(target.refuses("fixed lengths", "its calls have other lengths each time", options));
         }
     }
     if target == Target::Web && memory.weights > WEB_MEMORY {
         let what = format!("{:.1} GB of weights", memory.weights as f64 / 1e9);
-        return Err(target.refuses(what, "a page's WebAssembly has 4 GiB"));
+        return Err(target.refuses(what, "a page's WebAssembly has 4 GiB", None));
     }
     Ok(())
 }

@@ -189,6 +189,8 @@ pub enum Error {
         what: String,
         /// Why not.
         why: &'static str,
+        /// The options that ask for it; `None` where the model itself is what cannot be run.
+        options: Option<&'static str>,
     },
     /// A cache in place, written as standard operators.
     #[error("a cache in place is made of operators of ai.moh: it cannot be written as standard operators")]

@@ -51,7 +51,8 @@ fn of_export(error: &Error) -> Option<String> {
         Error::LinkType { .. } => "choose that type with --dtype, or leave out --weights link".to_owned(),
         Error::Link { reason, .. } => of_link(reason.kind()).to_owned(),
         Error::Range { .. } => "export with --dtype f32".to_owned(),
-        Error::Target { .. } => "leave that out, or choose another --for".to_owned(),
+        Error::Target { options: None, .. } => "choose another --for".to_owned(),
+        Error::Target { options: Some(options), .. } => format!("leave out {options}, or choose another --for"),
         Error::Quantize(problem) => return of_quantization(problem),
         Error::Part { .. } => "leave out --part".to_owned(),
         // What it is called in `inspect`.
@@ -140,6 +141,13 @@ fn of_model(error: &ModelError) -> Option<String> {
         ModelError::NoConfig { .. } => {
             "give the configuration with --config, or see with --preset how the weights differ from a preset's"
                 .to_owned()
+        }
+        ModelError::UnknownFormat { file, .. } if file.extension().is_some_and(|extension| extension == "onnx") => {
+            format!(
+                "it is an exported model: name the checkpoint that it was exported from; `moh-run profile {}` shows the exported \
+             model's parts",
+                file.display()
+            )
         }
         ModelError::AmbiguousPreset { .. } => "give --preset, or --config".to_owned(),
         ModelError::Family { .. } | ModelError::NoFamily { .. } => "choose it with --family".to_owned(),

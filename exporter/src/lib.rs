@@ -380,7 +380,8 @@ fn export_since(
     let files = staging.commit(turn, &names)?;
     let notes = note.into_iter().map(str::to_owned).chain(plan.note(options.weights));
     let notes = notes.chain(quantization.and_then(Quantization::note));
-    let notes = notes.chain(options.passes.notes(&[&graph], options.target)).chain(side_notes).chain(kept).collect();
+    let notes = notes.chain(options.passes.notes(&[&graph], options.target)).chain(side_notes).chain(kept);
+    let notes = notes.chain(place.shadowed()).chain(not_ignored(&[model], options)).collect();
     let mut report = Report::new(checkpoint, model, dtype, notes, files, found, started.elapsed())?;
     report.target = chosen;
     report.quantization = options.quantize.as_ref().map(|how| QuantizationReport::of(how, quantization));
@@ -391,6 +392,15 @@ fn export_since(
 fn open(path: &Path, options: &Options) -> Result<Checkpoint, Error> {
     let source = Source::new(options.config.as_deref(), options.preset.as_deref());
     Ok(presets::open(path, source, options.weights_key.as_deref(), &options.ignore_unexpected)?)
+}
+
+/// What to know of names of tensors to be ignored, where no such tensor of the models, parts of one, was.
+fn not_ignored(models: &[&Model], options: &Options) -> Option<String> {
+    let patterns: Vec<String> = options.ignore_unexpected.iter().map(|pattern| format!("'{pattern}'")).collect();
+    // They may also have chosen the prefix; what lacks it is not remembered.
+    let is_unused = |model: &&Model| model.ignored().is_empty() && model.prefix().is_none();
+    let why = "--ignore-unexpected changed nothing: no tensor that the model has no use for is named";
+    (!patterns.is_empty() && models.iter().all(is_unused)).then(|| format!("{why} {}", patterns.join(" or ")))
 }
 
 /// Why the written model is not compared with our own implementation, if it is not.

@@ -1,5 +1,6 @@
 //! Where an export's files lie in its folder.
 
+use moh_runtime::MODEL_FILE;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -77,6 +78,20 @@ impl Place {
             "" => self.model.clone(),
             folder => format!("{folder}/{}", self.model),
         }
+    }
+
+    /// What to know where the folder's name means another model to our programs, which look into the folder before those below it.
+    pub(crate) fn shadowed(&self) -> Option<String> {
+        if self.model_folder.is_empty() || self.model != MODEL_FILE {
+            return None;
+        }
+        let run = moh_runtime::find_model(&self.folder).ok()?;
+        let (folder, own) = (self.folder.display(), self.output());
+        let is_other = run != self.folder.join(self.model_folder).join(&self.model);
+        is_other.then(|| {
+            let (run, own) = (run.display(), own.display());
+            format!("by the folder's name, {folder}, moh-run runs {run}, not this model: name {own}")
+        })
     }
 }
 

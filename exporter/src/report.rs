@@ -178,7 +178,8 @@ impl fmt::Display for Report {
         writeln!(f, "  shared      {}", heads(&|layer| layer.heads.num_shared_heads))?;
         writeln!(f, "  top-k       {}", heads(&|layer| layer.heads.top_k))?;
         writeln!(f, "active heads  {:.1} %", 100.0 * self.active_share)?;
-        writeln!(f, "parameters    {}, written as {}", short(self.parameters as f64), self.dtype)?;
+        let rest = if self.quantization.is_some() { "those that are not quantised " } else { "" };
+        writeln!(f, "parameters    {}, {rest}written as {}", short(self.parameters as f64), self.dtype)?;
         if let Some(quantization) = &self.quantization {
             writeln!(f, "quantised     {quantization}")?;
         }

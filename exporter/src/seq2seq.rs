@@ -19,7 +19,8 @@ use crate::verify::{Subject, Verification};
 use crate::weights::{INLINE_BYTES, Plan};
 use crate::{Options, Part, passes, quantize, record};
 use crate::{
-    check_output, check_part, check_passes, check_sizes, check_target, check_versions, choose_dtype, open, skipped,
+    check_output, check_part, check_passes, check_sizes, check_target, check_versions, choose_dtype, not_ignored, open,
+    skipped,
 };
 use moh_models::families::moa::DECODER_CALLS;
 use moh_models::{Checkpoint, Model};
@@ -148,7 +149,8 @@ pub(crate) fn export(path: &Path, output: &Path, options: &Options) -> Result<Re
     let notes = note.into_iter().map(str::to_owned).chain(plan.note(options.weights));
     let routing = graphs.iter().filter_map(|part| part.quantization.as_ref()?.note()).take(1);
     let styles = options.passes.notes(&[&encoder.graph, &decoder.graph, &later.graph], options.target);
-    let notes = notes.chain(routing).chain(styles).chain(side_notes).chain(kept).collect();
+    let notes = notes.chain(routing).chain(styles).chain(side_notes).chain(kept);
+    let notes = notes.chain(not_ignored(&[&encoder.model, &decoder.model, &later.model], options)).collect();
     let mut report = report(&checkpoint, [&encoder.model, &decoder.model], dtype, notes, files, worst(found), started)?;
     let quantized = graphs.iter().filter_map(|part| part.quantization.as_ref());
     report.quantization = options.quantize.as_ref().map(|how| QuantizationReport::of(how, quantized));

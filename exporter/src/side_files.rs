@@ -10,6 +10,7 @@ mod genai;
 mod generation;
 pub(crate) mod json;
 mod preprocessor;
+mod stale;
 mod tokenizer;
 mod tokens;
 mod triton;
@@ -23,6 +24,12 @@ use moh_models::checkpoint::find_weights;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
+
+/// Files besides config.json that are made of the checkpoint's, where it has them or says enough.
+const CONFIGURATIONS: [&str; 3] = [GENERATION, TOKENIZER, PREPROCESSOR];
+const GENERATION: &str = "generation_config.json";
+const TOKENIZER: &str = "tokenizer_config.json";
+const PREPROCESSOR: &str = "preprocessor_config.json";
 
 /// Files that are copied as the checkpoint has them.
 pub(crate) const COPIED: &[&str] = &[
@@ -115,19 +122,22 @@ pub(crate) fn side_files(facts: &Facts<'_>, options: &SideOptions) -> Result<(Ve
     };
     let mut files = Vec::new();
     files.extend(text("config.json", Owner::Configuration, config.clone(), Some(config::write(facts)?)));
-    files.extend(made("generation_config.json", generation::write(facts)?));
-    files.extend(made("tokenizer_config.json", tokenizer::write(facts)?));
+    files.extend(made(GENERATION, generation::write(facts)?));
+    files.extend(made(TOKENIZER, tokenizer::write(facts)?));
     let preprocessor = preprocessor::write(facts)?;
     if let (None, Kind::Classifier { .. }) = (&preprocessor, &facts.kind) {
         notes.push(preprocessor::MISSING.to_owned());
     }
-    files.extend(made("preprocessor_config.json", preprocessor));
+    files.extend(made(PREPROCESSOR, preprocessor));
     for &name in COPIED {
         let source = from(name);
         if is_copied(&source)? {
             let contents = Contents::Copy(source.clone());
             files.push(SideFile { name: name.to_owned(), contents, owner: Owner::Configuration, source });
         }
+    }
+    if matches!(facts.kind, Kind::LanguageModel { .. }) && files.iter().all(|file| file.name != "tokenizer.json") {
+        notes.push(tokenizer::MISSING.to_owned());
     }
     let library = match facts.layout {
         Layout::Triton => {
@@ -207,7 +217,7 @@ fn check_library(library: &Path) -> Result<(), Error> {
     Err(bad(format!("expected a shared library (ELF, Mach-O or PE), found {found}")))
 }
 
-/// Those of `files` that are not there already, and what to know of those that are kept as they are.
+/// Those of `files` that are not there already, and what to know of those that are kept as they are, and of an earlier model's files.
 ///
 /// A file that is there with other contents is
 ///
@@ -259,14 +269,7 @@ pub(crate) fn missing(
         }
         missing.push(file.clone());
     }
-    // With no side files at all, those that are there were to stay.
-    let is_stale = !files.is_empty() && files.iter().all(|file| file.name != genai::NAME);
-    let genai = place.side(genai::NAME);
-    let named = || genai::model_of(&fs::read(&genai).ok()?);
-    if is_stale && named().is_some_and(|model| model == place.model_from_folder()) {
-        let why = "it is of an earlier export under this name, and does not fit this model: remove it";
-        notes.push(format!("{}: {why}", genai.display()));
-    }
+    notes.extend(stale::notes(files, place, models));
     Ok((missing, notes))
 }
 

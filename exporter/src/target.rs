@@ -198,8 +198,9 @@ impl Target {
         head.to_owned() + &TARGETS.iter().map(line).collect::<String>()
     }
 
-    pub(crate) fn refuses(self, what: impl fmt::Display, why: &'static str) -> Error {
-        Error::Target { target: self, what: what.to_string(), why }
+    /// `options` are those that ask for `what`, if any do.
+    pub(crate) fn refuses(self, what: impl fmt::Display, why: &'static str, options: Option<&'static str>) -> Error {
+        Error::Target { target: self, what: what.to_string(), why, options }
     }
 
     /// Whether it can run what the options ask for.
@@ -214,27 +215,33 @@ impl Target {
             Target::OrtCuda | Target::Genai => None,
         };
         if let (ElementType::BF16, Some(why)) = (dtype, no_bf16) {
-            return Err(self.refuses("a model in bf16", why));
+            let option = if options.dtype.is_some() { "--dtype bf16" } else { "--weights link" };
+            return Err(self.refuses("a model in bf16", why, Some(option)));
         }
         if options.passes.attention_type.attention_type == AttentionType::Bf16 {
+            let refused = |why| Err(self.refuses("attention in bf16", why, Some("--attention-type bf16")));
             match self {
-                Target::Tract => return Err(self.refuses("attention in bf16", "tract has no bfloat16")),
-                Target::Web => return Err(self.refuses("attention in bf16", "browsers load no library of kernels")),
+                Target::Tract => return refused("tract has no bfloat16"),
+                Target::Web => return refused("browsers load no library of kernels"),
                 Target::OrtCpu | Target::OrtCuda | Target::Genai => {}
             }
         }
         if options.quantize.as_ref().is_some_and(|how| how.form == Form::Moh) {
             let what = "quantised layers of the form moh";
             match self {
-                Target::Web => return Err(self.refuses(what, "browsers load no library of kernels")),
+                Target::Web => {
+                    return Err(self.refuses(what, "browsers load no library of kernels", Some("--form moh")));
+                }
                 Target::OrtCpu | Target::OrtCuda | Target::Tract | Target::Genai => {}
             }
         }
         if options.layout == Layout::Triton && !matches!(self, Target::OrtCpu | Target::OrtCuda) {
-            return Err(self.refuses("a model of a Triton repository", "Triton runs it in onnxruntime itself"));
+            let what = "a model of a Triton repository";
+            return Err(self.refuses(what, "Triton runs it in onnxruntime itself", Some("--triton")));
         }
         if self == Target::Genai && options.sides.bare {
-            return Err(self.refuses("a bare model", "it needs genai_config.json and the tokenizer"));
+            let why = "it needs genai_config.json and the tokenizer";
+            return Err(self.refuses("a bare model", why, Some("--bare")));
         }
         Ok(())
     }

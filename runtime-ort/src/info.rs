@@ -54,7 +54,8 @@ impl fmt::Display for TensorInfo {
 /// The values of `given` in the order of `expected`. Of inputs that choose rows, `rows` says how many there are.
 ///
 /// # Errors
-/// [`Error::Inputs`] listing every input that is missing, unknown, given twice, of another type or shape, or a row that is not there.
+/// [`Error::Inputs`] listing every input that is missing, unknown, given twice, of another type or shape, or a row that is not there,
+/// and tokens of a language model that are none, or more than its attention mask has.
 pub(crate) fn in_order(
     path: &Path,
     expected: &[TensorInfo],
@@ -83,6 +84,7 @@ pub(crate) fn in_order(
         }
     }
     problems.extend(expected.iter().flat_map(|info| sums(info, &symbols)));
+    problems.extend(new_tokens(expected, &by_name));
     if problems.is_empty() {
         return Ok(ordered);
     }
@@ -144,15 +146,43 @@ fn sums<'a>(info: &'a TensorInfo, symbols: &HashMap<&str, (usize, &str)>) -> imp
     symbols.filter_map(|symbol| wrong(symbol)).collect::<Vec<String>>().into_iter()
 }
 
-/// The first number that is none of so many rows, which may be counted from the end.
+/// A language model's tokens, (batch, sequence).
+const TOKENS: &str = "input_ids";
+/// What the caches of a language model begin with.
+const CACHE: &str = "past_key_values.";
+/// The dimension of cached and new tokens in the mask of a model whose cache is updated in place. Where caches are concatenated, it is a sum.
+const MASKED: &str = "total";
+
+/// What is wrong with the number of new tokens of a language model with a cache: there must be one, and each must be in the mask.
+fn new_tokens(expected: &[TensorInfo], given: &HashMap<&str, &Value>) -> Option<String> {
+    let has_cache = expected.iter().any(|info| info.name.starts_with(CACHE));
+    let &sequence = given.get(TOKENS).filter(|_| has_cache)?.shape().get(1)?;
+    if sequence == 0 {
+        return Some(format!("input {TOKENS}: expected at least 1 on axis 1 (sequence), found 0"));
+    }
+    let masked = |dim: &Dim| matches!(dim, Dim::Symbol(symbol) if symbol == MASKED);
+    let (mask, axis) = expected.iter().find_map(|info| Some((info, info.dims.iter().position(masked)?)))?;
+    let &total = given.get(mask.name.as_str())?.shape().get(axis)?;
+    let problem = || {
+        let name = &mask.name;
+        format!("input {name}: expected at least {sequence} on axis {axis} ({MASKED}), as in {TOKENS}, found {total}")
+    };
+    (total < sequence).then(problem)
+}
+
+/// The first number that is none of so many rows. ONNX counts negative ones from the end; here they are mistakes, as in PyTorch's embeddings.
 fn beyond(info: &TensorInfo, value: &Value, rows: u64) -> Option<String> {
-    let is_there = |row: i64| if row < 0 { row.unsigned_abs() <= rows } else { row.unsigned_abs() < rows };
+    let is_there = |row: i64| u64::try_from(row).is_ok_and(|row| row < rows);
     let found = match value.element_type() {
         ElementType::I64 => value.as_slice::<i64>().ok()?.iter().copied().find(|&row| !is_there(row)),
         ElementType::I32 => value.as_slice::<i32>().ok()?.iter().map(|&row| row.into()).find(|&row| !is_there(row)),
         _ => None,
     };
-    found.map(|row| format!("input {}: expected numbers below {rows}, found {row}", info.name))
+    let expected = |row: i64| match row < 0 {
+        true => format!("numbers from 0 to {}", rows.saturating_sub(1)),
+        false => format!("numbers below {rows}"),
+    };
+    found.map(|row| format!("input {}: expected {}, found {row}", info.name, expected(row)))
 }
 
 #[cfg(test)]
@@ -220,12 +250,40 @@ mod tests {
 
     #[test]
     fn rows_must_be_there_and_sums_agree() {
-        assert_eq!(tokens(vec![0, 6, -7], 5), "");
+        assert_eq!(tokens(vec![0, 6, 3], 5), "");
         assert!(
             tokens(vec![0, 7, 9], 5).starts_with("m.onnx: input ids: expected numbers below 7, found 7\nthe model")
         );
-        assert!(tokens(vec![-8], 3).contains("input ids: expected numbers below 7, found -8\n"));
+        assert!(tokens(vec![-1], 3).contains("input ids: expected numbers from 0 to 6, found -1\n"));
         assert!(tokens(vec![i64::MIN], 3).contains("found -9223372036854775808\n"));
         assert!(tokens(vec![1, 1], 3).contains("input mask: expected 4 for p + s, as in past and ids, found 3\n"));
+    }
+    /// Of a cache of 8 tokens that is updated in place, or that is concatenated.
+    fn cached(masked: &str, sequence: usize, mask: usize) -> String {
+        let expected = [
+            info("input_ids", &["batch", "sequence"]),
+            info("attention_mask", &["batch", masked]),
+            info("past_key_values.0.key", &["batch", "2", "past", "4"]),
+        ];
+        let shapes = [vec![1, sequence], vec![1, mask], vec![1, 2, 8, 4]];
+        let given = expected.iter().zip(shapes);
+        let given = given.map(|(info, shape)| (info.name.clone(), value(ElementType::F32, &shape))).collect();
+        let found = in_order(Path::new("m.onnx"), &expected, &BTreeMap::new(), given);
+        found.err().map_or(String::new(), |error| error.to_string())
+    }
+
+    #[test]
+    fn new_tokens_must_be_there_and_in_the_mask() {
+        let none = "m.onnx: input input_ids: expected at least 1 on axis 1 (sequence), found 0\nthe model";
+        assert!(cached("total", 0, 8).starts_with(none));
+        assert!(cached("past+sequence", 0, 8).starts_with(none));
+        let few =
+            "m.onnx: input attention_mask: expected at least 3 on axis 1 (total), as in input_ids, found 2\nthe model";
+        assert!(cached("total", 3, 2).starts_with(few));
+        // The mask may be shorter or longer than the cache has room for.
+        for mask in [3, 7, 8, 20] {
+            assert_eq!(cached("total", 3, mask), "", "{mask}");
+        }
+        assert_eq!(cached("past+sequence", 3, 11), "");
     }
 }

@@ -5,6 +5,7 @@ use moh_export::{Cache, Options};
 use moh_operators::tolerance;
 use moh_runtime::{Model, Tensor, Value};
 use moh_tasks::generate::{GenerateOptions, LanguageModel, Prompts};
+use moh_tasks::measure::{Phase, Runs, Workload};
 use std::ops::ControlFlow;
 
 fn in_place() -> Options {

@@ -1,6 +1,7 @@
 //! Test cases of RoutedAttention, their data, and the comparison of outputs.
 
 use crate::{Call, Random};
+use half::bf16;
 use moh_operators::{Attributes, DType, RoutedAttention, routed_attention};
 
 /// Maximum absolute error of an output element. The reference gets the inputs already rounded to `dtype`.
@@ -39,6 +40,9 @@ pub enum Mask {
     Some,
     /// Only -inf for some queries, some -inf for the other queries.
     WholeRows,
+    /// The lowest and the largest finite number: only one of them for some queries, beside others or -inf for the other queries. Not in
+    /// float16, where scores are no more than the rounding of such numbers in float32.
+    Huge,
 }
 
 /// Sizes and options of a RoutedAttention call.
@@ -194,6 +198,10 @@ impl Case {
         let rows = shape[..3].iter().product::<usize>();
         let mut bias = Vec::new();
         for _ in 0..rows {
+            if mask == Mask::Huge {
+                self.draw_huge(shape[3], random, &mut bias);
+                continue;
+            }
             let whole = mask == Mask::WholeRows && random.unit() < 0.4;
             for _ in 0..row.min(shape[3]) {
                 let off = whole || (mask != Mask::Finite && random.unit() < 0.3);
@@ -203,6 +211,23 @@ impl Case {
         // Leading axes of length 1 may be omitted.
         let skip = shape.iter().take_while(|&&dim| dim == 1).count().min((self.seed % 5) as usize);
         (shape[skip..].to_vec(), bias)
+    }
+
+    /// Appends a query's biases of [`Mask::Huge`].
+    fn draw_huge(&self, keys: usize, random: &mut Random, bias: &mut Vec<f32>) {
+        let largest = if self.dtype == DType::BF16 { bf16::MAX.to_f32() } else { f32::MAX };
+        let kind = random.bits() % 5;
+        for _ in 0..keys {
+            let first = random.unit() < 0.5;
+            bias.push(match (kind, first) {
+                (0, _) => -largest,
+                (1, _) => largest,
+                (2, true) => largest,
+                (3, false) => random.signed(),
+                (4, false) => f32::NEG_INFINITY,
+                _ => -largest,
+            });
+        }
     }
 }
 

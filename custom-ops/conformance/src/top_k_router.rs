@@ -104,5 +104,6 @@ pub fn kinds() -> Vec<Case> {
         case(Kind::QueryNorms, 4, &[1, 2], 0),
         case(Kind::QueryNorms, 4, &[0, 1, 2, 3], 0),
         case(Kind::QueryNorms, 70, &[2, 5], 20),
+        case(Kind::QueryNorms, 70, &[2], 0),
     ]
 }

@@ -180,17 +180,19 @@ template <class T, int lanes, int own> struct Aggregated {
     }
 };
 
-// Grid: (blocks of queries, followed by blocks that write zeros; heads; batch).
+// Grid: (for each image, blocks of queries, followed by blocks that write zeros; heads): along z there could be too many images.
 template <class T, int lanes, int own> MOH_DEVICE void aggregated(const AggregatedParams& p) {
     constexpr int queries = threads / lanes;
     const int squares = (p.height + 3) / 4 * ((p.width + 3) / 4), blocks = (squares * 16 + queries - 1) / queries;
-    if (int(blockIdx.x) < blocks) {
-        const Aggregated<T, lanes, own> call{p, int(threadIdx.x) % lanes, int(blockIdx.z), int(blockIdx.y)};
-        call.run(int(blockIdx.x) * queries);
+    const int blocks_of_image = int(gridDim.x) / p.batch, image = int(blockIdx.x) / blocks_of_image;
+    const int own_block = int(blockIdx.x) % blocks_of_image;
+    if (own_block < blocks) {
+        const Aggregated<T, lanes, own> call{p, int(threadIdx.x) % lanes, image, int(blockIdx.y)};
+        call.run(own_block * queries);
         return;
     }
-    const int64_t warps = int64_t(gridDim.x - blocks) * gridDim.y * gridDim.z * (threads / 32);
-    const int64_t block = (int64_t(blockIdx.z) * gridDim.y + blockIdx.y) * (gridDim.x - blocks) + blockIdx.x - blocks;
+    const int64_t zeros = blocks_of_image - blocks, warps = zeros * p.batch * gridDim.y * (threads / 32);
+    const int64_t block = (int64_t(image) * gridDim.y + blockIdx.y) * zeros + own_block - blocks;
     write_zeros(p.output, p.gates, int64_t(p.batch) * p.height * p.width * p.heads, p.dim * int(sizeof(T)),
                 block * (threads / 32) + threadIdx.x / 32, warps);
 }

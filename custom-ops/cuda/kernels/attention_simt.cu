@@ -5,6 +5,7 @@
 // memory is float32. The row stride is an odd number of 16-byte units, so that eight consecutive rows are in different
 // banks.
 
+#include "base_two.cuh"
 #include "device.cuh"
 #include "key_range.cuh"
 #include "params.h"
@@ -13,7 +14,6 @@
 
 namespace {
 
-constexpr float log2_e = 1.4426950408889634f;
 constexpr int threads = 256, warps = threads / 32, keys_of_block = 32;
 constexpr int width_of_block = 512; // elements of a key or value in shared memory at a time
 
@@ -102,7 +102,7 @@ template <class T, int ROWS> MOH_DEVICE void attention(const AttentionParams& p)
                 int seen = first + part + j * per_row;
                 if (seen < limit) {
                     score[j] *= scale;
-                    if (bias != nullptr) score[j] += log2_e * to_float(bias[seen * p.bias_strides[3]]);
+                    if (bias != nullptr) score[j] += bias_in_base_two(bias[seen * p.bias_strides[3]]);
                 } else {
                     score[j] = -INFINITY;
                 }

@@ -136,6 +136,10 @@ template <class C> struct Consumer {
     // all lanes. Each row has independent chains for maximum and sum, to hide latency.
     template <bool masked> MOH_DEVICE bool softmax(float (&scores)[C::kKeys / 2], int first_key, float (&shrink)[2]) {
         const float factor = C::kBias ? kLog2E : p.scale_log2;
+        // With a bias the product of a large score and `factor` would be infinite, or be off by more than the range of weights.
+        auto exponent = [&](float score, float offset) {
+            return C::kBias ? (score - offset) * factor : fmaf(score, factor, -offset);
+        };
         if (masked) {
 #pragma unroll
             for (int i = 0; i < C::kKeys / 2; i++)
@@ -153,7 +157,7 @@ template <class C> struct Consumer {
             float row = fmaxf(fmaxf(top[2 * r], top[2 * r + 1]), fmaxf(top[2 * r + 4], top[2 * r + 5]));
             row = fmaxf(row, __shfl_xor_sync(0xffffffffu, row, 1));
             row = fmaxf(row, __shfl_xor_sync(0xffffffffu, row, 2));
-            grows |= row * factor > fmaf(maximum[r], factor, kSlack);
+            grows |= C::kBias ? row > maximum[r] + kSlack * kLn2 : row * factor > fmaf(maximum[r], factor, kSlack);
             highest[r] = row;
         }
         grows = __any_sync(0xffffffffu, grows);
@@ -161,14 +165,14 @@ template <class C> struct Consumer {
         for (int r = 0; r < 2; r++) {
             const float row = grows ? highest[r] : maximum[r];
             // While all keys are masked the maximum is -inf, and -inf - -inf would be NaN.
-            offset[r] = row == -kInfinity ? 0.0f : row * factor;
+            offset[r] = row == -kInfinity ? 0.0f : C::kBias ? row : row * factor;
             // Exactly 1 while the maximum stays: computed, it would be off by the rounding of `offset`, in every step.
-            shrink[r] = grows ? exp2_approx(fmaf(maximum[r], factor, -offset[r])) : 1.0f;
+            shrink[r] = grows ? exp2_approx(exponent(maximum[r], offset[r])) : 1.0f;
             maximum[r] = row;
         }
 #pragma unroll
         for (int i = 0; i < C::kKeys / 2; i++) {
-            scores[i] = exp2_approx(fmaf(scores[i], factor, -offset[i / 2 % 2]));
+            scores[i] = exp2_approx(exponent(scores[i], offset[i / 2 % 2]));
             total[i % 4] += scores[i];
         }
 #pragma unroll

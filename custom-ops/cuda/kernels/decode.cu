@@ -11,6 +11,7 @@
 
 // moh: spill-limit 128
 
+#include "base_two.cuh"
 #include "device.cuh"
 #include "key_range.cuh"
 #include "mma_attention.cuh"
@@ -80,7 +81,8 @@ template <class T> MOH_DEVICE void write_zeros_of(const AttentionParams& p, cons
 }
 
 // Merges the warps' results in shared memory: maximum[w][row], sum[w][row] and out[w][row][column], rows `pitch`
-// floats apart. Writes the output, or this part's mean and the logarithm of its weight.
+// floats apart. Writes the output, or this part's mean and its weight, sum * 2^maximum: a
+// logarithm of the product would lose the sum beside a large maximum.
 template <class T>
 MOH_DEVICE void merge(const AttentionParams& p, const Rows& rows, const float* maximum, const float* sum, const float* out,
                       int row_count, int pitch) {
@@ -105,7 +107,7 @@ MOH_DEVICE void merge(const AttentionParams& p, const Rows& rows, const float* m
         } else {
             int64_t at = (int64_t(part) * lists + list) * rows.total + row;
             p.partial[at * p.value_dim + d] = mean;
-            if (d == 0) p.partial_lse[at] = total == 0.0f ? -INFINITY : base + log2f(total);
+            if (d == 0) *reinterpret_cast<float2*>(p.partial_weight + 2 * at) = make_float2(total == 0.0f ? -INFINITY : largest, total);
         }
     }
 }
@@ -291,7 +293,7 @@ template <class T, int COLUMNS, int KEYS> MOH_DEVICE void decode_simt(const Atte
                 if (first + j >= limit)
                     score[j] = -INFINITY;
                 else if (bias != nullptr)
-                    score[j] += log2_e * to_float(bias[(first + j) * p.bias_strides[3]]);
+                    score[j] += bias_in_base_two(bias[(first + j) * p.bias_strides[3]]);
                 now = fmaxf(now, score[j]);
             }
             float base = now == -INFINITY ? 0.0f : now, factor = exp2_approx(maximum - base);
@@ -344,14 +346,18 @@ template <class T> MOH_DEVICE void combine(const AttentionParams& p) {
     const int each = rows.keys_per_part(p), parts = each == 0 ? 0 : (rows.keys.count + each - 1) / each;
     auto at = [&](int part) { return (int64_t(part) * lists + list) * total + row; };
     float largest = -INFINITY, weight = 0.0f;
-    for (int part = 0; part < parts; part++) largest = fmaxf(largest, p.partial_lse[at(part)]);
+    for (int part = 0; part < parts; part++) largest = fmaxf(largest, p.partial_weight[2 * at(part)]);
     float base = largest == -INFINITY ? 0.0f : largest;
-    for (int part = 0; part < parts; part++) weight += exp2_approx(p.partial_lse[at(part)] - base);
+    auto weight_of = [&](int part) {
+        const float2 own = *reinterpret_cast<const float2*>(p.partial_weight + 2 * at(part)); // maximum, sum
+        return exp2_approx(own.x - base) * own.y;
+    };
+    for (int part = 0; part < parts; part++) weight += weight_of(part);
     float factor = weight == 0.0f ? 0.0f : __ldg(p.gates + to) / weight;
     for (int d = lane; d < p.value_dim; d += 32) {
         float x = 0.0f;
         for (int part = 0; part < parts; part++)
-            x = fmaf(exp2_approx(p.partial_lse[at(part)] - base), p.partial[at(part) * p.value_dim + d], x);
+            x = fmaf(weight_of(part), p.partial[at(part) * p.value_dim + d], x);
         output[d] = from_float<T>(x * factor);
     }
 }

@@ -1,5 +1,8 @@
 // What becomes of a dense layer's output, in place: act(y + bias) * gate + residual. Of these operands, a number is the same for all
 // elements, and rows are those of the output; rows of the gate are shared by several.
+//
+// The product has rounded y to T. Sums beyond float16's range are infinite then: where that would give NaN for a finite result, the
+// largest finite number stands in.
 
 #include "linear.cuh"
 #include "params.h"
@@ -9,6 +12,16 @@ namespace {
 constexpr int threads = 256;
 
 template <class T> MOH_DEVICE float number_at(const void* operand) { return to_float(*static_cast<const T*>(operand)); }
+
+// The sum y, where an infinity is not what follows may use: below 0, an activation's limit is 0, and -inf * 0 would be NaN; a gate and a
+// residual may be 0, or of the other sign.
+template <class T> MOH_DEVICE float sum_at(T y, bool, bool) { return to_float(y); }
+template <> MOH_DEVICE float sum_at<f16>(f16 y, bool is_activated, bool is_combined) {
+    constexpr float largest = 65504.0f;
+    const float x = to_float(y);
+    if (x == -INFINITY && (is_activated || is_combined)) return -largest;
+    return x == INFINITY && is_combined ? largest : x;
+}
 
 // Each thread computes `width` neighbouring elements of a row.
 template <class T, int width> MOH_DEVICE void replace_sums(const LinearEpilogueParams& p) {
@@ -33,7 +46,7 @@ template <class T, int width> MOH_DEVICE void replace_sums(const LinearEpilogueP
     if (has_residuals) residuals = *reinterpret_cast<const Chunk*>(static_cast<const T*>(p.residual) + at);
 #pragma unroll
     for (int e = 0; e < width; e++) {
-        float x = activate(to_float(sums.each[e]) + bias, p.activation);
+        float x = activate(sum_at(sums.each[e], p.activation >= 0, p.gate || p.residual) + bias, p.activation);
         x = x * (has_gates ? to_float(gates.each[e]) : gate) + (has_residuals ? to_float(residuals.each[e]) : residual);
         sums.each[e] = from_float<T>(x);
     }

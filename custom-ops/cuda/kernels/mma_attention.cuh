@@ -4,9 +4,8 @@
 // different banks.
 #pragma once
 
+#include "base_two.cuh"
 #include "device.cuh"
-
-constexpr float log2_e = 1.4426950408889634f;
 
 // Sizes of an instance for heads up to D wide.
 template <int D> struct HeadLayout {
@@ -144,10 +143,10 @@ template <class T, int D, int M_TILES, int N> struct WarpAttention {
 #pragma unroll
                     for (int e = 0; e < 4; e++) {
                         int j = column + n * 8 + e % 2;
-                        float x = score[m][n][e] * scale;
-                        if (bias.row[m][e / 2] != nullptr && j < limit[m][e / 2])
-                            x += log2_e * to_float(T{bias.row[m][e / 2][j * bias.stride]});
-                        score[m][n][e] = x;
+                        // Only the load depends on the condition, so that loads do not wait for each other.
+                        T own{0};
+                        if (bias.row[m][e / 2] != nullptr && j < limit[m][e / 2]) own.bits = bias.row[m][e / 2][j * bias.stride];
+                        score[m][n][e] = score[m][n][e] * scale + bias_in_base_two(own);
                     }
             scale = 1.0f;
         }

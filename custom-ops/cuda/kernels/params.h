@@ -44,7 +44,7 @@ struct AttentionParams {
     void* output;             // (batch, q_len, num_heads * value_dim)
     struct TileParams tiles;  // with group = num_heads / kv_num_heads; unused in decode.cu
     float* partial;           // decode.cu: [splits][batch * kv_num_heads][rows][value_dim] weighted means of values
-    float* partial_lse;       // decode.cu: [splits][batch * kv_num_heads][rows] logarithm (base 2) of a split's weight
+    float* partial_weight;    // decode.cu: [splits][batch * kv_num_heads][rows] maximum (base 2) and sum of a split's weights
     const int64_t* first;     // (batch), or null: with start, token i of a row sees keys first <= j <= start + i: key_range.cuh
     const int64_t* start;
     int64_t key_strides[3];   // along batch, KV head, token

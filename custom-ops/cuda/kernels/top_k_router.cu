@@ -41,6 +41,7 @@ template <class T, int lanes> struct Route {
             for (int c = lane; c < p.columns; c += lanes) scores[c] = to_float(row[c]);
             return;
         }
+        if (p.top_k == 0) return; // no scores are needed, and there is no memory for them
         const int dim = p.width / p.heads;
         for (int head = 0, c = 0; head < p.heads; head++) {
             if (is_shared(head)) continue;

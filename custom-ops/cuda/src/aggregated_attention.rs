@@ -11,6 +11,8 @@ use std::ffi::CString;
 const THREADS: usize = 128;
 /// Per kernel: maximum head width, lanes per query, and pooled tokens in shared memory.
 const VARIANTS: [(usize, usize, usize); 5] = [(32, 4, 32), (64, 8, 32), (128, 16, 32), (256, 32, 32), (512, 32, 16)];
+/// Blocks of a grid along y.
+const MOST_HEADS: usize = 65_535;
 /// Blocks per thread block that writes zeros: enough to hide memory latency.
 const ZEROS: usize = 256;
 
@@ -25,6 +27,14 @@ impl CudaOperator for RoutedAggregatedAttention {
                 found: p.head_dim.to_string(),
             });
         };
+        if p.num_heads > MOST_HEADS {
+            return Err(Error::Attribute {
+                operator: Self::NAME,
+                attribute: "num_heads",
+                expected: format!("at most {MOST_HEADS} on CUDA"),
+                found: p.num_heads.to_string(),
+            });
+        }
         let params = AggregatedParams {
             query: inputs.query,
             key: inputs.key,
@@ -58,7 +68,8 @@ impl CudaOperator for RoutedAggregatedAttention {
         let squares = p.height.div_ceil(4) * p.width.div_ceil(4);
         let blocks = (squares * 16).div_ceil(queries) + p.tokens().div_ceil(ZEROS);
         let shared = 2 * keys * width * 4 + THREADS / 32 * 4;
-        let grid = [int(blocks)? as u32, p.num_heads as u32, p.batch as u32];
+        // Not images along z, which has at most 65,535 blocks.
+        let grid = [int(blocks * p.batch)?.unsigned_abs(), int(p.num_heads)?.unsigned_abs(), 1];
         // SAFETY: the validated tensors of the call.
         unsafe { call.stream.launch(kernel, grid, THREADS as u32, shared as u32, &params) }
     }

@@ -1,12 +1,9 @@
 //! A call of an operator on a GPU: validated once, then passed to the operator's launcher in its own types.
 
-use crate::driver::RawPtr;
-use crate::stream::Stream;
+use crate::driver::{RawPtr, check_capability};
+use crate::stream::{Properties, Stream};
 use crate::workspace::{Arena, WORKSPACE_ALIGN, Workspace};
 use moh_operators::{Attributes, DType, Definition, Error, List, Operator, problem_of};
-
-/// The oldest compute capability with machine code.
-const OLDEST: (u32, u32) = (8, 0);
 
 /// Required alignment of tensors in bytes, for vector accesses and TMA.
 const ALIGN: usize = 16;
@@ -84,14 +81,8 @@ impl Launcher {
         make: impl FnOnce(DType, &[usize]) -> Result<RawPtr, E>,
     ) -> Result<(), E> {
         let operator = self.operator;
-        let (major, minor) = stream.properties().capability;
-        if (major, minor) < OLDEST {
-            let reason = format!(
-                "the GPU has compute capability {major}.{minor}, the kernels need {}.{} or later",
-                OLDEST.0, OLDEST.1
-            );
-            return Err(Error::NoCuda { reason }.into());
-        }
+        let Properties { capability, driver_version, .. } = stream.properties();
+        check_capability(capability, driver_version)?;
         let described: Vec<_> = inputs.iter().map(|input| input.map(|input| (input.shape, input.dtype))).collect();
         let (dtype, shape) = operator.validate(attributes, &described)?;
         let output = make(operator.output_dtype(dtype), &shape)?;

@@ -1,13 +1,18 @@
 //! NVIDIA's driver library, loaded at run time. Without it there are no CUDA kernels, and nothing else changes.
 
 use crate::modules::TOOLKIT;
-use cudarc::driver::{DriverError, sys};
+use cudarc::driver::{DriverError, result, sys};
 use libloading::Library;
 use moh_operators::Error;
 use std::ffi::OsString;
 use std::fmt;
 use std::path::Path;
 use std::sync::OnceLock;
+
+/// The oldest compute capability with machine code.
+const OLDEST: (u32, u32) = (8, 0);
+/// The newest major one. For later GPUs there is PTX, which only drivers as new as the compiler read.
+const NEWEST: u32 = 9;
 
 pub use sys::{CUdeviceptr as RawPtr, CUstream as RawStream};
 
@@ -67,13 +72,34 @@ impl Driver {
         // SAFETY: the driver writes a number to a local variable; this call needs no `cuInit`.
         let read = unsafe { sys::cuDriverGetVersion(&raw mut version) }.result();
         read.map_err(|error| format!("cuDriverGetVersion: {}", name(error)))?;
-        // Machine code runs on every driver with the same major version as the toolkit.
+        // Machine code runs on every driver with the same major version as the toolkit; for PTX, see `check_capability`.
         let needed = TOOLKIT / 1000;
         if version / 1000 < needed {
             let (major, minor) = (version / 1000, version % 1000 / 10);
             return Err(format!("the driver supports CUDA {major}.{minor}, the kernels need {needed}.0 or later"));
         }
         Ok(Driver { version })
+    }
+
+    /// Checks that the kernels run on the current context's GPU with this driver; without a current context, nothing.
+    ///
+    /// # Errors
+    /// [`Error::NoCuda`] with the reason: a GPU older than the machine code, or a newer one for which the driver cannot compile the kernels.
+    pub fn check_gpu(self) -> Result<(), Error> {
+        use sys::CUdevice_attribute::*;
+        let mut device = 0;
+        // SAFETY: the driver is loaded, and writes a number to a local variable.
+        if unsafe { sys::cuCtxGetDevice(&raw mut device) }.result().is_err() {
+            return Ok(());
+        }
+        let get = |attribute| {
+            // SAFETY: the device of the current context.
+            let value = unsafe { result::device::get_attribute(device, attribute) }.about("cuDeviceGetAttribute")?;
+            Ok::<u32, Error>(u32::try_from(value).unwrap_or(0))
+        };
+        let major = get(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = get(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        check_capability((major, minor), self.version)
     }
 
     /// Copies memory of a device to the host, and waits for it; not for use in a call, nor while a stream is captured.
@@ -92,6 +118,26 @@ impl Driver {
     pub fn version(self) -> i32 {
         self.version
     }
+}
+
+/// Checks that a driver of this version can run the kernels on GPUs of this compute capability.
+///
+/// # Errors
+/// [`Error::NoCuda`] with the reason.
+pub(crate) fn check_capability(capability: (u32, u32), version: i32) -> Result<(), Error> {
+    let (major, minor) = capability;
+    let gpu = format!("the GPU has compute capability {major}.{minor}");
+    let reason = if capability < OLDEST {
+        format!("{gpu}, the kernels need {}.{} or later", OLDEST.0, OLDEST.1)
+    } else if major > NEWEST && version < TOOLKIT {
+        let [found, needed] = [version, TOOLKIT].map(|version| format!("{}.{}", version / 1000, version % 1000 / 10));
+        format!(
+            "{gpu}, for which the driver must compile the kernels: it supports CUDA {found}, that needs {needed} or later"
+        )
+    } else {
+        return Ok(());
+    };
+    Err(Error::NoCuda { reason })
 }
 
 fn load(path: &Path) -> Result<Library, String> {
@@ -130,5 +176,26 @@ impl Checked for sys::CUresult {
 
     fn about(self, what: impl fmt::Display) -> Result<(), Error> {
         self.result().about(what)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{TOOLKIT, check_capability};
+
+    #[test]
+    fn gpus_and_drivers_that_cannot_run_the_kernels_are_refused() {
+        let refused = |capability, version| check_capability(capability, version).err().map(|error| error.to_string());
+        let same_major = TOOLKIT / 1000 * 1000;
+        for capability in [(8, 0), (8, 6), (8, 9), (9, 0)] {
+            assert_eq!(refused(capability, same_major), None);
+        }
+        for capability in [(10, 0), (12, 0)] {
+            assert_eq!(refused(capability, TOOLKIT), None);
+            let error = refused(capability, TOOLKIT - 10).unwrap_or_default();
+            assert!(error.contains("it supports CUDA") && error.contains(" or later"), "{error}");
+        }
+        let error = refused((7, 5), TOOLKIT).unwrap_or_default();
+        assert!(error.contains("compute capability 7.5, the kernels need 8.0 or later"), "{error}");
     }
 }

@@ -1,7 +1,6 @@
-//! LinearActivationNBits on CUDA: LinearNBits, and then `kernels/linear_epilogue.cu`.
+//! LinearActivationNBits on CUDA: as LinearNBits.
 
 use crate::call::{Call, CudaOperator};
-use crate::linear::Then;
 use crate::linear_nbits::Layer;
 use moh_operators::linear_activation_nbits::Inputs;
 use moh_operators::{Error, LinearActivationNBits};
@@ -13,9 +12,8 @@ impl CudaOperator for LinearActivationNBits {
         let (problem, activation) = (&problem.linear, Some(problem.activation));
         // SAFETY: the call's tensors, of the sizes of its problem.
         unsafe {
-            Layer { problem, x, weight, scales, zero_points, bias, output, dtype, stream, workspace }.launch()?;
-            let problem = &problem.linear;
-            Then { problem, bias: 0, gate: 0, residual: 0, activation, output, dtype }.launch(stream)
+            Layer { problem, x, weight, scales, zero_points, bias, activation, output, dtype, stream, workspace }
+                .launch()
         }
     }
 }

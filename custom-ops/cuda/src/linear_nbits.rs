@@ -10,6 +10,7 @@ use crate::product::{Product, dense};
 use crate::stream::Stream;
 use crate::workspace::{Reused, Workspace};
 use moh_operators::linear_nbits::{Inputs, Problem};
+use moh_operators::routed_mlp::Activation;
 use moh_operators::{DType, Error, LinearNBits, linear};
 
 /// Maximum bytes of dequantised weights, of which an output head has many.
@@ -23,6 +24,7 @@ pub(crate) struct Layer<'p, 'c> {
     pub(crate) scales: RawPtr,
     pub(crate) zero_points: Option<RawPtr>,
     pub(crate) bias: Option<RawPtr>,
+    pub(crate) activation: Option<Activation>,
     pub(crate) output: RawPtr,
     pub(crate) dtype: DType,
     pub(crate) stream: &'c Stream<'c>,
@@ -35,7 +37,9 @@ impl CudaOperator for LinearNBits {
         let Inputs { x, weight, scales, bias, gate, residual, zero_points } = inputs;
         // SAFETY: the call's tensors, of the sizes of its problem.
         unsafe {
-            Layer { problem, x, weight, scales, zero_points, bias, output, dtype, stream, workspace }.launch()?;
+            let activation = None;
+            Layer { problem, x, weight, scales, zero_points, bias, activation, output, dtype, stream, workspace }
+                .launch()?;
             after(&problem.linear, gate, residual, output, dtype, stream)
         }
     }
@@ -67,7 +71,8 @@ impl Layer<'_, '_> {
     /// # Safety
     /// As [`CudaOperator::launch`], with these tensors.
     pub(crate) unsafe fn launch(&self) -> Result<(), Error> {
-        let &Layer { problem, x, weight, scales, zero_points, bias, output, dtype, stream, workspace } = self;
+        let &Layer { problem, x, weight, scales, zero_points, bias, activation, output, dtype, stream, workspace } =
+            self;
         let (p, format) = (&problem.linear, Some(problem.format));
         let (rows, depth) = (p.out_width, p.width);
         let quantised = Weight { weight, scales, zero_points, matrices: 1, rows, depth, format };
@@ -81,7 +86,7 @@ impl Layer<'_, '_> {
             tokens: p.rows,
             heads: 1,
             head_width: rows,
-            activation: None,
+            activation,
             dtype,
         };
         if few.fits() {
@@ -115,6 +120,10 @@ impl Layer<'_, '_> {
                 dense(&Product { params, dtype, per_head: false }, stream)?;
             }
         }
-        Ok(())
+        if activation.is_none() {
+            return Ok(());
+        }
+        // SAFETY: the call's tensors.
+        unsafe { Then { problem: p, bias: 0, gate: 0, residual: 0, activation, output, dtype }.launch(stream) }
     }
 }

@@ -77,7 +77,7 @@ pub struct AttentionParams {
     pub output: RawPtr,
     pub tiles: TileParams,
     pub partial: RawPtr,
-    pub partial_lse: RawPtr,
+    pub partial_weight: RawPtr,
     pub first: RawPtr,
     pub start: RawPtr,
     pub key_strides: [i64; 3],

@@ -210,15 +210,16 @@ pub(crate) unsafe fn combination(
     let properties = stream.properties();
     let aligned = product.is_aligned();
     // Of a matrix of 16 bits in layout 0 there is no such kernel: `nbits.cu` takes it, or else those of more tokens do.
-    if aligned && tokens <= FEW && p.scale_by_gates == 0 && (product.per_head || product.dtype == DType::F32) {
+    let few_bytes = dense_bytes(product, Tile::FEW, true);
+    let is_few = tokens <= FEW && few_bytes <= properties.shared_bytes as usize;
+    if aligned && is_few && p.scale_by_gates == 0 && (product.per_head || product.dtype == DType::F32) {
         let name = product.name("combine_dense", "32");
         let kernel = Kernel { module: modules::COMBINE, name: &name };
         let column_blocks = columns.div_ceil(Tile::FEW.columns);
         let grid = combination_grid(column_blocks, 1, 1)?;
-        let shared = dense_bytes(product, Tile::FEW, true) as u32;
         let params = LinearParams { only: 2, column_blocks: column_blocks as i32, ..*p };
         // SAFETY: the caller's contract.
-        return unsafe { stream.launch(kernel, grid, FEW as u32, shared, &params) };
+        return unsafe { stream.launch(kernel, grid, FEW as u32, few_bytes as u32, &params) };
     }
     let fits = |rows: usize| {
         let shared = routed_bytes(rows).max(dense_bytes(product, Tile { rows, columns: 128 }, aligned));
@@ -244,6 +245,10 @@ pub(crate) unsafe fn combination(
         () if tokens > 64 && fits(128) => 128,
         () => 64,
     };
+    let dense = Tile { rows, columns: if rows == 64 { 64 } else { 128 } };
+    // Of a long inner dimension, the dense kernel's lists exceed shared memory: the routed one then computes all tiles.
+    let dense_fits = hopper || dense_bytes(product, dense, aligned) <= properties.shared_bytes as usize;
+    let only = if p.only == 0 && !dense_fits { 1 } else { p.only };
     let variant = if aligned { rows.to_string() } else { "any".to_owned() };
     let tiles = column_tiles * tokens.div_ceil(rows);
     let multiprocessors = properties.multiprocessors as usize;
@@ -267,6 +272,7 @@ pub(crate) unsafe fn combination(
         part_depth: part_depth as i32,
         parts: parts as i32,
         capacity: int(capacity)?,
+        only,
         ..params
     };
     let row_tiles = tokens.div_ceil(rows);
@@ -280,7 +286,7 @@ pub(crate) unsafe fn combination(
     };
     // Every block reads its tokens' gates before it knows whether this kernel is the chosen one, so two blocks per
     // multiprocessor suffice.
-    let few = match (p.only != 1 || capacity > 0) && rows > 64 {
+    let few = match (only != 1 || capacity > 0) && rows > 64 {
         true => (2 * multiprocessors).div_ceil(row_tiles),
         false => usize::MAX,
     };
@@ -292,14 +298,13 @@ pub(crate) unsafe fn combination(
         // SAFETY: the caller's contract; the partial sums are in the workspace.
         unsafe { stream.launch(kernel, [blocks, 1, 1], SUM_THREADS as u32, 0, &params)? };
     }
-    if p.only == 1 {
+    if only == 1 {
         return Ok(());
     }
     if hopper {
         // SAFETY: the caller's contract.
         return unsafe { hopper::combine(product, &params, rows, stream) };
     }
-    let dense = Tile { rows, columns: if rows == 64 { 64 } else { 128 } };
     launch("combine_dense", columns.div_ceil(dense.columns), rows, dense_bytes(product, dense, aligned))
 }
 

@@ -41,6 +41,8 @@ pub struct Properties {
     pub l2_bytes: u32,
     /// Whether later kernels of a node may start before earlier ones have ended: see [`Stream::launch`].
     pub dependent_launch: bool,
+    /// The newest CUDA version that the driver supports: 1000 * major + 10 * minor.
+    pub driver_version: i32,
 }
 
 /// What [`Stream::launch`] does.
@@ -96,6 +98,7 @@ impl Stream<'_> {
                 shared_bytes: 0,
                 l2_bytes: 0,
                 dependent_launch: false,
+                driver_version: 0,
             };
             let launches = Cell::new(Launches::First);
             let mut stream = Stream { raw, context, properties, pushed, launches, lifetime: PhantomData };
@@ -289,6 +292,7 @@ unsafe fn properties(context: u64, driver: Driver) -> Result<Properties, Error> 
         dependent_launch: capability >= DEPENDENT_CAPABILITY
             && driver.version() >= DEPENDENT_DRIVER
             && std::env::var_os(DEPENDENT_LAUNCH_VARIABLE).is_none_or(|value| value != "0"),
+        driver_version: driver.version(),
     };
     let set = |variable| number(variable, std::env::var_os(variable));
     let properties = Properties {

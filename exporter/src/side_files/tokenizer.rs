@@ -9,6 +9,10 @@ use std::fs;
 /// transformers' class for any tokenizer.json.
 const CLASS: &str = "PreTrainedTokenizerFast";
 
+/// What to know of a language model without a tokenizer.json.
+pub(super) const MISSING: &str = "tokenizer.json is not written, because the checkpoint has none, so that moh-run and servers \
+                                  take and give token numbers only; put the model's tokenizer.json into the checkpoint's folder";
+
 pub(super) fn write(facts: &Facts<'_>) -> Result<Option<String>, Error> {
     let at = |name: &str| facts.checkpoint.folder().join(name);
     let there = json::read(&at("tokenizer_config.json"))?;

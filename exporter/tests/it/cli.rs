@@ -314,9 +314,13 @@ fn a_target_and_what_overrides_it() {
 
     let refused = export(folder.path(), &[".", "-o", "tract/model.onnx", "--for", "tract", "--dtype", "bf16"]);
     let error = text(&refused.stderr);
-    let expected = "error: the target tract cannot run a model in bf16: tract has no bfloat16; leave that out, or choose another --for\n";
+    let expected = "error: the target tract cannot run a model in bf16: tract has no bfloat16; leave out --dtype bf16, or choose another --for\n";
     assert_eq!((refused.status.code(), error.as_str()), (Some(1), expected));
     assert!(!folder.path().join("tract").exists());
+    let dit = copy("examples/checkpoints/digits-moh-dit");
+    let refused = export(dit.path(), &[".", "-o", "genai/model.onnx", "--for", "genai"]);
+    let expected = "cannot run a moh-dit: it runs language models only; choose another --for\n";
+    assert!(text(&refused.stderr).ends_with(expected), "{}", text(&refused.stderr));
 }
 
 /// The target's cache is in place, which there is no portable form of; nobody asked for it.

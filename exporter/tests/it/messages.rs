@@ -67,6 +67,38 @@ fn names_that_are_no_text() {
     assert!(root.path().join(name(b"out\xff")).join("model.onnx_data").is_file());
 }
 
+#[test]
+fn an_exported_model_is_no_checkpoint() {
+    let root = tempfile::tempdir().unwrap();
+    fs::write(root.path().join("model.onnx"), "").unwrap();
+    let parts = ["it is an exported model", "`moh-run profile model.onnx` shows"];
+    fails(root.path(), &["inspect", "model.onnx"], &parts);
+    fails(root.path(), &["model.onnx", "-o", "out/model.onnx"], &parts);
+}
+
+/// Types also have the names that PyTorch and numpy give them.
+#[test]
+fn element_types_have_other_names() {
+    let root = tempfile::tempdir().unwrap();
+    for (name, own) in [("float16", "f16"), ("fp16", "f16"), ("float32", "f32")] {
+        let mut command = Run::tract().command();
+        let command = command.current_dir(root.path()).arg(golden("llama-moh-tiny")).args(["--no-verify", "--force"]);
+        let done = command.args(["-o", "out/model.onnx", "--dtype", name]).output().unwrap();
+        assert!(text(&done.stdout).contains(&format!(", written as {own}\n")), "{}", text(&done.stderr));
+    }
+}
+
+#[test]
+fn parameters_of_a_quantised_model() {
+    let root = tempfile::tempdir().unwrap();
+    let mut command = Run::tract().command();
+    let command =
+        command.current_dir(root.path()).arg(golden("llama-moh-tiny")).args(["--no-verify", "--quantize", "int4"]);
+    let done = command.args(["-o", "out/model.onnx"]).output().unwrap();
+    let said = text(&done.stdout);
+    assert!(said.contains(", those that are not quantised written as f32\n"), "{said}{}", text(&done.stderr));
+}
+
 /// Options that change nothing are said to.
 #[test]
 fn options_that_have_no_effect() {
@@ -77,7 +109,8 @@ fn options_that_have_no_effect() {
         let done = command.args(options).output().unwrap();
         assert!(done.status.success(), "{options:?}: {}", text(&done.stderr));
         let said = text(&done.stdout);
-        said.lines().find_map(|line| line.strip_prefix("note          ")).unwrap_or_default().to_owned()
+        let mut notes = said.lines().filter_map(|line| line.strip_prefix("note          "));
+        notes.find(|note| !note.starts_with("tokenizer.json is not written")).unwrap_or_default().to_owned()
     };
     let changed = |option: &str, operators: &str| {
         format!("{option} moh changed nothing: no part of this model can be written as ai.moh.{operators}")
@@ -92,6 +125,11 @@ fn options_that_have_no_effect() {
     assert_eq!(note(llama, "5/m.onnx", &routing), "");
     let said = note(vit, "6/m.onnx", &[&routing[..], &["--block", "16"]].concat());
     assert!(said.starts_with("quantising the routing too changed nothing: "), "{said}");
+    let said = note(llama, "8/m.onnx", &["--ignore-unexpected", "head*", "--ignore-unexpected", "aux.*"]);
+    assert_eq!(
+        said,
+        "--ignore-unexpected changed nothing: no tensor that the model has no use for is named 'head*' or 'aux.*'"
+    );
     let said = note("dit-tiny-75", "7/m.onnx", &["--weights", "link", "--dtype", "f16"]);
     assert!(said.starts_with("the model needs every tensor in another type or form"), "{said}");
 }

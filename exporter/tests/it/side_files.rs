@@ -293,6 +293,76 @@ fn a_genai_configuration_of_an_earlier_export() {
     assert!(!case.export("out/model.onnx", &["--force"]).1.contains(note));
 }
 
+/// Programs would use them with the new model; whose they are, nobody can tell, so that they stay.
+#[test]
+fn files_of_an_earlier_model() {
+    const NOTE: &str = "there before this export";
+    let case = Case::new(&example("shakespeare-moh-llama"));
+    fs::write(case.at("checkpoint/preprocessor_config.json"), "{}").unwrap();
+    fs::write(case.at("checkpoint/chat_template.jinja"), "{{ messages }}").unwrap();
+    assert!(!case.export("out/model.onnx", &[]).1.contains(NOTE));
+    assert!(!case.export("out/model.onnx", &["--force"]).1.contains(NOTE));
+    fs::write(case.at("out/preprocessor_config.json"), "{}").unwrap();
+    let said = case.export("out/model.onnx", &["--force"]).1;
+    let expected = format!(
+        "note          {} was there before this export, and is not from this checkpoint, but programs such as moh-run \
+         use it with this model: remove it, or replace it with this model's file\n",
+        case.at("out/preprocessor_config.json").display()
+    );
+    assert!(said.contains(&expected), "{said}");
+
+    let other = Case::new(&golden("vit-tiny-b"));
+    let output = case.at("out/model.onnx");
+    let (success, said) = run(&other.checkpoint(), &["-o", output.to_str().unwrap(), "--force", "--json"]);
+    assert!(success, "{said}");
+    let report: Value = serde_json::from_str(&said).unwrap();
+    let notes: Vec<&str> = report["notes"].as_array().unwrap().iter().map(|note| note.as_str().unwrap()).collect();
+    let note = notes.iter().find(|note| note.contains("were there before this export")).unwrap();
+    let left = ["generation_config", "tokenizer_config", "preprocessor_config", "tokenizer"]
+        .map(|name| name.to_owned() + ".json");
+    for name in left.iter().map(String::as_str).chain(["chat_template.jinja"]) {
+        assert!(note.contains(case.at("out").join(name).to_str().unwrap()), "{name}: {note}");
+        assert!(case.at("out").join(name).exists(), "{name}");
+    }
+    // Of the user, and beside another model, whose they may be.
+    let bare = run(&other.checkpoint(), &["-o", output.to_str().unwrap(), "--force", "--bare"]).1;
+    let beside = run(&other.checkpoint(), &["-o", case.at("out/other.onnx").to_str().unwrap()]).1;
+    assert!(!bare.contains(NOTE) && !beside.contains(NOTE), "{bare}{beside}");
+}
+
+/// By its name, a folder is its own model.onnx first.
+#[test]
+fn a_model_below_another() {
+    let case = Case::new(&golden("vit-tiny-b"));
+    let note = format!(
+        "note          by the folder's name, {}, moh-run runs {}, not this model: name {}\n",
+        case.at("out").display(),
+        case.at("out/model.onnx").display(),
+        case.at("out/onnx/model.onnx").display()
+    );
+    assert!(case.export("out/model.onnx", &[]).0);
+    for options in [["--layout", "onnx"], ["--for", "web"]] {
+        let (success, said) = case.export("out/model.onnx", &[&options[..], &["--force"]].concat());
+        assert!(success && said.contains(&note), "{said}");
+    }
+    // That one runs, and these are named.
+    for (output, options) in [("out/model.onnx", "flat"), ("out/other.onnx", "onnx"), ("alone/model.onnx", "onnx")] {
+        let (success, said) = case.export(output, &["--layout", options, "--force"]);
+        assert!(success && !said.contains("by the folder's name"), "{said}");
+    }
+}
+
+#[test]
+fn a_language_model_without_a_tokenizer() {
+    let note = "note          tokenizer.json is not written, because the checkpoint has none";
+    let case = Case::new(&example("shakespeare-moh-llama"));
+    assert!(!case.export("with/model.onnx", &[]).1.contains(note));
+    let (success, said) = case.without("tokenizer.json").export("without/model.onnx", &[]);
+    assert!(success && said.contains(note), "{said}");
+    let image = Case::new(&golden("vit-tiny-b")).export("out/model.onnx", &[]).1;
+    assert!(!image.contains(note), "{image}");
+}
+
 #[test]
 fn libraries_that_are_none() {
     let case = Case::new(&golden("llama-moh-tiny"));

@@ -198,7 +198,9 @@ fn operators(graph: &Graph, x: &Value) -> Vec<String> {
     let (_folder, path) = write(graph);
     let mut names = Vec::new();
     let mut model = Model::load(&path, &tract()).unwrap();
-    model.run_timed(vec![("x".to_owned(), x.clone())], &[], &mut |_, operator, _| names.push(operator.to_owned())).unwrap();
+    model
+        .run_timed(vec![("x".to_owned(), x.clone())], &[], &mut |_, operator, _| names.push(operator.to_owned()))
+        .unwrap();
     names.retain(|name| name != "Source");
     names
 }

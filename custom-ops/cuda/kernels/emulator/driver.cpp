@@ -42,6 +42,7 @@ struct Gpu {
     size_t per_block, per_multiprocessor;
 };
 constexpr Gpu gpus[] = {
+    {75, 64 << 10, 64 << 10}, // too old for the kernels
     {80, 163 << 10, 164 << 10}, {86, 99 << 10, 100 << 10},   {89, 99 << 10, 100 << 10},
     {90, 227 << 10, 228 << 10}, {100, 227 << 10, 228 << 10}, {120, 99 << 10, 100 << 10},
 };
@@ -56,7 +57,7 @@ const Gpu& gpu() {
         const int capability = number_of("MOH_EMULATOR_CAPABILITY", 90);
         for (const Gpu& gpu : gpus)
             if (gpu.capability == capability) return gpu;
-        fail("MOH_EMULATOR_CAPABILITY: expected 80, 86, 89, 90, 100 or 120, found %d", capability);
+        fail("MOH_EMULATOR_CAPABILITY: expected 75, 80, 86, 89, 90, 100 or 120, found %d", capability);
     }();
     return selected;
 }

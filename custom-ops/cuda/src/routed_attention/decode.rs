@@ -106,7 +106,7 @@ pub(super) unsafe fn launch(attention: &Attention<'_>) -> Result<(), Error> {
     };
     if splits > 1 {
         params.partial = attention.workspace.allocate(splits * lists * rows * p.value_dim * 4)?;
-        params.partial_lse = attention.workspace.allocate(splits * lists * rows * 4)?;
+        params.partial_weight = attention.workspace.allocate(splits * lists * rows * 8)?;
     }
     let kernel = |name| Kernel { module: modules::DECODE, name };
     let name = CString::new(name).unwrap_or_default();

@@ -1,6 +1,6 @@
 //! RoutedAggregatedAttention's CUDA kernels against the f64 reference, on a GPU or on the emulator.
 
-use crate::device::{Device, on_device};
+use crate::device::{Device, compare, on_device};
 use moh_conformance::aggregated_attention::{Case, GATES, Gates, KEY, PLAIN, POOLED_KEY, POOLED_VALUE, QUERY, VALUE};
 use moh_operators::{DType, Error};
 
@@ -57,6 +57,17 @@ fn gate_patterns_and_batches() {
             }
         }
         check(device, &Case { batch: 0, ..PLAIN });
+    });
+}
+
+/// More images than a grid has blocks along z.
+#[test]
+fn many_images() {
+    on_device(|device| {
+        let case =
+            Case { batch: 65_537, grid: [1, 1], window: 1, pooled: 1, heads: 1, gates: Gates::Random(0.5), ..PLAIN };
+        let call = case.call();
+        compare(case.dtype, &device.run(&call).unwrap(), &call.expected(), |_| false);
     });
 }
 

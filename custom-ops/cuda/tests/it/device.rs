@@ -30,7 +30,7 @@ const EMULATED_CAPABILITY_VARIABLE: &str = "MOH_EMULATOR_CAPABILITY";
 
 /// A device with its own context.
 pub(crate) struct Device {
-    driver: Driver,
+    pub(crate) driver: Driver,
     context: sys::CUcontext,
     /// Whether kernels run on the emulator; tests then use smaller calls.
     pub(crate) emulated: bool,
@@ -220,6 +220,8 @@ pub(crate) fn on_device(test: impl Fn(&Device)) {
 /// A GPU without kernels for Hopper: compute capability, and bytes of shared memory per block.
 pub(crate) struct OtherGpu(&'static str, &'static str);
 
+/// A GPU that is too old.
+pub(crate) const T4: OtherGpu = OtherGpu("75", "65536");
 /// A data-centre GPU.
 pub(crate) const A100: OtherGpu = OtherGpu("80", "166912");
 /// A consumer's GPU, with the least shared memory of those that are supported; later ones (8.9, 12.0) have no more.

@@ -1,6 +1,7 @@
 //! Tests of the driver, the images, and device memory.
 
-use crate::device::{Device, RTX_30, rerun_on_other_gpu};
+use crate::device::{Device, RTX_30, T4, rerun_on_other_gpu};
+use moh_conformance::head_linear::COMBINE;
 use moh_cuda::driver::DRIVER_VARIABLE;
 use moh_cuda::kernel::Kernel;
 use moh_cuda::params::AttentionParams;
@@ -77,6 +78,25 @@ fn launches_with_too_much_shared_memory_are_refused() {
     let limitless = stream.with_properties(Properties { shared_bytes: u32::MAX, ..properties });
     let error = refusal(&limitless, kernel, 300 << 10);
     assert!(error.contains("cuFuncSetAttribute: CUDA_ERROR_INVALID_VALUE"), "{error}");
+}
+
+/// Before a model runs, and in each call.
+#[test]
+fn gpus_that_are_too_old_are_refused() {
+    let Some(device) = Device::get() else { return };
+    rerun_on_other_gpu(&T4, &["driver::gpus_that"]);
+    let expected = "compute capability 7.5, the kernels need 8.0 or later";
+    let call = COMBINE.call();
+    // On a real GPU only calls are limited to it.
+    if device.stream().properties().capability == (7, 5) {
+        let error = device.run(&call).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    let checked = device.driver.check_gpu();
+    match device.emulated && device.stream().properties().capability == (7, 5) {
+        true => assert!(checked.unwrap_err().to_string().contains(expected)),
+        false => checked.unwrap(),
+    }
 }
 
 #[test]

@@ -303,9 +303,32 @@ fn rerun_with_kernels_for_older_gpus() {
             "head_linear::nan_affects",
         ],
     );
-    rerun_on_other_gpu(&RTX_30, &["head_linear::large_tiles", "head_linear::many_heads_of_which_few"]);
+    let small =
+        ["head_linear::large_tiles", "head_linear::many_heads_of_which_few", "head_linear::combinations_of_long"];
+    rerun_on_other_gpu(&RTX_30, &small);
     // Tiles of 256 rows without wgmma fit only there.
     rerun_on_other_gpu(&B200, &["head_linear::all_tile_sizes"]);
+}
+
+/// Inner dimensions around those for which the dense kernel's lists fit in shared memory: of few tokens, of tensors that are not aligned, and
+/// of the least shared memory.
+#[test]
+fn combinations_of_long_inner_dimensions() {
+    on_device(|device| {
+        for (dtype, heads, block, per_head) in [
+            (DType::F16, 64, 1401, false),
+            (DType::F16, 64, 1401, true),
+            (DType::BF16, 32, 801, true),
+            (DType::F32, 64, 896, false),
+            (DType::F16, 64, 1904, false),
+        ] {
+            for (q_len, bias) in [(3, true), (34, false)] {
+                let gates = Gates::Shared(1, 0.2);
+                let case = Case { q_len, heads, block, width: 8, per_head, bias, dtype, gates, seed: 12, ..COMBINE };
+                check(device, &case);
+            }
+        }
+    });
 }
 
 #[test]

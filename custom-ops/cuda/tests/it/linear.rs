@@ -1,6 +1,7 @@
 //! The CUDA kernels of Linear and LinearActivation against the f64 reference, on a GPU or on the emulator.
 
 use crate::device::{A100, Device, compare, emulator, on_device, rerun_on_other_gpu, rerun_with};
+use moh_conformance::Buffer;
 use moh_conformance::linear::{Case, Then};
 use moh_cuda::cublaslt::CUBLASLT_VARIABLE;
 use moh_operators::DType;
@@ -41,6 +42,33 @@ fn what_becomes_of_the_sums() {
     });
 }
 
+/// Sums that float16 has no room for, where what follows them makes a finite number.
+#[test]
+fn sums_beyond_the_range_of_float16() {
+    const WIDTH: usize = 64;
+    on_device(|device| {
+        let activations = Activation::ALL.iter().filter(|activation| activation.columns() == 1);
+        let activations = activations.map(|&activation| Then::Activation(activation));
+        for then in activations.chain([Then::Gate]) {
+            for (dtype, rows, out_width) in
+                DType::ALL.into_iter().flat_map(|dtype| [(dtype, 3, 40), (dtype, 70, 40), (dtype, 70, 13)])
+            {
+                let case = Case { rows, width: WIDTH, out_width, bias: false, then, dtype, ..CASE };
+                println!("{case:?}");
+                let mut call = case.call();
+                // -80000 in every second column, beside 250.
+                let weight = |i: usize| if (i % out_width).is_multiple_of(2) { -5.0 } else { 1.0 / 64.0 };
+                call.inputs[0].1 = Buffer::new(dtype, &vec![250.0; rows * WIDTH]);
+                call.inputs[1].1 = Buffer::new(dtype, &(0..WIDTH * out_width).map(weight).collect::<Vec<_>>());
+                if then == Then::Gate {
+                    call.inputs[3].1 = Buffer::new(dtype, &vec![0.0; rows * out_width]);
+                }
+                device.check(&call, |_| false);
+            }
+        }
+    });
+}
+
 /// Several tiles, of which Hopper multiplies two in a cluster: one below the other, and side by side.
 #[test]
 fn many_rows() {
@@ -56,7 +84,7 @@ fn many_rows() {
 /// The kernels for GPUs before Hopper.
 #[test]
 fn rerun_with_kernels_for_older_gpus() {
-    rerun_on_other_gpu(&A100, &["linear::all_numbers", "linear::many_rows"]);
+    rerun_on_other_gpu(&A100, &["linear::all_numbers", "linear::sums_beyond", "linear::many_rows"]);
 }
 
 /// Products by cuBLASLt, or what stands for it on the emulator, which has no way for some of them. On a GPU, where the library is, only who
@@ -71,6 +99,7 @@ fn rerun_with_cublaslt() {
     let tests = [
         "linear::all_numbers",
         "linear::what_becomes",
+        "linear::sums_beyond",
         "linear::many_rows",
         "linear::in_a_graph",
         "linear::a_residual",

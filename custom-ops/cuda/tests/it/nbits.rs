@@ -304,6 +304,31 @@ fn what_follows_dense_layers() {
     });
 }
 
+/// Sums that float16 has no room for, where an activation makes them finite.
+#[test]
+fn sums_beyond_the_range_of_float16() {
+    const WIDTH: usize = 64;
+    on_device(|device| {
+        for &activation in Activation::ALL.iter().filter(|activation| activation.columns() == 1) {
+            for (dtype, rows) in DType::ALL.into_iter().flat_map(|dtype| [(dtype, 3), (dtype, 70)]) {
+                let then = Then::Activation(activation);
+                let case = LinearCase { rows, width: WIDTH, out_width: 40, bias: false, then, dtype, ..DENSE };
+                println!("{case:?}");
+                let mut call = case.call();
+                // Of even columns all weights are -8 * 160, of odd ones 1 * 0.5: sums of -81280 and of 31.75.
+                let even = |i: usize, per_row: usize| (i / per_row).is_multiple_of(2);
+                let blocks = WIDTH / INT4.block;
+                let weight = (0..40 * WIDTH / 2).map(|i| if even(i, WIDTH / 2) { 0x00 as f32 } else { 0x99 as f32 });
+                let scales = (0..40 * blocks).map(|i| if even(i, blocks) { 160.0 } else { 0.5 });
+                call.inputs[0].1 = Buffer::new(dtype, &vec![127.0 / 128.0; rows * WIDTH]);
+                call.inputs[1].1 = Buffer::new(DType::U8, &weight.collect::<Vec<f32>>());
+                call.inputs[2].1 = Buffer::new(dtype, &scales.collect::<Vec<f32>>());
+                device.check(&call, |_| false);
+            }
+        }
+    });
+}
+
 /// Several tiles, of which Hopper multiplies two in a cluster: one below the other, and side by side.
 #[test]
 fn dense_layers_of_many_rows() {
@@ -339,6 +364,7 @@ fn rerun_with_kernels_for_older_gpus() {
             "nbits::nan_affects",
             "nbits::mixtures_of_experts",
             "nbits::dense_layers_of_many_rows",
+            "nbits::sums_beyond",
         ],
     );
     rerun_on_other_gpu(&RTX_30, &["nbits::all_formats"]);

@@ -26,7 +26,7 @@ fn layouts() -> Vec<Layout> {
             counts, entries, next, lists, lists_per_section, tile_rows, q_len, kv_len, group, is_causal,
         }
         AttentionParams {
-            query, key, value, gates, bias, output, tiles, partial, partial_lse, first, start,
+            query, key, value, gates, bias, output, tiles, partial, partial_weight, first, start,
             key_strides, value_strides, bias_strides, batch, q_len, kv_len, num_heads, kv_num_heads, head_dim, value_dim,
             is_causal, splits, keys_per_split, stages, scale,
         }

@@ -125,6 +125,24 @@ fn biases_broadcast_and_mask() {
     });
 }
 
+/// Biases that are finite, unlike their products with log2(e).
+#[test]
+fn finite_biases_stay_finite() {
+    on_device(|device| {
+        for dtype in [DType::F32, DType::BF16] {
+            // Decoding in one part and in several; tiles, the last of which is not full.
+            for (q_len, kv_len, group_size) in [(1, 40, 4), (2, 700, 3), (130, 90, 1)] {
+                for (axes, dim) in [([true; 4], 64), ([false, true, true, true], 24), ([true, true, true, false], 72)] {
+                    let bias = Some((axes, Mask::Huge));
+                    let case =
+                        Case { batch: 2, q_len, kv_len, kv_num_heads: 2, group_size, dtype, bias, ..Case::default() };
+                    check(device, Case { gates: Gates::Random(0.7), head_dim: dim, value_dim: dim, seed: 8, ..case });
+                }
+            }
+        }
+    });
+}
+
 /// Biases of all shapes; their rows start at multiples of 16, of 4 and of 2 bytes.
 #[test]
 fn biases_of_all_shapes_and_alignments() {
@@ -305,6 +323,7 @@ fn rerun_with_kernels_for_older_gpus() {
         &[
             "routed_attention::all_lengths_and_layouts",
             "routed_attention::all_head_widths",
+            "routed_attention::finite_biases",
             "routed_attention::groups_of_query_heads",
             "routed_attention::long_sequences",
             "routed_attention::no_some_and_all",
