@@ -22,6 +22,8 @@ use uuid::Uuid;
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Longer ones are not for logs.
 const LONGEST_ID: usize = 128;
+/// The status, for the log and measurements, of a request whose client left before the answer, as nginx has it.
+const LEFT: &str = "499";
 /// What anybody may ask: whether the server is there.
 const OPEN: [&str; 4] = [
     "/v2/health/live",
@@ -36,7 +38,6 @@ pub(crate) struct RequestId(pub(crate) String);
 
 /// Around every request.
 pub(crate) async fn pass(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
-    let began = Instant::now();
     let id = request_id(request.headers());
     request.extensions_mut().insert(RequestId(id.clone()));
     let path = request.uri().path().to_owned();
@@ -44,6 +45,7 @@ pub(crate) async fn pass(State(app): State<Arc<App>>, mut request: Request, next
     let method = request.method().clone();
     let is_grpc = header_is(request.headers(), header::CONTENT_TYPE, |value| value.starts_with("application/grpc"));
     let span = tracing::info_span!("request", id);
+    let visit = Visit { began: Instant::now(), method, route, span: span.clone(), is_answered: false };
     let mut response = match authorize(&app, &path, request.headers()) {
         Ok(()) => next.run(request).instrument(span.clone()).await,
         Err(problem) => problem.response(&path, is_grpc),
@@ -57,14 +59,42 @@ pub(crate) async fn pass(State(app): State<Arc<App>>, mut request: Request, next
     if let Ok(id) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(REQUEST_ID, id);
     }
-    let (status, time) = (status(&response), began.elapsed());
-    measure::request(&route, &status, time);
-    // Probes would fill the log.
-    if method != Method::GET || status != "200" {
-        let ms = time.as_millis() as u64;
-        span.in_scope(|| tracing::info!(%method, route, status, ms, "answered"));
-    }
+    visit.answer(&status(&response));
     response
+}
+
+/// A request that is not answered yet, for the log and measurements. It is dropped without an answer where its client leaves.
+struct Visit {
+    began: Instant,
+    method: Method,
+    route: String,
+    span: tracing::Span,
+    is_answered: bool,
+}
+
+impl Visit {
+    fn answer(mut self, status: &str) {
+        self.is_answered = true;
+        // Probes would fill the log.
+        self.tell(status, self.method != Method::GET || status != "200", "answered");
+    }
+
+    fn tell(&self, status: &str, is_logged: bool, what: &str) {
+        let (Visit { method, route, .. }, time) = (self, self.began.elapsed());
+        measure::request(route, status, time);
+        if is_logged {
+            let ms = time.as_millis() as u64;
+            self.span.in_scope(|| tracing::info!(%method, route, status, ms, "{what}"));
+        }
+    }
+}
+
+impl Drop for Visit {
+    fn drop(&mut self) {
+        if !self.is_answered {
+            self.tell(LEFT, true, "the client left before the answer");
+        }
+    }
 }
 
 /// The status for the log and measurements: HTTP's, but gRPC's for its errors, which HTTP has as 200.
@@ -119,6 +149,23 @@ fn header_is(headers: &HeaderMap, name: HeaderName, is: impl Fn(&str) -> bool) -
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+
+    #[test]
+    fn a_request_that_is_not_answered_is_counted_once() {
+        let handle = measure::handle();
+        let visit = |route: &str| {
+            let (method, route) = (Method::POST, route.to_owned());
+            Visit { began: Instant::now(), method, route, span: tracing::Span::none(), is_answered: false }
+        };
+        visit("/answered").answer("200");
+        drop(visit("/left"));
+        let page = handle.render();
+        let counts: Vec<&str> = page.lines().filter(|line| line.starts_with("moh_requests_total{")).collect();
+        for line in ["{path=\"/answered\",status=\"200\"} 1", "{path=\"/left\",status=\"499\"} 1"] {
+            assert!(counts.contains(&&*format!("moh_requests_total{line}")), "{counts:?}");
+        }
+        assert!(!page.contains("path=\"/answered\",status=\"499\""), "{page}");
+    }
 
     #[test]
     fn ids_that_are_not_fit_for_logs_are_replaced() {

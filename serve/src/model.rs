@@ -66,14 +66,20 @@ impl Served {
     }
 
     fn push<T: Abandoned>(&self, queue: &Queue<T>, job: T) -> Result<(), Problem> {
-        let pushed = queue.push(job).map_err(|refused| match refused {
+        queue.push(job).map_err(|refused| match refused {
             Refused::Closed => Problem::closing(),
             Refused::Full => {
                 Problem::new(Kind::Busy, format!("{} requests wait for {} already", queue.len(), self.name))
             }
-        });
-        crate::measure::queue(&self.name, queue.len());
-        pushed
+        })
+    }
+
+    /// Number of requests that wait.
+    pub(crate) fn waiting(&self) -> usize {
+        match &self.work {
+            Work::Tensors(queue) => queue.len(),
+            Work::Text(model) => model.queue.len(),
+        }
     }
 
     /// Takes no more requests.

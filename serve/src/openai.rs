@@ -52,17 +52,19 @@ impl ModelObject {
     }
 }
 
-/// The models; those that are no language models are served by the Open Inference Protocol only.
+/// The language models; the others are served by the Open Inference Protocol only.
 #[utoipa::path(get, path = "/v1/models", responses((status = 200, body = ModelList), (status = 503)))]
 async fn models(State(app): State<Arc<App>>) -> Result<axum::Json<ModelList>, Problem> {
-    let data = app.models()?.values().map(ModelObject::of).collect();
+    let texts = app.models()?.values().filter(|served| matches!(served.work, Work::Text(_)));
+    let data = texts.map(ModelObject::of).collect();
     Ok(axum::Json(ModelList { object: "list", data }))
 }
 
-/// A model.
-#[utoipa::path(get, path = "/v1/models/{model}", responses((status = 200, body = ModelObject), (status = 404), (status = 503)))]
+/// A language model.
+#[utoipa::path(get, path = "/v1/models/{model}", responses((status = 200, body = ModelObject), (status = 400), (status = 404), (status = 503)))]
 async fn model(State(app): State<Arc<App>>, Path(name): Path<String>) -> Result<axum::Json<ModelObject>, Problem> {
-    Ok(axum::Json(ModelObject::of(app.model(&name)?)))
+    let (served, _) = text_model(&app, &name)?;
+    Ok(axum::Json(ModelObject::of(served)))
 }
 
 /// A model of that name that generates texts.

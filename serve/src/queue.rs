@@ -54,9 +54,9 @@ impl<T: Abandoned> Queue<T> {
         Ok(())
     }
 
-    /// Number of requests.
+    /// Number of requests that somebody waits for.
     pub(crate) fn len(&self) -> usize {
-        self.lock().waiting.len()
+        self.lock().waiting.iter().filter(|waiting| !waiting.is_abandoned()).count()
     }
 
     /// Takes the first request, if there is one that `fits`: one that does not is left to other threads, and the others wait behind it.
@@ -130,6 +130,7 @@ mod tests {
         let queue = Queue::new(2);
         queue.push(Request(1, false)).unwrap();
         queue.push(Request(2, true)).unwrap();
+        assert_eq!(queue.len(), 1);
         queue.push(Request(3, false)).unwrap();
         assert_eq!(queue.push(Request(4, false)), Err(Refused::Full));
         assert_eq!(queue.pop_if(|request| request.0 != 1), None);

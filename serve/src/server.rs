@@ -11,10 +11,10 @@ use crate::model::{Loader, Served};
 use crate::problem::{Kind, Problem};
 use crate::{oip, openai};
 use axum::Router;
+use axum::extract::State;
 use axum::routing::get;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
@@ -30,7 +30,8 @@ pub(crate) struct App {
     models: OnceLock<BTreeMap<String, Served>>,
     pub(crate) limits: Limits,
     pub(crate) keys: Option<ApiKeys>,
-    closing: AtomicBool,
+    /// Whether the server ends.
+    closing: watch::Sender<bool>,
 }
 
 impl App {
@@ -54,13 +55,24 @@ impl App {
         self.models.get().into_iter().flat_map(BTreeMap::values)
     }
 
+    /// Measures what nothing tells of when it changes.
+    fn measure(&self) {
+        self.loaded().for_each(|model| measure::queue(&model.name, model.waiting()));
+    }
+
     /// Whether every model takes requests.
     pub(crate) fn is_ready(&self) -> bool {
         !self.is_closing() && self.models.get().is_some() && self.loaded().all(|model| model.health.is_ready())
     }
 
     pub(crate) fn is_closing(&self) -> bool {
-        self.closing.load(Ordering::Acquire)
+        *self.closing.borrow()
+    }
+
+    /// Waits until the server ends.
+    pub(crate) async fn closed(&self) {
+        // Fails without a sender only, and that is here.
+        let _ = self.closing.subscribe().wait_for(|&closing| closing).await;
     }
 
     /// An error where nothing new is begun any more.
@@ -74,7 +86,6 @@ pub struct Server {
     address: SocketAddr,
     app: Arc<App>,
     runtime: tokio::runtime::Runtime,
-    stop: watch::Sender<bool>,
     connections: tokio::task::JoinHandle<()>,
 }
 
@@ -107,16 +118,18 @@ impl Server {
         let listener = listening.map_err(|source| Error::Listen { address: config.listen, source })?;
         let address = listener.local_addr().map_err(|source| Error::Listen { address: config.listen, source })?;
         let (limits, keys) = (config.limits.clone(), config.keys.clone());
-        let app = Arc::new(App { models: OnceLock::new(), limits, keys, closing: AtomicBool::new(false) });
-        let (stop, stopped) = watch::channel(false);
+        let (closing, stopped) = watch::channel(false);
+        let app = Arc::new(App { models: OnceLock::new(), limits, keys, closing });
+        let measured = app.clone();
         runtime.spawn(async move {
             loop {
                 tokio::time::sleep(Duration::from_secs(5)).await;
+                measured.measure();
                 metrics.run_upkeep();
             }
         });
         let connections = runtime.spawn(listen::serve(listener, router(&app), app.limits.clone(), stopped));
-        Ok(Server { address, app, runtime, stop, connections })
+        Ok(Server { address, app, runtime, connections })
     }
 
     /// Loads the models, and answers for them from then on. Once.
@@ -160,11 +173,10 @@ impl Server {
 
     /// Takes no more connections and requests, waits for those that run as long as the limits permit, and gives up what is left then.
     pub fn stop(self) {
-        let Server { app, runtime, stop, connections, .. } = self;
+        let Server { app, runtime, connections, .. } = self;
         let end = Instant::now() + app.limits.shutdown;
-        app.closing.store(true, Ordering::Release);
+        app.closing.send_replace(true);
         app.loaded().for_each(Served::close);
-        let _ = stop.send(true);
         while Instant::now() < end && !(app.loaded().all(Served::has_ended) && connections.is_finished()) {
             std::thread::sleep(LOOK);
         }
@@ -233,7 +245,8 @@ fn router(app: &Arc<App>) -> Router {
         .with_state(app.clone())
 }
 
-async fn metrics() -> String {
+async fn metrics(State(app): State<Arc<App>>) -> String {
+    app.measure();
     measure::handle().render()
 }
 

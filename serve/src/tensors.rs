@@ -68,7 +68,6 @@ pub(crate) fn serve(
             Some(batching) => gathered(first, queue, batching, window),
             None => vec![first],
         };
-        measure::queue(name, queue.len());
         measure::batch(name, batching.map_or(1, |_| jobs.iter().map(gather::rows).sum()));
         answer(model, jobs, batching);
     }

@@ -40,7 +40,10 @@ impl FromRequest<Arc<App>> for Payload {
             return Err(too_large(stream, app.limits.body).await);
         }
         loop {
-            let part = tokio::time::timeout(stall.min(deadline.left()), stream.next()).await;
+            let part = tokio::select! {
+                part = tokio::time::timeout(stall.min(deadline.left()), stream.next()) => part,
+                () = app.closed() => return Err(Problem::closing()),
+            };
             let part = part.map_err(|_| if deadline.has_passed() { deadline.arrived() } else { slow() })?;
             let Some(part) = part else { break };
             let part = part.map_err(|_| Problem::invalid("the body broke off"))?;

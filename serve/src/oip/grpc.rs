@@ -30,25 +30,29 @@ pub(crate) fn service(
     app: Arc<App>,
 ) -> MapRequest<GrpcInferenceServiceServer<Grpc>, impl Fn(extract::Request) -> extract::Request + Clone> {
     let (limit, stall, longest) = (app.limits.body, app.limits.stall, app.limits.timeout);
+    let ending = app.clone();
     let service = GrpcInferenceServiceServer::new(Grpc(app)).max_decoding_message_size(limit);
     MapRequest::new(service, move |mut request: extract::Request| {
         let deadline = Deadline::after(timeout(request.headers()).unwrap_or(longest).min(longest));
         request.extensions_mut().insert(deadline);
-        request.map(|body| impatient(body, stall, deadline))
+        request.map(|body| impatient(body, stall, deadline, ending.clone()))
     })
 }
 
-/// A body that fails where nothing of it comes for so long, or all of it does not come in time.
-fn impatient(body: Body, stall: Duration, deadline: Deadline) -> Body {
-    let parts = stream::try_unfold(body.into_data_stream(), move |mut parts| async move {
+/// A body that fails where nothing of it comes for so long, all of it does not come in time, or the server ends before.
+fn impatient(body: Body, stall: Duration, deadline: Deadline, app: Arc<App>) -> Body {
+    let parts = stream::try_unfold((body.into_data_stream(), app), move |(mut parts, app)| async move {
         let left = deadline.left();
         let slow = |_| match left < stall {
             true => deadline.arrived().into(),
             false => Status::deadline_exceeded(format!("nothing of the message came for {} s", stall.as_secs_f64())),
         };
-        let part = tokio::time::timeout(stall.min(left), parts.next()).await.map_err(slow)?;
+        let part = tokio::select! {
+            part = tokio::time::timeout(stall.min(left), parts.next()) => part.map_err(slow)?,
+            () = app.closed() => return Err(Problem::closing().into()),
+        };
         let part = part.transpose().map_err(|_| Status::cancelled("the message broke off"))?;
-        Ok::<_, Status>(part.map(|part| (part, parts)))
+        Ok::<_, Status>(part.map(|part| (part, (parts, app))))
     });
     Body::from_stream(parts)
 }

@@ -107,7 +107,7 @@ struct Said {
 }
 
 /// Answers a conversation, by the model's chat template.
-#[utoipa::path(post, path = "/v1/chat/completions", request_body = Request,
+#[utoipa::path(post, path = "/v1/chat/completions", operation_id = "complete_chat", request_body = Request,
     responses((status = 200, body = Answer), (status = 400), (status = 404), (status = 413), (status = 422),
         (status = 429), (status = 503), (status = 504)))]
 pub(super) async fn complete(

@@ -5,11 +5,12 @@ use super::options::{Options, parse};
 use super::stream::{self, Chunks, Form};
 use super::{Usage, now, text_model, unsupported};
 use crate::door::{Payload, RequestId};
-use crate::problem::Problem;
+use crate::problem::{Kind, Problem};
 use crate::server::App;
 use axum::Extension;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -22,7 +23,6 @@ const USUAL_TOKENS: usize = 16;
 #[schema(as = CompletionRequest)]
 pub(super) struct Request {
     model: String,
-    #[serde(default)]
     prompt: Prompt,
     #[serde(flatten)]
     options: Options,
@@ -39,12 +39,6 @@ enum Prompt {
     Texts(Vec<String>),
     /// One list of numbers of tokens.
     TokenLists(Vec<Vec<i64>>),
-}
-
-impl Default for Prompt {
-    fn default() -> Prompt {
-        Prompt::Text(String::new())
-    }
 }
 
 impl Prompt {
@@ -84,7 +78,7 @@ struct Choice {
 }
 
 /// Continues a prompt.
-#[utoipa::path(post, path = "/v1/completions", request_body = Request,
+#[utoipa::path(post, path = "/v1/completions", operation_id = "complete_text", request_body = Request,
     responses((status = 200, body = Answer), (status = 400), (status = 404), (status = 413), (status = 422),
         (status = 429), (status = 503), (status = 504)))]
 pub(super) async fn complete(
@@ -92,7 +86,7 @@ pub(super) async fn complete(
     Extension(RequestId(id)): Extension<RequestId>,
     Payload { body, deadline }: Payload,
 ) -> Result<Response, Problem> {
-    let Request { model, prompt, options } = parse(&body)?;
+    let Request { model, prompt, options } = parse(&body).map_err(|problem| or_chat(problem, &body))?;
     let found = text_model(&app, &model)?;
     let (is_stream, include_usage) = (options.is_stream(), options.include_usage());
     let source = prompt.source()?;
@@ -107,6 +101,22 @@ pub(super) async fn complete(
     let usage = Usage::new(prompt_tokens, tokens);
     let answer = Answer { id, object: "text_completion", created, model, choices: [choice], usage };
     Ok(axum::Json(answer).into_response())
+}
+
+/// `problem`, or where a chat belongs, if the request has `messages` in place of a prompt.
+fn or_chat(problem: Problem, body: &[u8]) -> Problem {
+    #[derive(Deserialize)]
+    struct Chat {
+        #[serde(rename = "messages")]
+        _messages: IgnoredAny,
+        prompt: Option<IgnoredAny>,
+    }
+    match serde_json::from_slice(body) {
+        Ok(Chat { prompt: None, .. }) => {
+            Problem::new(Kind::Form, "body: expected prompt, found messages: chats go to /v1/chat/completions")
+        }
+        _ => problem,
+    }
 }
 
 /// Completions' events.

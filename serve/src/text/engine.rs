@@ -111,7 +111,6 @@ impl<'a> Engine<'a> {
             }
             self.give_up(model, &mut hand);
             self.step(model, &mut hand);
-            measure::queue(self.name, self.queue.len());
             measure::slots(self.name, self.instance, hand.running.len());
         }
     }

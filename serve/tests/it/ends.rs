@@ -47,6 +47,32 @@ fn idle_connections_do_not_keep_a_server() {
     drop(idle);
 }
 
+#[test]
+fn a_body_that_is_half_sent_does_not_keep_a_server() {
+    use std::io::Write;
+    let server = start(&["digits"]);
+    let half = |head: &str| {
+        let mut stream = TcpStream::connect(server.address()).unwrap();
+        stream.write_all(format!("{head}\r\nhost: x\r\ncontent-length: 99\r\n\r\n{{").as_bytes()).unwrap();
+        stream
+    };
+    let halves = [
+        half("POST /v1/completions HTTP/1.1"),
+        half("POST /v2/models/digits/infer HTTP/1.1"),
+        half("POST /inference.GRPCInferenceService/ModelInfer HTTP/1.1\r\ncontent-type: application/grpc"),
+    ];
+    // Long enough that their bodies are waited for, mostly; else they are refused before.
+    std::thread::sleep(Duration::from_millis(200));
+    let began = Instant::now();
+    server.stop();
+    assert!(began.elapsed() < Duration::from_secs(20));
+    let [completion, infer, grpc] = halves.map(rest);
+    for answer in [completion, infer] {
+        assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("shutting down"), "{answer}");
+    }
+    assert!(grpc.contains("grpc-status: 14"), "{grpc}");
+}
+
 fn rest(mut stream: TcpStream) -> String {
     use std::io::Read;
     let mut rest = Vec::new();

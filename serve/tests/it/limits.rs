@@ -128,6 +128,25 @@ fn a_full_queue_refuses_and_tells_when_to_come_again() {
     server.stop();
 }
 
+/// A thread that is busy, or waits for the next request, does not see that one has left.
+#[test]
+fn a_request_whose_client_left_waits_no_more() {
+    let server = limited(&["gone=llama"], |limits| limits.slots = 1);
+    let address = server.address();
+    let _running = begun(address, "gone");
+    let waiting = send(address, "POST", "/v1/completions", &[], short("gone").to_string().as_bytes());
+    wait_for(address, &["moh_queue_requests", "gone"], 1.0);
+    drop(waiting);
+    wait_for(address, &["moh_queue_requests", "gone"], 0.0);
+    // Those of other tests are counted, too.
+    let (began, left) = (Instant::now(), || measured(address, &["moh_requests_total", "/v1/completions", "\"499\""]));
+    while left() < Some(1.0) {
+        assert!(began.elapsed() < Duration::from_secs(30), "{:?}", left());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    server.stop();
+}
+
 #[test]
 fn a_disconnect_frees_its_slot_at_once() {
     let server = limited(&["left=llama"], |limits| limits.slots = 1);

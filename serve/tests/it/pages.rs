@@ -32,6 +32,12 @@ fn the_server_and_its_models_tell_what_they_are() {
     ] {
         assert!(pages["paths"][path][method].is_object(), "{path}: {pages}");
     }
+    let operations = pages["paths"].as_object().unwrap().values().flat_map(|page| page.as_object().unwrap().values());
+    let mut ids: Vec<&str> = operations.map(|operation| operation["operationId"].as_str().unwrap()).collect();
+    let count = ids.len();
+    ids.sort_unstable();
+    ids.dedup();
+    assert_eq!(ids.len(), count, "{ids:?}");
     assert!(pages["components"]["schemas"].as_object().unwrap().len() > 10);
     let measurements = get(address, "/metrics").text();
     assert!(measurements.contains("# TYPE moh_requests_total counter"), "{measurements}");

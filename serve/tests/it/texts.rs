@@ -266,6 +266,13 @@ fn bad_requests_are_told_what_is_wrong() {
         (json!({ "model": "llama", "prompt": { "a": 1 } }), 422, "prompt: expected a text"),
         (json!({ "model": "llama", "prompt": "x", "stop": 5 }), 422, "stop: expected a text"),
         (json!({ "prompt": "x" }), 422, "missing field `model`"),
+        (json!({ "model": "llama" }), 422, "missing field `prompt`"),
+        (json!({ "model": "llama", "prompt": null }), 422, "prompt: expected a text"),
+        (
+            json!({ "model": "llama", "messages": [{ "role": "user", "content": "x" }] }),
+            422,
+            "expected prompt, found messages: chats go to /v1/chat/completions",
+        ),
         (json!([1]), 422, "body: expected a JSON object, found an array"),
     ] {
         let answer = post(address, "/v1/completions", &body);
@@ -283,7 +290,9 @@ fn bad_requests_are_told_what_is_wrong() {
     // And after all of them it works.
     assert_eq!(post(address, "/v1/completions", &complete("llama", "x", 2)).status, 200);
     let models = get(address, "/v1/models").json();
-    assert_eq!(models["data"].as_array().unwrap().len(), 2);
+    let names: Vec<&Value> = models["data"].as_array().unwrap().iter().map(|model| &model["id"]).collect();
+    assert_eq!(names, ["llama"], "digits is no language model");
+    assert_eq!(get(address, "/v1/models/digits").status, 400);
     assert_eq!(get(address, "/v1/models/llama").json()["id"], "llama");
     assert_eq!(get(address, "/v1/models/nobody").status, 404);
     server.stop();
