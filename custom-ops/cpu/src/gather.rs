@@ -19,18 +19,18 @@ impl Scale for [f32; 2] {
     }
 }
 
-/// A bias of scores as powers of 2: times log2(e). The lowest finite numbers, with which some models mask keys, stay finite: only -inf
-/// leaves a key out.
+/// A bias of scores as powers of 2: times log2(e). Finite numbers stay finite, such as the lowest, with which some models mask keys: only
+/// -inf leaves a key out. Beyond 2.36e38 all are one.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Log2Bias;
 
 impl Scale for Log2Bias {
     #[inline(always)]
     fn apply<I: Isa>(self, isa: I, x: I::V) -> I::V {
-        let least = isa.splat(f32::MIN);
-        // 0, but of an infinity -inf or NaN.
-        let infinite = isa.sub(x, isa.max(x, least));
-        isa.add(isa.max(isa.mul(x, isa.splat(LOG2_E)), least), infinite)
+        let (zero, least) = (isa.splat(0.0), isa.splat(f32::MIN));
+        let finite = |x| isa.sub(zero, isa.max(isa.sub(zero, isa.max(x, least)), least));
+        // The difference is 0, but of an infinity that infinity, and NaN of NaN.
+        isa.add(finite(isa.mul(x, isa.splat(LOG2_E))), isa.sub(x, finite(x)))
     }
 }
 
@@ -39,7 +39,7 @@ impl Log2Bias {
     #[inline(always)]
     pub(crate) fn of(bias: f32) -> f32 {
         let scaled = bias * LOG2_E;
-        if bias >= f32::MIN && scaled < f32::MIN { f32::MIN } else { scaled }
+        if bias.is_finite() { scaled.clamp(f32::MIN, f32::MAX) } else { scaled }
     }
 }
 

@@ -11,13 +11,6 @@ use crate::op::CustomOp;
 use crate::settings::Settings;
 use moh_operators::{DType, Operator};
 use ort_sys::OrtApiBase;
-#[cfg(feature = "cuda")]
-use {
-    crate::context::{KernelContext, KernelInfo},
-    crate::failure::Failure,
-    crate::op::NodeKernel,
-    std::ffi::CStr,
-};
 
 /// The first version of the C API with stream-ordered scratch memory for kernels: onnxruntime 1.18.
 #[cfg(feature = "cuda")]
@@ -30,34 +23,6 @@ pub(crate) fn host(base: &OrtApiBase) -> Result<Api, String> {
     // SAFETY: the base belongs to the host.
     let api = unsafe { Api::new(base, API_VERSION) };
     api.ok_or_else(|| format!("CUDA kernels need onnxruntime 1.{API_VERSION} or newer"))
-}
-
-/// A node's kernel, which is made only where the session's GPU can run it: otherwise no session is made, rather than one whose runs fail.
-#[cfg(feature = "cuda")]
-struct OnThisGpu(kernel::CudaKernel);
-
-#[cfg(feature = "cuda")]
-impl NodeKernel for OnThisGpu {
-    const PROVIDER: Option<&'static CStr> = kernel::CudaKernel::PROVIDER;
-
-    fn new(
-        api: Api,
-        operator: &'static Operator,
-        dtype: DType,
-        settings: Settings,
-        info: &KernelInfo<'_>,
-    ) -> Result<OnThisGpu, Failure> {
-        moh_cuda::Driver::get()?.check_gpu()?;
-        kernel::CudaKernel::new(api, operator, dtype, settings, info).map(OnThisGpu)
-    }
-
-    fn api(&self) -> Api {
-        self.0.api()
-    }
-
-    fn compute(&self, context: &KernelContext<'_>) -> Result<(), Failure> {
-        self.0.compute(context)
-    }
 }
 
 /// Without feature `cuda`.
@@ -75,7 +40,7 @@ pub(crate) fn custom_op(
     settings: Settings,
 ) -> Result<CustomOp, String> {
     match moh_cuda::supports(operator) {
-        true => Ok(CustomOp::new::<OnThisGpu>(api, operator, dtype, settings, None)),
+        true => Ok(CustomOp::new::<kernel::CudaKernel>(api, operator, dtype, settings, None)),
         false => Err(format!("{} has no CUDA kernel", operator.name)),
     }
 }

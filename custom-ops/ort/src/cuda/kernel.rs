@@ -38,6 +38,8 @@ impl NodeKernel for CudaKernel {
         _: Settings,
         info: &KernelInfo<'_>,
     ) -> Result<CudaKernel, Failure> {
+        // Rather no session than one whose runs fail.
+        Driver::get()?.check_gpu()?;
         let attributes = read_node(operator, info)?;
         let fillers = fillers(&attributes, info)?;
         Ok(CudaKernel { api, attributes, allocator: info.allocator()?, fillers })
