@@ -56,6 +56,10 @@ pub(crate) async fn pass(State(app): State<Arc<App>>, mut request: Request, next
         response = problem.response(&path, is_grpc);
         response.headers_mut().extend(allow.map(|allow| (header::ALLOW, allow)));
     }
+    if is_grpc && is_unexplained(&response) {
+        let path: String = path.chars().take(100).collect();
+        response = tonic::Status::unimplemented(format!("there is no method {path}")).into_http();
+    }
     if let Ok(id) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(REQUEST_ID, id);
     }
@@ -95,6 +99,13 @@ impl Drop for Visit {
             self.tell(LEFT, true, "the client left before the answer");
         }
     }
+}
+
+/// Whether it is of a method of gRPC that is none, which tonic answers without a word.
+fn is_unexplained(response: &Response) -> bool {
+    let headers = response.headers();
+    headers.get(tonic::Status::GRPC_STATUS).is_some_and(|code| code == "12")
+        && !headers.contains_key(tonic::Status::GRPC_MESSAGE)
 }
 
 /// The status for the log and measurements: HTTP's, but gRPC's for its errors, which HTTP has as 200.

@@ -102,6 +102,11 @@ pub(crate) fn generated_tokens(model: &str, tokens: usize) {
     counter!(TOKENS, "model" => model.to_owned(), "kind" => "generated").increment(tokens as u64);
 }
 
+/// What is measured of a model before anything happens to it, so that its first change is seen as one.
+pub(crate) fn model(model: &str) {
+    counter!(RESTARTS, "model" => model.to_owned()).increment(0);
+}
+
 /// A thread that was started again.
 pub(crate) fn restart(model: &str) {
     counter!(RESTARTS, "model" => model.to_owned()).increment(1);

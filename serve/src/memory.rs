@@ -6,6 +6,16 @@ use std::path::Path;
 /// Of what is free, in quarters: the rest is for runs, requests and other programs.
 const QUARTERS: usize = 3;
 
+/// A number of bytes for messages, rounded down by a tenth at most.
+pub(crate) fn words(bytes: usize) -> String {
+    const MANY: usize = 10;
+    match (bytes >> 10, bytes >> 20) {
+        (_, mib) if mib >= MANY => format!("{mib} MiB"),
+        (kib, _) if kib >= MANY => format!("{kib} KiB"),
+        _ => format!("{bytes} bytes"),
+    }
+}
+
 /// Bytes for the caches of all models, where nobody says how many: most of what is free beside `weights`. `None` where the system does not tell.
 pub(crate) fn usual(weights: usize) -> Option<usize> {
     let free = available()?;
@@ -60,6 +70,19 @@ pub(crate) fn weights(path: &Path) -> usize {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+
+    #[test]
+    fn few_bytes_are_not_told_as_none() {
+        for (bytes, expected) in [
+            (0, "0 bytes"),
+            (10_239, "10239 bytes"),
+            (655_360, "640 KiB"),
+            (1_996_800, "1950 KiB"),
+            (10 << 20, "10 MiB"),
+        ] {
+            assert_eq!(words(bytes), expected);
+        }
+    }
 
     #[test]
     fn the_systems_words_are_understood() {

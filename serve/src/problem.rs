@@ -24,6 +24,8 @@ pub(crate) enum Kind {
     Slow,
     /// A body that is too large.
     Large,
+    /// A body that is compressed.
+    Encoding,
     /// Too many requests wait.
     Busy,
     /// It waited too long for its turn.
@@ -95,6 +97,7 @@ impl Problem {
             Kind::Method => StatusCode::METHOD_NOT_ALLOWED,
             Kind::Slow => StatusCode::REQUEST_TIMEOUT,
             Kind::Large => StatusCode::PAYLOAD_TOO_LARGE,
+            Kind::Encoding => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Kind::Busy => StatusCode::TOO_MANY_REQUESTS,
             Kind::Overdue | Kind::Loading | Kind::Closing => StatusCode::SERVICE_UNAVAILABLE,
             Kind::Deadline => StatusCode::GATEWAY_TIMEOUT,
@@ -113,6 +116,7 @@ impl Problem {
             Kind::Method => "method_not_allowed",
             Kind::Slow => "request_timeout",
             Kind::Large => "request_too_large",
+            Kind::Encoding => "unsupported_encoding",
             Kind::Busy => "queue_full",
             Kind::Overdue => "overloaded",
             Kind::Deadline => "deadline_exceeded",
@@ -172,7 +176,7 @@ impl IntoResponse for Problem {
 impl From<Problem> for tonic::Status {
     fn from(problem: Problem) -> tonic::Status {
         let code = match problem.kind {
-            Kind::Invalid | Kind::Form | Kind::Context | Kind::Method => tonic::Code::InvalidArgument,
+            Kind::Invalid | Kind::Form | Kind::Context | Kind::Method | Kind::Encoding => tonic::Code::InvalidArgument,
             Kind::Key => tonic::Code::Unauthenticated,
             Kind::NotFound => tonic::Code::NotFound,
             Kind::Large | Kind::Busy => tonic::Code::ResourceExhausted,

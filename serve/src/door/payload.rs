@@ -4,17 +4,17 @@ use crate::deadline::Deadline;
 use crate::problem::{Kind, Problem};
 use crate::server::App;
 use axum::Json;
-use axum::body::Bytes;
+use axum::body::{BodyDataStream, Bytes};
 use axum::extract::rejection::JsonRejection;
 use axum::extract::{FromRequest, Request};
-use axum::http::header;
+use axum::http::{HeaderMap, HeaderValue, header};
 use futures_util::StreamExt;
 use serde::de::DeserializeOwned;
 use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Of a body that is too large, as much is read and thrown away: a client that is still sending would not see the answer.
+/// Of a body that is refused, as much is read and thrown away: a client that is still sending would not see the answer.
 const THROWN_AWAY: usize = 256 << 20;
 const THROWING_TIME: Duration = Duration::from_secs(5);
 
@@ -32,10 +32,15 @@ impl FromRequest<Arc<App>> for Payload {
         app.check_open()?;
         let length = request.headers().get(header::CONTENT_LENGTH);
         let length: Option<usize> = length.and_then(|length| length.to_str().ok()?.parse().ok());
+        let encoded = check_encoding(request.headers());
         let stall = app.limits.stall;
         let slow = || Problem::new(Kind::Slow, format!("nothing of the body came for {} s", stall.as_secs_f64()));
         let mut stream = request.into_body().into_data_stream();
         let mut body = Vec::with_capacity(length.unwrap_or(0).min(app.limits.body));
+        if let Err(problem) = encoded {
+            throw_away(stream).await;
+            return Err(problem);
+        }
         if length.is_some_and(|length| length > app.limits.body) {
             return Err(too_large(stream, app.limits.body).await);
         }
@@ -56,7 +61,25 @@ impl FromRequest<Arc<App>> for Payload {
     }
 }
 
-async fn too_large(mut stream: axum::body::BodyDataStream, limit: usize) -> Problem {
+/// Refuses bodies that are not sent as they are.
+fn check_encoding(headers: &HeaderMap) -> Result<(), Problem> {
+    let is_plain = |name: &HeaderValue| name.is_empty() || name.as_bytes().eq_ignore_ascii_case(b"identity");
+    match headers.get_all(header::CONTENT_ENCODING).iter().find(|name| !is_plain(name)) {
+        None => Ok(()),
+        Some(name) => {
+            let found: String = String::from_utf8_lossy(name.as_bytes()).chars().take(40).collect();
+            let message = format!("Content-Encoding: expected identity, found {found:?}: send the body uncompressed");
+            Err(Problem::new(Kind::Encoding, message))
+        }
+    }
+}
+
+async fn too_large(stream: BodyDataStream, limit: usize) -> Problem {
+    throw_away(stream).await;
+    Problem::new(Kind::Large, format!("expected a body of at most {limit} bytes"))
+}
+
+async fn throw_away(mut stream: BodyDataStream) {
     let rest = async {
         let mut left = THROWN_AWAY;
         while let Some(Ok(part)) = stream.next().await {
@@ -65,7 +88,6 @@ async fn too_large(mut stream: axum::body::BodyDataStream, limit: usize) -> Prob
         }
     };
     let _ = tokio::time::timeout(THROWING_TIME, rest).await;
-    Problem::new(Kind::Large, format!("expected a body of at most {limit} bytes"))
 }
 
 /// What a body of JSON says.

@@ -3,6 +3,7 @@
 use super::{ChatTemplate, Served, TextModel, Work};
 use crate::config::{Config, Limits, ModelSpec};
 use crate::error::{Error, Result};
+use crate::measure;
 use crate::memory;
 use crate::queue::Queue;
 use crate::tensors::{Batching, Bounds};
@@ -78,6 +79,7 @@ impl<'c> Loader<'c> {
     /// # Errors
     /// [`Error::Model`] for what cannot be loaded, [`Error::Template`] for its chat template, [`Error::Start`] without threads.
     pub(crate) fn load(&self, spec: &ModelSpec) -> Result<Served> {
+        measure::model(&spec.name);
         let (began, health, limits) = (Instant::now(), Arc::new(Health::default()), &self.config.limits);
         let tensors = Arc::new(Queue::<tensors::Job>::new(limits.queue));
         let texts = Arc::new(Queue::<text::Job>::new(limits.queue));
@@ -119,9 +121,8 @@ impl<'c> Loader<'c> {
             Some(TextFacts { tokenizer, vocabulary, size, slots, .. }) => {
                 let longest = facts.config.max_length.unwrap_or(usize::MAX);
                 let most = Some(size.bytes(slots, longest, longest).min(self.cache)).filter(|&most| most < usize::MAX);
-                let mib = most.map_or("unlimited".to_owned(), |bytes| (bytes >> 20).to_string());
-                let kib_a_token = size.token >> 10;
-                tracing::info!(model = spec.name, mib, kib_a_token, "an instance's cache takes at most");
+                let (bound, token) = (most.map_or("any memory".to_owned(), memory::words), memory::words(size.token));
+                tracing::info!(model = spec.name, "an instance's cache takes at most {bound}, for each token {token}");
                 let usual = (self.cache < usize::MAX).then(|| size.longest(self.cache, slots));
                 let chat = ChatTemplate::from_folder(&facts.folder)?;
                 let config = facts.config;
@@ -194,11 +195,7 @@ fn load(model: Model, Bound { limits, cache }: &Bound) -> moh_tasks::Result<(Loa
             );
             return Err(moh_tasks::Error::Setting(reason));
         }
-        let words = longest.map_or("as many as there is memory for".to_owned(), |longest| longest.to_string());
-        facts.notes.push(format!(
-            "texts have at most {fits} tokens, not {words}: an instance's cache may take {} MiB; --cache-memory says how much all may take",
-            cache >> 20
-        ));
+        facts.notes.push(shorter(fits, longest, *cache));
         config.max_length = Some(fits);
         facts.config.max_length = Some(fits);
     }
@@ -208,10 +205,27 @@ fn load(model: Model, Bound { limits, cache }: &Bound) -> moh_tasks::Result<(Loa
     Ok((Loaded::Text(Box::new(batch), tokenizer, config), facts))
 }
 
+/// That texts of a model end at `fits` tokens, because an instance's cache has only so many bytes.
+fn shorter(fits: usize, longest: Option<usize>, cache: usize) -> String {
+    let own = longest.map_or(String::new(), |longest| format!(", not the model's {longest}"));
+    format!(
+        "a text with its prompt has at most {fits} tokens{own}: longer ones do not fit an instance's share of \
+         --cache-memory, {}",
+        memory::words(cache)
+    )
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+
+    #[test]
+    fn a_small_cache_is_told_in_words() {
+        let note = shorter(30, Some(512), 655_360);
+        assert!(note.contains("at most 30 tokens, not the model's 512") && note.ends_with("640 KiB"), "{note}");
+        assert!(shorter(30, None, 655_360).contains("at most 30 tokens: "));
+    }
 
     #[test]
     fn instances_of_all_language_models_share_the_cache_memory() {

@@ -1,14 +1,15 @@
 //! The protocol over gRPC.
 
-use super::infer::{Request, infer};
+use super::infer::{REFUSED, Request, infer, unsupported};
 use super::proto::grpc_inference_service_server::{GrpcInferenceService, GrpcInferenceServiceServer};
+use super::proto::infer_parameter::ParameterChoice;
 use super::proto::model_infer_request::InferInputTensor;
 use super::proto::model_infer_response::InferOutputTensor;
 use super::proto::model_metadata_response::TensorMetadata;
 use super::proto::{
-    InferTensorContents, ModelInferRequest, ModelInferResponse, ModelMetadataRequest, ModelMetadataResponse,
-    ModelReadyRequest, ModelReadyResponse, ServerLiveRequest, ServerLiveResponse, ServerMetadataRequest,
-    ServerMetadataResponse, ServerReadyRequest, ServerReadyResponse,
+    InferParameter, InferTensorContents, ModelInferRequest, ModelInferResponse, ModelMetadataRequest,
+    ModelMetadataResponse, ModelReadyRequest, ModelReadyResponse, ServerLiveRequest, ServerLiveResponse,
+    ServerMetadataRequest, ServerMetadataResponse, ServerReadyRequest, ServerReadyResponse,
 };
 use super::{EXTENSIONS, SERVER, VERSION, datatype, model, name, rest, shape};
 use crate::deadline::Deadline;
@@ -20,6 +21,7 @@ use axum::http::HeaderMap;
 use futures_util::stream::{self, StreamExt};
 use half::{bf16, f16};
 use moh_runtime::{ElementType, Tensor, TensorData, TensorInfo};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tonic::{Response, Status};
@@ -109,8 +111,13 @@ impl GrpcInferenceService for Grpc {
             let message = format!("raw_input_contents: expected an entry for each of {expected} inputs, found {found}");
             return Err(Problem::invalid(message).into());
         }
+        check("", &request.parameters)?;
+        for output in &request.outputs {
+            check(&format!("output {}: ", output.name), &output.parameters)?;
+        }
         let mut inputs = Vec::with_capacity(request.inputs.len());
         for (i, input) in request.inputs.iter().enumerate() {
+            check(&format!("input {}: ", input.name), &input.parameters)?;
             inputs.push((input.name.clone(), tensor(input, raw.get(i))?));
         }
         let outputs = request.outputs.iter().map(|wanted| wanted.name.clone()).collect();
@@ -131,6 +138,24 @@ impl GrpcInferenceService for Grpc {
             ..ModelInferResponse::default()
         }))
     }
+}
+
+/// Refuses parameters that are not supported. `of`: what has them, as in `output logits: `.
+fn check(of: &str, parameters: &HashMap<String, InferParameter>) -> Result<(), Problem> {
+    for name in REFUSED {
+        let found = match parameters.get(name).and_then(|parameter| parameter.parameter_choice.as_ref()) {
+            None | Some(ParameterChoice::BoolParam(false)) => continue,
+            Some(ParameterChoice::Int64Param(0) | ParameterChoice::Uint64Param(0)) => continue,
+            Some(ParameterChoice::StringParam(text)) if text.is_empty() => continue,
+            Some(ParameterChoice::BoolParam(found)) => found.to_string(),
+            Some(ParameterChoice::Int64Param(found)) => found.to_string(),
+            Some(ParameterChoice::Uint64Param(found)) => found.to_string(),
+            Some(ParameterChoice::DoubleParam(found)) => found.to_string(),
+            Some(ParameterChoice::StringParam(found)) => format!("{found:?}"),
+        };
+        return Err(unsupported(of, name, &found));
+    }
+    Ok(())
 }
 
 /// What the client waits: `grpc-timeout`, at most 8 digits and a unit.

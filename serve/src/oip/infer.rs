@@ -8,6 +8,15 @@ use crate::tensors::{Claim, Job, check};
 use moh_runtime::Tensor;
 use tokio::sync::oneshot;
 
+/// Triton's parameters that ask for another result, or for one in another place, and are not supported; others are ignored.
+pub(super) const REFUSED: [&str; 3] = ["classification", "sequence_id", "shared_memory_region"];
+
+/// For a parameter of [`REFUSED`]. `of`: what has it, as in `output logits: `.
+pub(super) fn unsupported(of: &str, name: &str, found: &str) -> Problem {
+    let found: String = found.chars().take(40).collect();
+    Problem::invalid(format!("{of}parameters.{name}: not supported here; expected none, found {found}"))
+}
+
 /// What is asked for.
 pub(super) struct Request<'a> {
     pub(super) model: &'a str,

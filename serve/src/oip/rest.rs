@@ -1,6 +1,6 @@
 //! The protocol over REST, with the extension for binary tensors.
 
-use super::infer::{Request, infer};
+use super::infer::{REFUSED, Request, infer, unsupported};
 use super::json::Numbers;
 use super::{EXTENSIONS, SERVER, VERSION, datatype, json, model, name, shape};
 use crate::door::{self, Path, Payload};
@@ -101,12 +101,38 @@ struct Wanted {
     parameters: Parameters,
 }
 
-/// Those of the extension for binary tensors; others are ignored.
-#[derive(Debug, Clone, Copy, Default, Deserialize, ToSchema)]
+/// Those of the extension for binary tensors, and those that are refused; others are ignored.
+#[derive(Debug, Default, Deserialize, ToSchema)]
 struct Parameters {
     binary_data_size: Option<usize>,
     binary_data: Option<bool>,
     binary_data_output: Option<bool>,
+    /// Only null or 0.
+    #[schema(value_type = Option<u64>)]
+    classification: Option<Value>,
+    /// Only null, 0 or empty.
+    #[schema(value_type = Option<u64>)]
+    sequence_id: Option<Value>,
+    /// Only null or empty.
+    #[schema(value_type = Option<String>)]
+    shared_memory_region: Option<Value>,
+}
+
+impl Parameters {
+    /// Refuses what is not supported. `of`: what has these parameters, as in `output logits: `.
+    fn check(&self, of: &str) -> Result<(), Problem> {
+        let given = [&self.classification, &self.sequence_id, &self.shared_memory_region];
+        for (name, value) in REFUSED.into_iter().zip(given) {
+            let found = match value {
+                None | Some(Value::Null | Value::Bool(false)) => continue,
+                Some(Value::Number(number)) if number.as_f64() == Some(0.0) => continue,
+                Some(Value::String(text)) if text.is_empty() => continue,
+                Some(found) => found,
+            };
+            return Err(unsupported(of, name, &found.to_string()));
+        }
+        Ok(())
+    }
 }
 
 /// What is optional may be null, as some clients write it.
@@ -221,8 +247,13 @@ async fn run(
 /// A request, and the tensors in its JSON or after it.
 fn decode(text: &[u8], mut bytes: &[u8]) -> Result<(InferRequest, Vec<(String, Tensor)>), Problem> {
     let request: InferRequest = door::parse(text)?;
+    request.parameters.check("")?;
+    for wanted in &request.outputs {
+        wanted.parameters.check(&format!("output {}: ", wanted.name))?;
+    }
     let mut inputs = Vec::with_capacity(request.inputs.len());
     for input in &request.inputs {
+        input.parameters.check(&format!("input {}: ", input.name))?;
         inputs.push((input.name.clone(), tensor(input, &mut bytes)?));
     }
     if !bytes.is_empty() {

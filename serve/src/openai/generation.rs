@@ -171,13 +171,14 @@ fn room(
     let usual = usual.tokens(prompt);
     let Some(longest) = longest else { return Ok(most.or(usual).unwrap_or(USUAL)) };
     let room = longest.saturating_sub(prompt);
+    let has = format!("the prompt has {prompt} {}", if prompt == 1 { "token" } else { "tokens" });
     if room == 0 {
-        let message = format!("the prompt has {prompt} tokens, {limit} {longest}");
+        let message = format!("{has}, {limit} {longest}");
         return Err(Problem::new(Kind::Context, message));
     }
     match most {
         Some(most) if most > room => {
-            let message = format!("the prompt has {prompt} tokens and max_tokens is {most}, {limit} {longest}");
+            let message = format!("{has} and max_tokens is {most}, {limit} {longest}");
             Err(Problem::new(Kind::Context, message))
         }
         Some(most) => Ok(most),
@@ -202,6 +203,9 @@ mod tests {
         // A slot's share of the memory is for the prompt, too.
         assert_eq!(room(500, None, Usual::Chat(Some(4000)), Some(8000)), Ok(3500));
         assert_eq!(room(5000, None, Usual::Chat(Some(4000)), Some(8000)), Ok(1024));
+        let message = |prompt| room(prompt, Some(100), few, Some(100)).unwrap_err().message;
+        assert!(message(1).starts_with("the prompt has 1 token and max_tokens is 100"), "{}", message(1));
+        assert!(message(100).starts_with("the prompt has 100 tokens, "), "{}", message(100));
         for (prompt, most) in [(10, Some(91)), (100, None), (101, Some(1)), (10, Some(usize::MAX))] {
             assert_eq!(room(prompt, most, few, Some(100)).unwrap_err().kind, Kind::Context, "{prompt} {most:?}");
         }

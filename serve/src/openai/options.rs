@@ -24,8 +24,8 @@ pub(super) struct Options {
     temperature: Option<f64>,
     /// 0 to 1: samples from the most probable tokens whose probabilities add up to this. Default: 1.
     top_p: Option<f64>,
-    /// Samples from this many of the most probable tokens. Not part of OpenAI's API.
-    top_k: Option<usize>,
+    /// Samples from this many of the most probable tokens; 0 or -1: from all, as without it. Not part of OpenAI's API.
+    top_k: Option<i64>,
     /// The same seed gives the same tokens. Default: another one each time.
     seed: Option<i64>,
     /// Texts to stop before, at most 16.
@@ -208,7 +208,7 @@ impl Options {
             return Err(Problem::invalid(format!("temperature: expected 0 to 2, found {temperature}")));
         }
         let seed = self.seed.map_or_else(|| uuid::Uuid::new_v4().as_u64_pair().0, |seed| seed as u64);
-        let (top_k, top_p) = (self.top_k, self.top_p.unwrap_or(1.0));
+        let (top_k, top_p) = (self.top_k()?, self.top_p.unwrap_or(1.0));
         // Checked with a temperature that can be, although it may not be used.
         let sampling = Sampling { temperature: temperature.max(f64::MIN_POSITIVE), top_k, top_p, seed };
         let chooser = Chooser::new(Some(sampling), 0).map_err(|e| Problem::invalid(e.to_string()))?;
@@ -216,6 +216,16 @@ impl Options {
             return Ok(chooser);
         }
         Chooser::new(None, 0).map_err(|e| Problem::invalid(e.to_string()))
+    }
+
+    /// The number of tokens to draw from, if it is limited: llama.cpp's clients say 0 for all, vLLM's -1.
+    fn top_k(&self) -> Result<Option<usize>, Problem> {
+        match self.top_k {
+            None | Some(-1 | 0) => Ok(None),
+            Some(most) => usize::try_from(most).map(Some).map_err(|_| {
+                Problem::invalid(format!("top_k: expected 1 or more, or 0 or -1 for no limit, found {most}"))
+            }),
+        }
     }
 
     /// Texts to stop before.
@@ -309,7 +319,7 @@ mod tests {
     #[test]
     fn numbers_out_of_range_are_refused() {
         for bad in
-            [json!({"temperature": -0.1}), json!({"temperature": 2.5}), json!({"top_p": 1.5}), json!({"top_k": 0})]
+            [json!({"temperature": -0.1}), json!({"temperature": 2.5}), json!({"top_p": 1.5}), json!({"top_k": -2})]
         {
             assert!(options(bad.clone()).chooser().is_err(), "{bad}");
             // Also where they would not be used.
@@ -321,6 +331,18 @@ mod tests {
         assert!(options(json!({"max_tokens": 0})).most().is_err());
         assert!(options(json!({"max_tokens": 1, "max_completion_tokens": 2})).most().is_err());
         assert_eq!(options(json!({"max_completion_tokens": 2})).most(), Ok(Some(2)));
+    }
+
+    #[test]
+    fn a_top_k_of_0_or_less_by_one_is_no_limit() {
+        let top_k = |value: Value| options(json!({ "top_k": value })).top_k().map_err(|problem| problem.message);
+        for none in [json!(0), json!(-1), json!(null)] {
+            assert_eq!(top_k(none), Ok(None));
+        }
+        assert_eq!(top_k(json!(7)), Ok(Some(7)));
+        let refused = top_k(json!(-2)).unwrap_err();
+        assert_eq!(refused, "top_k: expected 1 or more, or 0 or -1 for no limit, found -2");
+        assert!(options(json!({"top_k": -1})).chooser().is_ok() && options(json!({"top_k": 0})).chooser().is_ok());
     }
 
     #[test]

@@ -5,9 +5,10 @@ use crate::models::{limited, locked, start};
 use crate::tensors::{encoded, logits, picture};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use moh_serve::proto::grpc_inference_service_client::GrpcInferenceServiceClient;
-use moh_serve::proto::model_infer_request::InferInputTensor;
+use moh_serve::proto::infer_parameter::ParameterChoice;
+use moh_serve::proto::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
 use moh_serve::proto::{
-    InferTensorContents, ModelInferRequest, ModelMetadataRequest, ModelReadyRequest, ServerLiveRequest,
+    InferParameter, InferTensorContents, ModelInferRequest, ModelMetadataRequest, ModelReadyRequest, ServerLiveRequest,
     ServerMetadataRequest, ServerReadyRequest,
 };
 use std::net::SocketAddr;
@@ -127,6 +128,18 @@ fn bad_requests_have_the_codes_of_grpc() {
         assert_eq!(refused(&|r| r.inputs[0].shape = vec![i64::MIN]).await.0, Code::InvalidArgument);
         assert_eq!(refused(&|r| r.inputs.clear()).await.0, Code::InvalidArgument);
         assert_eq!(refused(&|r| r.raw_input_contents[0] = vec![0; 200_000]).await.0, Code::OutOfRange);
+        let number = |number| InferParameter { parameter_choice: Some(ParameterChoice::Int64Param(number)) };
+        let classes = |classes| InferRequestedOutputTensor {
+            name: "logits".to_owned(),
+            parameters: [("classification".to_owned(), number(classes))].into(),
+        };
+        let (code, message) = refused(&|r| r.outputs = vec![classes(3)]).await;
+        let expected = "output logits: parameters.classification: not supported here; expected none, found 3";
+        assert_eq!((code, &*message), (Code::InvalidArgument, expected));
+        let (code, message) = refused(&|r| drop(r.parameters.insert("sequence_id".to_owned(), number(5)))).await;
+        assert!(code == Code::InvalidArgument && message.contains("parameters.sequence_id"), "{code} {message}");
+        let usual = ModelInferRequest { outputs: vec![classes(0)], ..request(0, true) };
+        assert!(client.model_infer(usual).await.is_ok());
         // The connection is as good as before.
         assert!(client.model_infer(request(1, true)).await.is_ok());
         let mut hurried = Request::new(request(1, true));
@@ -153,6 +166,22 @@ fn a_message_that_does_not_come_is_not_waited_for() {
             let message = answer.headers()["grpc-message"].to_str().unwrap().replace("%20", " ");
             assert!(message.contains(words), "{message}");
         }
+    });
+    server.stop();
+}
+
+#[test]
+fn a_method_that_is_none_is_named() {
+    let server = start(&["digits"]);
+    run(async {
+        let uri = format!("http://{}/inference.GRPCInferenceService/ModelStatistics", server.address());
+        let request =
+            axum::http::Request::post(uri).header("content-type", "application/grpc").header("te", "trailers");
+        let request = request.body(Body::empty()).unwrap();
+        let answer = connection(server.address()).await.0.send_request(request).await.unwrap();
+        assert_eq!(answer.headers()["grpc-status"], (Code::Unimplemented as i32).to_string().as_str());
+        let message = answer.headers()["grpc-message"].to_str().unwrap();
+        assert!(message.contains("GRPCInferenceService/ModelStatistics"), "{message}");
     });
     server.stop();
 }

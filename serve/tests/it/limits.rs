@@ -78,6 +78,22 @@ fn a_body_that_is_too_large_is_refused_whole_or_in_chunks() {
 }
 
 #[test]
+fn a_compressed_body_is_refused_by_its_header() {
+    let server = limited(&["packed=llama"], |_| ());
+    let with = |path: &str, encoding: &str| {
+        let body = short("packed").to_string();
+        receive(send(server.address(), "POST", path, &[("content-encoding", encoding)], body.as_bytes()))
+    };
+    let refused = with("/v1/completions", "gzip");
+    assert_eq!((refused.status, code(&refused)), (415, json!("unsupported_encoding")));
+    let message = refused.json()["error"]["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("Content-Encoding: expected identity") && message.contains("\"gzip\""), "{message}");
+    assert_eq!(with("/v2/models/packed/infer", "deflate").status, 415);
+    assert_eq!(with("/v1/completions", "Identity").status, 200);
+    server.stop();
+}
+
+#[test]
 fn a_body_that_does_not_come_is_not_waited_for() {
     let server = limited(&["stalled=llama"], |limits| limits.stall = Duration::from_millis(100));
     use std::io::Write;

@@ -41,6 +41,8 @@ fn the_server_and_its_models_tell_what_they_are() {
     assert!(pages["components"]["schemas"].as_object().unwrap().len() > 10);
     let measurements = get(address, "/metrics").text();
     assert!(measurements.contains("# TYPE moh_requests_total counter"), "{measurements}");
+    // They are counted from 0 on.
+    assert!(measurements.contains("moh_restarts_total{model=\"digits\"} 0"), "{measurements}");
     assert!(measurements.contains("path=\"/v2/models/{model}/ready\",status=\"404\""), "{measurements}");
     server.stop();
 }

@@ -174,6 +174,17 @@ fn bad_tensors_are_told_what_is_wrong() {
         (changed(&|b| b["inputs"][0]["data"] = Value::Null), 422, "expected data"),
         (changed(&|b| b["outputs"] = json!([{ "name": "y" }])), 400, "output y: the model gives logits"),
         (
+            changed(&|b| b["outputs"] = json!([{ "name": "logits", "parameters": { "classification": 3 } }])),
+            400,
+            "output logits: parameters.classification: not supported here; expected none, found 3",
+        ),
+        (changed(&|b| b["parameters"] = json!({ "sequence_id": "s" })), 400, "parameters.sequence_id: not supported"),
+        (
+            changed(&|b| b["inputs"][0]["parameters"] = json!({ "shared_memory_region": "r" })),
+            400,
+            "input pixel_values: parameters.shared_memory_region: not supported",
+        ),
+        (
             changed(&|b| b["inputs"][0]["parameters"] = json!({ "binary_data_size": 8 })),
             400,
             "expected 8 bytes after the JSON",
@@ -204,5 +215,12 @@ fn bad_tensors_are_told_what_is_wrong() {
     assert_eq!(post(address, "/v2/models/nobody/infer", &good).status, 404);
     assert_eq!(post(address, "/v2/models/digits/versions/2/infer", &good).status, 404);
     assert_eq!(post(address, "/v2/models/digits/infer", &good).status, 200);
+    // What changes nothing is no reason to refuse.
+    let usual = changed(&|b| {
+        b["parameters"] = json!({ "sequence_id": 0, "priority": 1, "mine": "x" });
+        b["outputs"] =
+            json!([{ "name": "logits", "parameters": { "classification": 0, "shared_memory_region": null } }]);
+    });
+    assert_eq!(post(address, "/v2/models/digits/infer", &usual).status, 200);
     server.stop();
 }
