@@ -17,6 +17,8 @@ use axum::response::Response;
 use std::sync::Arc;
 use std::time::Instant;
 use tracing::Instrument;
+use utoipa::openapi::OpenApi;
+use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
 use uuid::Uuid;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -149,6 +151,18 @@ fn authorize(app: &App, path: &str, headers: &HeaderMap) -> Result<(), Problem> 
         Some((_, key)) if keys.contain(key.trim()) => Ok(()),
         Some(_) => Err(Problem::new(Kind::Key, "this API key is not known here")),
         None => Err(Problem::new(Kind::Key, "expected an API key, as the header `Authorization: Bearer KEY`")),
+    }
+}
+
+/// Tells `/openapi.json` that keys are asked for.
+pub(crate) fn describe_keys(api: &mut OpenApi) {
+    const SCHEME: &str = "api_key";
+    let scheme = SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer));
+    api.components.get_or_insert_default().add_security_scheme(SCHEME, scheme);
+    api.security = Some(vec![SecurityRequirement::new::<_, [&str; 0], _>(SCHEME, [])]);
+    let open = api.paths.paths.iter_mut().filter(|(path, _)| OPEN.contains(&path.as_str()));
+    for operation in open.filter_map(|(_, page)| page.get.as_mut()) {
+        operation.security = Some(Vec::new());
     }
 }
 

@@ -8,7 +8,7 @@ pub mod proto;
 mod rest;
 
 pub(crate) use grpc::service;
-pub(crate) use rest::{Api, routes};
+pub(crate) use rest::{pages, routes};
 
 use crate::model::Served;
 use crate::problem::{Kind, Problem};

@@ -61,7 +61,7 @@ async fn models(State(app): State<Arc<App>>) -> Result<axum::Json<ModelList>, Pr
 }
 
 /// A language model.
-#[utoipa::path(get, path = "/v1/models/{model}", responses((status = 200, body = ModelObject), (status = 400), (status = 404), (status = 503)))]
+#[utoipa::path(get, path = "/v1/models/{model}", params(("model" = String, Path)), responses((status = 200, body = ModelObject), (status = 400), (status = 404), (status = 503)))]
 async fn model(State(app): State<Arc<App>>, Path(name): Path<String>) -> Result<axum::Json<ModelObject>, Problem> {
     let (served, _) = text_model(&app, &name)?;
     Ok(axum::Json(ModelObject::of(served)))

@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tower_http::catch_panic::CatchPanicLayer;
 use utoipa::OpenApi;
+use utoipa::openapi::Info;
 
 /// Between two looks whether threads have ended.
 const LOOK: Duration = Duration::from_millis(20);
@@ -245,16 +246,25 @@ fn router(app: &Arc<App>) -> Router {
         .with_state(app.clone())
 }
 
+/// The measurements, as Prometheus reads them.
+#[utoipa::path(get, path = "/metrics", responses((status = 200, body = String, content_type = "text/plain")))]
 async fn metrics(State(app): State<Arc<App>>) -> String {
     app.measure();
     measure::handle().render()
 }
 
-async fn openapi() -> axum::Json<utoipa::openapi::OpenApi> {
-    let mut api = utoipa::openapi::OpenApiBuilder::new().build();
-    api.info.title = "moh-run serve".to_owned();
-    api.info.version = moh_runtime::short_version().to_owned();
+/// Pages of no protocol, for `/openapi.json`.
+#[derive(OpenApi)]
+#[openapi(paths(metrics))]
+struct Api;
+
+async fn openapi(State(app): State<Arc<App>>) -> axum::Json<utoipa::openapi::OpenApi> {
+    let mut api = Api::openapi();
+    api.info = Info::new("moh-run serve", moh_runtime::short_version());
     api.merge(openai::Api::openapi());
-    api.merge(oip::Api::openapi());
+    api.merge(oip::pages());
+    if app.keys.is_some() {
+        door::describe_keys(&mut api);
+    }
     axum::Json(api)
 }

@@ -1,7 +1,8 @@
 //! `moh-run serve`: its start and its end. What it answers is tested in moh-serve.
 
-use crate::models::counter;
+use crate::models::{counter, write_tokenizer};
 use crate::program::{moh_run, refusal, text};
+use serde_json::json;
 use std::io::{BufRead, BufReader, Lines, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
@@ -40,8 +41,12 @@ fn started(path: &Path) -> (Server, Lines<BufReader<ChildStderr>>, String) {
 }
 
 fn answer(address: &str, page: &str) -> String {
+    exchange(address, &format!("GET {page} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"))
+}
+
+fn exchange(address: &str, request: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
-    stream.write_all(format!("GET {page} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").as_bytes()).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     answer
@@ -55,6 +60,36 @@ fn a_server_says_where_it_is_and_ends_at_a_signal() {
     assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("\"input_ids\""), "{answer}");
     server.end();
     assert!(lines.any(|line| line.unwrap().contains("\"ended\"")));
+}
+
+/// A stream's answer begins before its text ends: the log has both.
+#[test]
+fn the_log_tells_how_a_text_ended() {
+    let (folder, path) = counter();
+    write_tokenizer(folder.path());
+    let (mut server, lines, address) = started(&path);
+    for stream in [true, false] {
+        let body =
+            format!(r#"{{"model":"counter","prompt":"abc","max_tokens":4,"ignore_eos":true,"stream":{stream}}}"#);
+        let answer = exchange(
+            &address,
+            &format!(
+                "POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-request-id: {stream}\r\ncontent-length: {}\r\n\
+                 connection: close\r\n\r\n{body}",
+                body.len()
+            ),
+        );
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    }
+    server.end();
+    let events = lines.map(|line| serde_json::from_str(&line.unwrap()).unwrap());
+    let ends: Vec<serde_json::Value> =
+        events.filter(|event: &serde_json::Value| event["message"] == "the text ended").collect();
+    assert_eq!(ends.len(), 2, "{ends:?}");
+    for (end, id) in ends.iter().zip(["true", "false"]) {
+        assert_eq!((&end["prompt_tokens"], &end["tokens"], &end["finish"]), (&json!(3), &json!(4), &json!("length")));
+        assert_eq!(end["span"], json!({ "id": id, "name": "request" }));
+    }
 }
 
 /// Its log's reader may go, or the disk that the log is on may be full.

@@ -17,6 +17,9 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use utoipa::openapi::path::{ParameterBuilder, ParameterIn};
+use utoipa::openapi::schema::{Object, Type};
+use utoipa::openapi::{PathItem, Required};
 use utoipa::{OpenApi, ToSchema};
 
 /// Where the JSON ends and bytes begin.
@@ -25,7 +28,29 @@ const HEADER_LENGTH: HeaderName = HeaderName::from_static("inference-header-cont
 /// The protocol's pages for `/openapi.json`.
 #[derive(OpenApi)]
 #[openapi(paths(live, ready, server, metadata, model_ready, run))]
-pub(crate) struct Api;
+struct Api;
+
+/// A model's paths begin with it.
+const MODEL: &str = "/v2/models/{model}";
+/// They are there with the model's version, too.
+const VERSIONED: &str = "/v2/models/{model}/versions/{version}";
+
+pub(crate) fn pages() -> utoipa::openapi::OpenApi {
+    let mut api = Api::openapi();
+    let version = ParameterBuilder::new().name("version").parameter_in(ParameterIn::Path).required(Required::True);
+    let version = version.schema(Some(Object::with_type(Type::String))).description(Some("Always 1")).build();
+    let versioned = |(path, item): (&String, &PathItem)| {
+        let (path, mut item) = (format!("{VERSIONED}{}", path.strip_prefix(MODEL)?), item.clone());
+        for operation in item.get.iter_mut().chain(&mut item.post) {
+            operation.parameters.get_or_insert_default().push(version.clone());
+            operation.operation_id = operation.operation_id.as_ref().map(|id| format!("{id}_of_version"));
+        }
+        Some((path, item))
+    };
+    let versioned: Vec<(String, PathItem)> = api.paths.paths.iter().filter_map(versioned).collect();
+    api.paths.paths.extend(versioned);
+    api
+}
 
 pub(crate) fn routes() -> Router<Arc<App>> {
     let models = Router::new().route("/", get(metadata)).route("/ready", get(model_ready)).route("/infer", post(run));
@@ -33,8 +58,8 @@ pub(crate) fn routes() -> Router<Arc<App>> {
         .route("/v2", get(server))
         .route("/v2/health/live", get(live))
         .route("/v2/health/ready", get(ready))
-        .nest("/v2/models/{model}", models.clone())
-        .nest("/v2/models/{model}/versions/{version}", models)
+        .nest(MODEL, models.clone())
+        .nest(VERSIONED, models)
 }
 
 /// The model of a path, and its version.
@@ -162,13 +187,13 @@ struct Output {
 }
 
 /// Whether the server answers at all.
-#[utoipa::path(get, path = "/v2/health/live", responses((status = 200)))]
+#[utoipa::path(get, path = "/v2/health/live", operation_id = "server_live", responses((status = 200)))]
 async fn live() -> axum::Json<Value> {
     axum::Json(serde_json::json!({ "live": true }))
 }
 
 /// Whether all models take requests.
-#[utoipa::path(get, path = "/v2/health/ready", responses((status = 200), (status = 503)))]
+#[utoipa::path(get, path = "/v2/health/ready", operation_id = "server_ready", responses((status = 200), (status = 503)))]
 async fn ready(State(app): State<Arc<App>>) -> Response {
     let ready = app.is_ready();
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
@@ -176,13 +201,14 @@ async fn ready(State(app): State<Arc<App>>) -> Response {
 }
 
 /// The server.
-#[utoipa::path(get, path = "/v2", responses((status = 200, body = Server)))]
+#[utoipa::path(get, path = "/v2", operation_id = "server_metadata", responses((status = 200, body = Server)))]
 async fn server() -> axum::Json<Server> {
     axum::Json(Server { name: SERVER, version: moh_runtime::short_version(), extensions: EXTENSIONS })
 }
 
 /// A model's inputs and outputs.
-#[utoipa::path(get, path = "/v2/models/{model}", responses((status = 200, body = Metadata), (status = 404), (status = 503)))]
+#[utoipa::path(get, path = "/v2/models/{model}", operation_id = "model_metadata",
+    params(("model" = String, Path)), responses((status = 200, body = Metadata), (status = 404), (status = 503)))]
 async fn metadata(State(app): State<Arc<App>>, Path(named): Path<Named>) -> Result<axum::Json<Metadata>, Problem> {
     let served = model(&app, &named.model, &named.version)?;
     let port =
@@ -197,7 +223,7 @@ async fn metadata(State(app): State<Arc<App>>, Path(named): Path<Named>) -> Resu
 }
 
 /// Whether a model takes requests.
-#[utoipa::path(get, path = "/v2/models/{model}/ready", responses((status = 200), (status = 404), (status = 503)))]
+#[utoipa::path(get, path = "/v2/models/{model}/ready", params(("model" = String, Path)), responses((status = 200), (status = 404), (status = 503)))]
 async fn model_ready(State(app): State<Arc<App>>, Path(named): Path<Named>) -> Result<Response, Problem> {
     let served = model(&app, &named.model, &named.version)?;
     let ready = served.health.is_ready();
@@ -207,7 +233,7 @@ async fn model_ready(State(app): State<Arc<App>>, Path(named): Path<Named>) -> R
 }
 
 /// Runs a model on tensors, in JSON or, with `Inference-Header-Content-Length`, in JSON followed by bytes.
-#[utoipa::path(post, path = "/v2/models/{model}/infer", request_body = InferRequest,
+#[utoipa::path(post, path = "/v2/models/{model}/infer", operation_id = "infer", params(("model" = String, Path)), request_body = InferRequest,
     responses((status = 200, body = InferResponse), (status = 400), (status = 404), (status = 413), (status = 422),
         (status = 429), (status = 503)))]
 async fn run(

@@ -9,6 +9,7 @@ use crate::text::{Event, Finish, Prompt};
 use moh_tasks::text::{check_ids, encode, or_begin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 /// Bytes of a prompt for each token of the model's longest sequence: no tokenizer of texts needs as many.
@@ -29,11 +30,11 @@ pub(super) struct Generation {
     pub(super) prompt_tokens: usize,
     /// The first event, which is there before anything is answered.
     first: Option<Event>,
-    events: UnboundedReceiver<Event>,
-    deadline: Deadline,
-    /// Whether its turn came: the text may be slow to show.
-    begun: Arc<AtomicBool>,
+    rest: Events,
     ended: bool,
+    began: Instant,
+    /// The request's, for the log: a stream goes on after its handler.
+    span: tracing::Span,
 }
 
 impl Generation {
@@ -60,34 +61,37 @@ impl Generation {
         let (events, received) = unbounded_channel();
         let (ignore_end, begun) = (options.ignore_eos.unwrap_or(false), Arc::<AtomicBool>::default());
         let prompt = Prompt { tokens, max_tokens, chooser, stop, ignore_end, deadline, begun: begun.clone(), events };
+        let began = Instant::now();
         served.generate(model, prompt)?;
-        let mut generation = Generation { prompt_tokens, first: None, events: received, deadline, begun, ended: false };
-        let first = generation.next().await;
+        let mut rest = Events { received, deadline, begun };
+        let first = rest.next().await;
         if let Event::Failed(problem) = first {
             let closing = app.is_closing() && problem == Problem::lost();
             return Err(if closing { Problem::closing() } else { problem });
         }
-        // It is not the end: that is in the event.
-        (generation.first, generation.ended) = (Some(first), false);
-        Ok(generation)
+        let span = tracing::Span::current();
+        Ok(Generation { prompt_tokens, first: Some(first), rest, ended: false, began, span })
     }
 
     /// The next event; the last one ends or fails.
     pub(super) async fn next(&mut self) -> Event {
-        if let Some(first) = self.first.take() {
-            self.ended = !matches!(first, Event::Text(_));
-            return first;
-        }
-        let event = match tokio::time::timeout_at(self.deadline.end.into(), self.events.recv()).await {
-            Ok(Some(event)) => event,
-            // The thread dropped it: for having waited too long, or because it failed.
-            Ok(None) if self.deadline.has_passed() => Event::Failed(self.deadline.waited()),
-            Ok(None) => Event::Failed(Problem::lost()),
-            Err(_) if self.begun.load(Ordering::Relaxed) => Event::Failed(self.deadline.ran()),
-            Err(_) => Event::Failed(self.deadline.waited()),
+        let event = match self.first.take() {
+            Some(first) => first,
+            None => self.rest.next().await,
         };
-        self.ended = !matches!(event, Event::Text(_));
+        match &event {
+            Event::Text(_) => {}
+            Event::End { finish, tokens } => self.end(finish.name(), Some(*tokens)),
+            Event::Failed(problem) => self.end(problem.code(), None),
+        }
         event
+    }
+
+    /// Logs the end, of which a stream's answer says nothing: that is logged when it begins.
+    fn end(&mut self, finish: &str, tokens: Option<usize>) {
+        self.ended = true;
+        let (prompt_tokens, ms) = (self.prompt_tokens, self.began.elapsed().as_millis() as u64);
+        self.span.in_scope(|| tracing::info!(prompt_tokens, tokens, finish, ms, "the text ended"));
     }
 
     /// Whether the last event was given.
@@ -107,6 +111,35 @@ impl Generation {
                 Event::End { finish, tokens } => return Ok((text, finish, tokens)),
                 Event::Failed(problem) => return Err(problem),
             }
+        }
+    }
+}
+
+impl Drop for Generation {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.end("client_left", None);
+        }
+    }
+}
+
+/// What comes from the model's thread.
+struct Events {
+    received: UnboundedReceiver<Event>,
+    deadline: Deadline,
+    /// Whether its turn came: the text may be slow to show.
+    begun: Arc<AtomicBool>,
+}
+
+impl Events {
+    async fn next(&mut self) -> Event {
+        match tokio::time::timeout_at(self.deadline.end.into(), self.received.recv()).await {
+            Ok(Some(event)) => event,
+            // The thread dropped it: for having waited too long, or because it failed.
+            Ok(None) if self.deadline.has_passed() => Event::Failed(self.deadline.waited()),
+            Ok(None) => Event::Failed(Problem::lost()),
+            Err(_) if self.begun.load(Ordering::Relaxed) => Event::Failed(self.deadline.ran()),
+            Err(_) => Event::Failed(self.deadline.waited()),
         }
     }
 }

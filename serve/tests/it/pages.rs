@@ -32,18 +32,45 @@ fn the_server_and_its_models_tell_what_they_are() {
     ] {
         assert!(pages["paths"][path][method].is_object(), "{path}: {pages}");
     }
-    let operations = pages["paths"].as_object().unwrap().values().flat_map(|page| page.as_object().unwrap().values());
-    let mut ids: Vec<&str> = operations.map(|operation| operation["operationId"].as_str().unwrap()).collect();
-    let count = ids.len();
-    ids.sort_unstable();
-    ids.dedup();
-    assert_eq!(ids.len(), count, "{ids:?}");
     assert!(pages["components"]["schemas"].as_object().unwrap().len() > 10);
+    // Nothing is asked for here.
+    assert!(pages["security"].is_null() && pages["components"]["securitySchemes"].is_null());
     let measurements = get(address, "/metrics").text();
     assert!(measurements.contains("# TYPE moh_requests_total counter"), "{measurements}");
     // They are counted from 0 on.
     assert!(measurements.contains("moh_restarts_total{model=\"digits\"} 0"), "{measurements}");
     assert!(measurements.contains("path=\"/v2/models/{model}/ready\",status=\"404\""), "{measurements}");
+    server.stop();
+}
+
+/// What generators of clients rely on.
+#[test]
+fn operations_have_an_id_of_their_own_and_tell_the_parts_of_their_paths() {
+    let server = locked(&["digits"]);
+    let headers = [("authorization", "Bearer sk-right")];
+    let pages = receive(send(server.address(), "GET", "/openapi.json", &headers, b"")).json();
+    let mut ids = Vec::new();
+    for (path, page) in pages["paths"].as_object().unwrap() {
+        for operation in page.as_object().unwrap().values() {
+            ids.push(operation["operationId"].as_str().unwrap());
+            let parameters = operation["parameters"].as_array().cloned().unwrap_or_default();
+            let told: Vec<&str> = parameters.iter().map(|parameter| parameter["name"].as_str().unwrap()).collect();
+            let parts: Vec<&str> =
+                path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}')).collect();
+            assert_eq!(told, parts, "{path}");
+            let is_open = path.starts_with("/v2/health/");
+            assert_eq!(operation["security"], if is_open { json!([]) } else { json!(null) }, "{path}");
+        }
+    }
+    let count = ids.len();
+    ids.sort_unstable();
+    ids.dedup();
+    assert_eq!(ids.len(), count, "{ids:?}");
+    assert_eq!(pages["security"], json!([{ "api_key": [] }]));
+    assert_eq!(pages["components"]["securitySchemes"]["api_key"], json!({ "type": "http", "scheme": "bearer" }));
+    for path in ["/metrics", "/v2/models/{model}/versions/{version}/infer", "/v2/models/{model}/versions/{version}"] {
+        assert!(pages["paths"][path].is_object(), "{path}");
+    }
     server.stop();
 }
 
