@@ -34,6 +34,8 @@ MODELS = {
 }
 # As large as the outputs' own error may be, relative to their root mean square.
 EXACT, HALF, EIGHT_BITS = 1e-4, 1e-2, 0.15
+# Where onnxruntime rounds activations to 8 bits, as it does for DequantizeLinear with VNNI, a last bit becomes a step of that rounding.
+STEPS = {"llama int8 qdq": 1e-2}
 
 
 def ours(model):
@@ -175,7 +177,7 @@ def differs(found, expected, tolerance):
     return None if error <= tolerance else f"error {error:.2g}"
 
 
-def cell(tool, tolerance, source, output, feeds, expected, library):
+def cell(tool, max(tolerance, STEPS.get(model, 0)), source, output, feeds, expected, library):
     """What a cell of the table says, and why."""
     try:
         tool(source, output)
@@ -215,7 +217,7 @@ def main():
         os.chdir(home)
         for number, (name, (tool, tolerance)) in enumerate(tools(library).items()):
             # The weights of some results are found beside the model.
-            said, why = cell(tool, tolerance, source, str(home / f"{number}.onnx"), feeds, expected, library)
+            said, why = cell(tool, max(tolerance, STEPS.get(model, 0)), source, str(home / f"{number}.onnx"), feeds, expected, library)
             rows[name].append(said)
             print(f"{name}; {model}: {said}", *why, sep="\n    ", file=sys.stderr, flush=True)
     lines = [f"| | {' | '.join(MODELS)} |", "|---" * (len(MODELS) + 1) + "|"]
