@@ -26,7 +26,7 @@ One port has everything:
   /metrics, /openapi.json                              for Prometheus; all pages and their fields
 
 A language model's requests share its steps if it was exported with --cache in-place; others generate one text at a time.
-There is no TLS: put a proxy before it. docs/serving.md has unit and container files.";
+There is no TLS: put a proxy before it. docs/serve.md has unit and container files.";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
