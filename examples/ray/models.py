@@ -54,6 +54,9 @@ class TextModel:
         root = Path(folder)
         self.session = load(root, library, threads)
         self.tokenizer = Tokenizer.from_file(str(root / "tokenizer.json"))
+        # As the file was saved in a training, it may cut and pad texts.
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
         config = read_json(root / "config.json")
         self.context: int = config["max_position_embeddings"]
         self.vocabulary: int = config["vocab_size"]

@@ -46,7 +46,7 @@ pub enum Error {
         found: f64,
     },
     /// Weights that no router's can be put beside.
-    #[error("{}: no router weights can be put beside it: {problem}", file.display())]
+    #[error("{}: the router's weights cannot be put beside it: {problem}", file.display())]
     Routers {
         /// The checkpoint's file.
         file: PathBuf,

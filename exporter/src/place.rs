@@ -19,8 +19,10 @@ pub enum Layout {
 }
 
 impl Layout {
+    pub(crate) const ALL: [Layout; 3] = [Layout::Flat, Layout::Onnx, Layout::Triton];
+
     /// The folder of the model below that of the other files.
-    fn model_folder(self) -> &'static str {
+    pub(crate) fn model_folder(self) -> &'static str {
         match self {
             Layout::Flat => "",
             Layout::Onnx => "onnx",

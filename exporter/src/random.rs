@@ -174,12 +174,12 @@ fn write_shards(
         write_file(&staging.side_path(CONFIG), config.as_bytes())
     };
     prepare().map_err(|error| staging.at_output(error))?;
+    let turn = staging.turn();
+    let files = staging.commit(turn, &others)?;
     let single = folder.join(SINGLE);
     if count > 1 && single.exists() {
         std::fs::remove_file(&single).map_err(Error::io(&single))?;
     }
-    let turn = staging.turn();
-    let files = staging.commit(turn, &others)?;
     let parameters =
         shards.iter().flat_map(|shard| shard.iter()).map(|(_, shape)| shape.iter().product::<usize>()).sum();
     Ok(Written { files, parameters, dtype, seed })

@@ -289,7 +289,7 @@ fn other_model(place: &Place, models: &[&str]) -> Option<PathBuf> {
     };
     let own: Vec<String> =
         models.iter().map(|model| Path::new(place.model_folder).join(model).to_string_lossy().into_owned()).collect();
-    let all = ["", "onnx"].into_iter().flat_map(in_folder);
+    let all = Layout::ALL.into_iter().map(Layout::model_folder).flat_map(in_folder);
     let exported = all.filter(|name| name.ends_with(".onnx") && !own.contains(name)).min();
     exported.map(|name| place.side(&name)).or_else(|| match find_weights(&place.folder) {
         Ok(weights) => Some(place.side(&weights.file_name()?.to_string_lossy())),

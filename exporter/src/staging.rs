@@ -325,6 +325,9 @@ impl Staging {
         if let Some((_, folder)) = moves.iter().find(|(from, to)| from.exists() && is_folder(to)) {
             return Err(Error::io(folder)(ErrorKind::IsADirectory.into()));
         }
+        if let Some((_, missing)) = self.models.iter().map(beside).find(|(from, _)| !from.exists()) {
+            return Err(Error::io(&missing)(ErrorKind::NotFound.into()));
+        }
         for model in &self.models {
             let path = self.place.beside_model(model);
             match fs::remove_file(&path) {

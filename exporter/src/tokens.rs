@@ -17,7 +17,12 @@ pub(crate) fn first(folder: &Path, text: &Path, count: usize) -> Result<Vec<i64>
         let needed = "--text needs the checkpoint's tokenizer as tokenizer.json, beside the weights";
         format!("{}: {needed}", file.display())
     })?;
-    let tokenizer = caught(|| Tokenizer::from_bytes(bytes));
+    // As the file was saved in a training, it may cut and pad texts.
+    let tokenizer = caught(|| {
+        let mut tokenizer = Tokenizer::from_bytes(bytes)?;
+        tokenizer.with_padding(None).with_truncation(None)?;
+        Ok(tokenizer)
+    });
     let tokenizer = tokenizer.map_err(|error| anyhow::anyhow!("{}: not a tokenizer: {error}", file.display()))?;
     let mut bytes = Vec::new();
     let read = File::open(text).and_then(|file| file.take((BYTES * count) as u64).read_to_end(&mut bytes));
@@ -66,5 +71,15 @@ mod tests {
         assert!(
             first(folder.path(), &text, 3).unwrap_err().to_string().contains("expected at least 2 tokens, found 1")
         );
+        let saved = tokenizer.replace(
+            "\"truncation\": null, \"padding\": null",
+            r#""truncation": {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0},
+            "padding": {"strategy": {"Fixed": 8}, "direction": "Right", "pad_to_multiple_of": null, "pad_id": 1,
+                "pad_type_id": 0, "pad_token": "b"}"#,
+        );
+        std::fs::write(folder.path().join("tokenizer.json"), &saved).unwrap();
+        std::fs::write(&text, "abaé").unwrap();
+        assert!(saved.contains("Fixed"));
+        assert_eq!(first(folder.path(), &text, 99).unwrap(), [9, 0, 1, 0, 2]);
     }
 }

@@ -237,7 +237,8 @@ impl Subject<'_> {
         let mut graph = self.recorded.clone();
         let options = passes::Options { gates: ShowGates { gates }, ..self.options.passes.clone() };
         passes::run(&mut graph, &options)?;
-        let path = staging.path("verify.onnx");
+        // A name that no file of the export has.
+        let path = staging.path(&format!("{}.verify.onnx", staging.data_name()));
         staging::write_file(&path, &encode(&graph, self.plan, &staging.data_name())?)?;
         let runner = Runner::load(&path);
         std::fs::remove_file(&path).map_err(Error::io(&path))?;

@@ -135,6 +135,9 @@ impl HeadSet {
         };
         let key = if config.has(top_k_key) { top_k_key } else { "top_k" };
         let top_k = config.usize_or_list(key, num_heads.len())?;
+        if key != "top_k" && config.has("top_k") && config.usize_or_list("top_k", num_heads.len())? != top_k {
+            return Err(config.invalid("top_k", format!("what {key} is, or one of the two keys alone")));
+        }
         let set = |(i, mut shared): (usize, Vec<usize>)| {
             let counts = HeadCounts { num_heads: num_heads[i], num_shared_heads: shared.len(), top_k: top_k[i] };
             shared.sort_unstable();

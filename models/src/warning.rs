@@ -44,6 +44,8 @@ pub enum Warning {
         tensor: String,
         /// The name of the one that is used in its place.
         used: String,
+        /// The configuration's key that says so.
+        key: &'static str,
     },
     /// Tensors without the prefix that all of the model's have.
     LeftOut {
@@ -71,11 +73,11 @@ impl fmt::Display for Warning {
                     listed(others)
                 )
             }
-            Warning::Tied { file, tensor, used } => {
+            Warning::Tied { file, tensor, used, key } => {
                 let file = file.display();
                 write!(
                     f,
-                    "{file}: {tensor:?} is not used and differs from {used:?}, which \"tie_word_embeddings\": true puts in its place"
+                    "{file}: {tensor:?} is not used and differs from {used:?}, which {key:?}: true puts in its place"
                 )
             }
             Warning::LeftOut { file, tensors } => {

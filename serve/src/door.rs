@@ -127,7 +127,7 @@ pub(crate) async fn nowhere(request: Request) -> Problem {
 /// For a path that is there, with another method.
 pub(crate) async fn no_method(method: Method, request: Request<Body>) -> Problem {
     let path: String = request.uri().path().chars().take(100).collect();
-    Problem::new(Kind::Method, format!("{path}: not with {method}"))
+    Problem::new(Kind::Method, format!("{path} does not take {method}"))
 }
 
 /// For a handler that panicked.

@@ -105,3 +105,10 @@ impl Served {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner).iter().all(JoinHandle::is_finished)
     }
 }
+
+impl Drop for Served {
+    /// Threads that wait for requests end, and give their models' memory back.
+    fn drop(&mut self) {
+        self.close();
+    }
+}

@@ -36,10 +36,14 @@ impl Calls<'_> {
     fn run(&mut self, ids: &[Vec<i64>], mask: &[Vec<i64>], first_positions: &[i64]) -> Vec<Vec<Vec<f32>>> {
         let positions: Vec<Vec<i64>> =
             first_positions.iter().map(|&first| (first..).take(ids[0].len()).collect()).collect();
+        self.run_at(ids, mask, &positions)
+    }
+
+    fn run_at(&mut self, ids: &[Vec<i64>], mask: &[Vec<i64>], positions: &[Vec<i64>]) -> Vec<Vec<Vec<f32>>> {
         let mut inputs = std::mem::take(&mut self.cache);
         inputs.insert("input_ids".to_owned(), matrix(ids));
         inputs.insert("attention_mask".to_owned(), matrix(mask));
-        inputs.insert("position_ids".to_owned(), matrix(&positions));
+        inputs.insert("position_ids".to_owned(), matrix(positions));
         let outputs = self.runner.run(&inputs);
         let logits = floats(&outputs["logits"]);
         let vocabulary = outputs["logits"].shape()[2];
@@ -118,6 +122,50 @@ fn a_wider_mask_makes_a_larger_cache() {
         assert_eq!((of_tokens, of_room), (5, 11), "{way}");
         for row in 0..2 {
             close(&way, &format!("row {row}"), &wide[row][0], &narrow[row][0]);
+        }
+    }
+}
+
+/// A prompt that is padded on the left, read at once or in parts, and its next token, where the mask has room from the start.
+#[test]
+fn prompts_padded_on_the_left_may_have_room() {
+    let (folder, target) = (golden("llama-moh-tiny"), tempfile::tempdir().unwrap());
+    let prompts: [Vec<i64>; 3] = [vec![3, 1, 4, 1, 5], vec![9, 2, 6], vec![5]];
+    for (way, mut runner) in ways(&folder, target.path(), &in_place()) {
+        let mut alone = Vec::new();
+        for prompt in &prompts {
+            let whole: Vec<i64> = prompt.iter().copied().chain([8]).collect();
+            let ones = vec![1; whole.len()];
+            alone.push(Calls::new(runner.as_mut(), 1, 0).run(&[whole], &[ones], &[0]).remove(0));
+        }
+        // Positions of padding are 1 in transformers, and 0 elsewhere.
+        for (room, parts, fill) in [(1, 1, 1), (7, 1, 1), (7, 1, 0), (7, 2, 1), (0, 2, 0)] {
+            let mut calls = Calls::new(runner.as_mut(), 3, 0);
+            let row = |prompt: &Vec<i64>| [vec![-1; 5 - prompt.len()], prompt.clone(), vec![8]].concat();
+            let rows = prompts.each_ref().map(row);
+            let mut found = vec![Vec::new(); 3];
+            for range in [vec![0..5, 5..6], vec![0..3, 3..5, 5..6]][parts - 1].iter().cloned() {
+                let total = range.end;
+                let ids =
+                    rows.each_ref().map(|row| row[range.clone()].iter().map(|&id| id.max(0)).collect::<Vec<i64>>());
+                let mask = rows.each_ref().map(|row| {
+                    let open = row[..total].iter().map(|&id| i64::from(id >= 0));
+                    open.chain(vec![0; room]).collect::<Vec<i64>>()
+                });
+                let positions = rows.each_ref().map(|row| {
+                    let padding = row.iter().filter(|&&id| id < 0).count();
+                    range.clone().map(|i| i.checked_sub(padding).map_or(fill, |i| i as i64)).collect::<Vec<i64>>()
+                });
+                let logits = calls.run_at(&ids, &mask, &positions);
+                found.iter_mut().zip(logits).for_each(|(found, logits)| found.extend(logits));
+            }
+            for (row, expected) in alone.iter().enumerate() {
+                let padding = found[row].len() - expected.len();
+                for (token, expected) in expected.iter().enumerate() {
+                    let what = format!("row {row}, token {token}, room {room}, {parts} parts, positions {fill}");
+                    close(&way, &what, &found[row][padding + token], expected);
+                }
+            }
         }
     }
 }

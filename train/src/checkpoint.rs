@@ -35,7 +35,7 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// Makes the folder, and removes what a killed training left unfinished, and of its checkpoints those that are not kept.
+    /// Makes the folder, and removes what a killed training left unfinished.
     pub(crate) fn open(folder: &Path, keep: usize) -> Result<Run> {
         std::fs::create_dir_all(folder).map_err(Error::io(folder))?;
         let lock = File::open(folder).map_err(Error::io(folder))?;

@@ -16,6 +16,7 @@ use moh_models::initial::seed_of;
 use moh_models::routing::Routing;
 use moh_models::sample::Rng;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -102,7 +103,8 @@ impl Trainer {
             return Err(Error::Option { name: "frozen", expected, found: wrong.clone() });
         }
         if trained().next().is_none() {
-            let (expected, found) = ("a tensor that is none of them", format!("{:?}", options.frozen));
+            let (expected, found) =
+                ("at least one tensor that is not frozen", format!("{:?}, which cover all", options.frozen));
             return Err(Error::Option { name: "frozen", expected, found });
         }
         if !parameters.device().same_device(device) {
@@ -211,7 +213,7 @@ impl Trainer {
             let loss = task.loss(&mut eager, &mut self.rng(batch))?;
             let value = f64::from(loss.total.to_scalar::<f32>()?);
             if !value.is_finite() {
-                return Err(self.not_finite(self.step + 1, "the loss", Some((task, batch))));
+                return Err(self.not_finite(self.step + 1, "the loss", Some((task, batch..batch + 1))));
             }
             taken.loss += value / batches as f64;
             if reports && batch + 1 == batches {
@@ -265,22 +267,27 @@ impl Trainer {
             let Some(gradient) = gradients.get(name) else { continue };
             let squares = squares(gradient)?;
             if !squares.is_finite() {
-                return Err(self.not_finite(self.step + 1, &format!("the gradient of {name}"), Some((task, 0))));
+                return Err(self.not_finite(
+                    self.step + 1,
+                    &format!("the gradient of {name}"),
+                    Some((task, 0..self.options.accumulate)),
+                ));
             }
             sum += squares;
         }
         Ok(sum.sqrt())
     }
 
-    /// The error that something in a step is not finite. The batch of the step after this one is computed again to see where it begins.
-    fn not_finite(&self, step: usize, what: &str, batch: Option<(&mut impl Task, usize)>) -> Error {
-        let mut layer = None;
-        if let Some((task, batch)) = batch {
-            let mut eager = self.eager().watching();
-            // That it fails in another way says no more than that it is not finite.
-            let _ = task.loss(&mut eager, &mut self.rng(batch));
-            layer = eager.first_not_finite().map(str::to_owned);
-        }
+    /// The error that something in a step is not finite. Batches of the step after this one are computed again to see where it begins.
+    fn not_finite(&self, step: usize, what: &str, batches: Option<(&mut impl Task, Range<usize>)>) -> Error {
+        let layer = batches.and_then(|(task, mut batches)| {
+            batches.find_map(|batch| {
+                let mut eager = self.eager().watching();
+                // That it fails in another way says no more than that it is not finite.
+                let _ = task.loss(&mut eager, &mut self.rng(batch));
+                eager.first_not_finite().map(str::to_owned)
+            })
+        });
         Error::NotFinite { step, what: what.to_owned(), layer, last: self.last.clone() }
     }
 
@@ -295,7 +302,11 @@ impl Trainer {
         }
         for (name, var) in self.parameters.iter() {
             if !squares(var.as_tensor())?.is_finite() {
-                return Err(self.not_finite(self.step, &format!("the weight {name}"), None::<(&mut Never, usize)>));
+                return Err(self.not_finite(
+                    self.step,
+                    &format!("the weight {name}"),
+                    None::<(&mut Never, Range<usize>)>,
+                ));
             }
         }
         let tensors = |vars: &Parameters| {

@@ -216,7 +216,10 @@ fn options_that_train_nothing_are_refused() {
     let root = tempfile::tempdir().unwrap();
     let frozen = Options { frozen: vec!["model".to_owned(), "lm_head".to_owned()], ..options() };
     let error = trainer(root.path(), frozen).err().unwrap().to_string();
-    assert_eq!(error, r#"option frozen: expected a tensor that is none of them, found ["model", "lm_head"]"#);
+    assert_eq!(
+        error,
+        r#"option frozen: expected at least one tensor that is not frozen, found ["model", "lm_head"], which cover all"#
+    );
 }
 
 #[test]

@@ -4,7 +4,7 @@
 
 use memmap2::{Mmap, MmapOptions};
 use std::fs::File;
-use std::path::Path;
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use tract_onnx::model::ParsingContext;
 use tract_onnx::pb::TensorProto;
@@ -37,6 +37,20 @@ impl From<&[u8]> for Bytes {
     fn from(bytes: &[u8]) -> Bytes {
         Bytes::made(bytes.len(), |copy| copy.copy_from_slice(bytes))
     }
+}
+
+/// The file that a location leads to. A location is part of the model, which may come from anywhere: as in tract itself, it is a path
+/// below the model's folder, and the file lies there.
+fn inside(folder: &Path, location: &str) -> TractResult<PathBuf> {
+    let is_below =
+        Path::new(location).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
+    ensure!(is_below, "its data would be in {location:?}: expected a path inside the model's folder");
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    let path = folder.join(location);
+    let canonical = |path: &Path| path.canonicalize().with_context(|| path.display().to_string());
+    let leads_out = !canonical(&path)?.starts_with(canonical(folder)?);
+    ensure!(!leads_out, "its data file {location:?} is a link out of the model's folder");
+    Ok(path)
 }
 
 impl Bytes {
@@ -73,7 +87,7 @@ impl Bytes {
         let number = |key: &str| entry(key).map(|entry| entry.value.parse::<u64>()).transpose();
         let location = &entry("location").context("its data is in another file, which is not named")?.value;
         let folder = folder.context("its data is in another file, and the model's folder is not known")?;
-        let path = Path::new(folder).join(location);
+        let path = inside(Path::new(folder), location)?;
         let file = File::open(&path).with_context(|| path.display().to_string())?;
         let found = file.metadata()?.len();
         let offset = number("offset")?.unwrap_or(0);
@@ -133,4 +147,34 @@ fn bits(tensor: &TensorProto) -> TractResult<usize> {
         Ok(DataType::Uint4 | DataType::Int4) => 4,
         found => bail!("{}: expected float32, float16, or integers of 4 or 8 bits, found {found:?}", tensor.name),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn data_is_inside_the_models_folder() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("model");
+        std::fs::create_dir_all(folder.join("data")).unwrap();
+        for file in ["model/weights", "model/data/weights", "secret"] {
+            std::fs::write(root.path().join(file), "1234").unwrap();
+        }
+        let found = |location: &str| inside(&folder, location).map_err(|e| e.to_string());
+        for good in ["weights", "./weights", "data/weights"] {
+            assert_eq!(found(good).unwrap(), folder.join(good));
+        }
+        let absolute = root.path().join("secret");
+        for bad in ["../secret", "data/../../secret", absolute.to_str().unwrap()] {
+            assert!(found(bad).unwrap_err().contains("expected a path inside"), "{bad}");
+        }
+        #[cfg(unix)]
+        {
+            std::os::unix::fs::symlink("../secret", folder.join("link")).unwrap();
+            assert!(found("link").unwrap_err().contains("is a link out of"));
+        }
+        assert!(found("nothing").unwrap_err().contains("nothing"));
+    }
 }

@@ -43,7 +43,7 @@ pub(crate) struct ConvertArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) text: Option<PathBuf>,
 
-    /// Tokens of the text that are used, from its beginning; no more than the model has positions for.
+    /// Tokens of the text that are used, from its beginning: 2 to 2048, and no more than the model has positions for.
     #[cfg(feature = "text")]
     #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 512, requires = "text",
         value_parser = size::<2, { 1 << 11 }>)]

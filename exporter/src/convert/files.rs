@@ -120,10 +120,13 @@ impl Sources {
     /// One more file of weights, and an index of all.
     fn add_routers(&mut self, checkpoint: &Checkpoint, routers: Routers) -> Result<(), Error> {
         if let Some(file) = checkpoint.files().find(|file| !is_safetensors(file)) {
-            return Err(Error::Routers { file: file.to_owned(), problem: "it is no safetensors file" });
+            return Err(Error::Routers { file: file.to_owned(), problem: "it is not a safetensors file" });
         }
         if let Some(taken) = self.weights.iter().find(|file| file.name == ROUTERS) {
-            return Err(Error::Routers { file: taken.from.clone(), problem: "they have this name" });
+            return Err(Error::Routers {
+                file: taken.from.clone(),
+                problem: "it has the name that their file would get",
+            });
         }
         let (mut index, mut map) = (Map::new(), Map::new());
         match self.texts.iter().position(|(name, _)| name == INDEX) {

@@ -38,7 +38,10 @@ pub(super) fn write(facts: &Facts<'_>) -> Result<Option<String>, Error> {
     let resample = match config.str_opt("image_interpolation")? {
         Some("nearest") => 0,
         Some("bilinear") => 2,
-        _ => 3,
+        None | Some("bicubic") => 3,
+        Some(other) => {
+            return Err(config.rejects("image_interpolation", "nearest, bilinear or bicubic", other).into());
+        }
     };
     let shorter = facts.number("image_resize").unwrap_or(size as u64 * 8 / 7);
     let side = json!({ "height": size, "width": size });

@@ -205,7 +205,11 @@ fn convert(
 
 /// The largest finite number of a type, and then half of a step: what rounds to infinity.
 fn limit(ty: ElementType) -> f32 {
-    if ty == ElementType::F16 { 65_520.0 } else { f32::INFINITY }
+    match ty {
+        ElementType::F16 => 65_520.0,
+        ElementType::BF16 => f32::from_bits(0x7f7f_8000),
+        _ => f32::INFINITY,
+    }
 }
 
 /// Whether one of the elements may be one that `ty` cannot hold; fast, and true where that takes a conversion to see.

@@ -264,7 +264,7 @@ fn a_file_of_another_format() {
     fs::remove_dir_all(case.at("moh")).unwrap();
     let said = case.refused(&["--router", "two-stage"]);
     assert!(
-        said.starts_with("dense/llama.pth: no router weights can be put beside it: it is no safetensors"),
+        said.starts_with("dense/llama.pth: the router's weights cannot be put beside it: it is not a safetensors"),
         "{said}"
     );
 }

@@ -293,6 +293,31 @@ fn a_genai_configuration_of_an_earlier_export() {
     assert!(!case.export("out/model.onnx", &["--force"]).1.contains(note));
 }
 
+/// Verification has files of its own for a while.
+#[test]
+fn models_may_have_any_name() {
+    let case = Case::new(&golden("vit-tiny-b"));
+    for name in ["verify.onnx", "model.onnx_data.verify.onnx"] {
+        for options in [&[][..], &["--force"]] {
+            let (success, said) = case.export(&format!("out/{name}"), options);
+            assert!(success && said.contains("verified"), "{said}");
+            assert!(case.at(&format!("out/{name}")).is_file(), "{name}");
+        }
+    }
+}
+
+#[test]
+fn side_files_of_a_model_for_triton_stay() {
+    let case = Case::new(&golden("vit-tiny-b"));
+    let (success, said) = run(&case.checkpoint(), &["--triton", case.at("net").to_str().unwrap()]);
+    assert!(success, "{said}");
+    let before = case.read("net/config.json");
+    let other = Case::new(&golden("llama-moh-tiny"));
+    let (success, said) = run(&other.checkpoint(), &["-o", case.at("net/model.onnx").to_str().unwrap(), "--force"]);
+    assert!(!success && said.contains("1/model.onnx"), "{said}");
+    assert_eq!(case.read("net/config.json"), before);
+}
+
 /// Programs would use them with the new model; whose they are, nobody can tell, so that they stay.
 #[test]
 fn files_of_an_earlier_model() {
@@ -434,6 +459,10 @@ fn how_images_are_prepared() {
         "image_mean": [0.5, 0.5, 0.5], "image_std": [0.229, 0.224, 0.225],
     });
     assert_eq!(processor, expected);
+    let other = Case::new(&golden("vit-tiny-b")).configure(|config| config["image_interpolation"] = json!("lanczos"));
+    let (success, said) = other.export("other/model.onnx", &[]);
+    assert!(!success && said.contains("expected nearest, bilinear or bicubic, found lanczos"), "{said}");
+    assert!(!other.at("other").exists());
 }
 
 /// What is rounded where, and whose operators compute the model.

@@ -11,8 +11,8 @@ use serde_json::{Map, Value};
 
 use super::map::read_json;
 use crate::error::Error;
-use usage::Asked;
 pub use usage::DefaultValue;
+use usage::{Asked, is_empty};
 
 /// A JSON object, and the file that it comes from. A key whose value is null counts as absent.
 ///
@@ -63,22 +63,22 @@ impl Config {
         &self.values
     }
 
-    /// The value of `key`, if it is there and not null.
+    /// The value of `key`, if it is there and not null, `[]` or `{}`.
     pub fn value(&self, key: &str) -> Option<&Value> {
         self.asked.note(key);
         self.present(key)
     }
 
-    /// The value of `inner` in the object of `key`, if it is there and not null. From then on the object's other keys count as
+    /// The value of `inner` in the object of `key`, if it is there and not null, `[]` or `{}`. From then on the object's other keys count as
     /// unused where nobody asks for them.
     pub fn inner_value(&self, key: &str, inner: &str) -> Option<&Value> {
         let object = self.value(key);
         self.asked.note(&format!("{key}.{inner}"));
-        object?.get(inner).filter(|value| !value.is_null())
+        object?.get(inner).filter(|value| !is_empty(value))
     }
 
     fn present(&self, key: &str) -> Option<&Value> {
-        self.values.get(key).filter(|value| !value.is_null())
+        self.values.get(key).filter(|value| !is_empty(value))
     }
 
     /// All keys and values, and those of objects that were asked for by inner keys, named `key.inner`.

@@ -107,7 +107,7 @@ impl Family for Llama {
         };
         config.note_default("hidden_act", "silu");
         match config.str_opt("hidden_act")? {
-            None | Some("silu") => {}
+            None | Some("silu" | "swish") => {}
             Some(other) => return Err(config.rejects("hidden_act", "silu", other)),
         }
         let layers = config.size("num_hidden_layers", MAX_LAYERS)?;
@@ -176,6 +176,7 @@ impl Family for Llama {
                 file: head.file().to_owned(),
                 tensor: head.name().to_owned(),
                 used: embed_tokens.name().to_owned(),
+                key: "tie_word_embeddings",
             }),
             _ => None,
         };
@@ -240,7 +241,7 @@ impl Family for Llama {
         let mut samples: Vec<Vec<Sample>> = calls
             .map(|(sequence, past, padding)| (sizes.or("sequence", sequence), sizes.or("past", past), padding))
             .map(|(sequence, past, padding)| {
-                let call = Call { batch, sequence, tokens: past, capacity: past, left: 0, right: 0 };
+                let call = Call { batch, sequence, tokens: past, capacity: past, left: 0, right: 0, room: 0 };
                 self.sample(rng, Call { left: padding.min(sequence + past - 1), ..call })
             })
             .into();
@@ -248,10 +249,12 @@ impl Family for Llama {
             // Room for more tokens than there are, and sequences of unequal length: padding on the left, or on the right.
             let sequence = sizes.or("sequence", 3);
             let capacity = sizes.or("past", sequence + 9);
-            let call =
-                Call { batch, sequence, tokens: capacity.saturating_sub(sequence) / 2, capacity, left: 0, right: 0 };
+            let tokens = capacity.saturating_sub(sequence) / 2;
+            let call = Call { batch, sequence, tokens, capacity, left: 0, right: 0, room: 0 };
             samples.push(self.sample(rng, Call { left: call.tokens / 2, ..call }));
             samples.push(self.sample(rng, Call { right: call.tokens / 2, ..call }));
+            // A prompt that is padded on the left, and a mask that makes room.
+            samples.push(self.sample(rng, Call { tokens: 0, left: sequence - 1, room: 4, ..call }));
         }
         samples
     }
@@ -298,6 +301,8 @@ struct Call {
     capacity: usize,
     left: usize,
     right: usize,
+    /// Zeros of the mask that make room in the cache.
+    room: usize,
 }
 
 impl Attention {
@@ -355,9 +360,10 @@ impl Llama {
         let position = |row: usize, i: usize| (tokens + i).checked_sub(left(row) + right(row)).unwrap_or(1);
         let total = tokens + sequence;
         let open = |row: usize, i: usize| usize::from(i >= left(row) && i + right(row) < total);
+        let width = total + call.room;
         let mut samples = vec![
             rng.ids("input_ids", &[batch, sequence], self.vocab_size),
-            integers("attention_mask", total, &open),
+            integers("attention_mask", width, &open),
             integers("position_ids", sequence, &position),
         ];
         for i in 0..self.blocks.len() {

@@ -42,6 +42,7 @@ use crate::error::Error;
 use crate::ops::{Binary, Ops, Result, Type};
 use crate::router::HeadCounts;
 use crate::sample::Sample;
+use crate::warning::Warning;
 use config::{Calls, Settings};
 pub use config::{DECODER_CALLS, Part};
 use embedding::{Embedding, Head};
@@ -92,6 +93,10 @@ impl Family for Moa {
             other_part(name, part) || Head::ignores(name) || own.is_some_and(|name| unused(name, mixtures))
         })?;
         Ok(Moa { settings, root: root.to_owned(), embedding, blocks, norm, head })
+    }
+
+    fn warning(&self) -> Option<&Warning> {
+        self.head.as_ref()?.warning.as_ref()
     }
 
     fn layers(&self) -> Vec<Layer> {

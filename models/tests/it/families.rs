@@ -122,6 +122,8 @@ fn the_first_heads_as_a_set() {
     let other = run_config(&llama_config("moh-llm", json!({"shared_heads": [[1, 2], [0, 1]], "routed_head": 2})));
     assert_eq!(differ(&counts.0[0][0], &set.0[0][0]), 0.0);
     assert!(differ(&counts.0[0][0], &other.0[0][0]) > 1e-3);
+    let both = json!({"shared_heads": [[1, 0], [0, 1]], "routed_head": 2, "top_k": [2, 2]});
+    assert_eq!(differ(&run_config(&llama_config("moh-llm", both)).0[0][0], &set.0[0][0]), 0.0);
 }
 
 #[test]
@@ -133,6 +135,7 @@ fn sets_that_make_no_router() {
         (json!({"shared_heads": [[0]], "top_k": 1}), "2 lists"),
         (json!({"shared_heads": [[0], [1]], "top_k": 6}), "6 active"),
         (json!({"shared_heads": [[0], [1]]}), "top_k"),
+        (json!({"shared_heads": [[0], [1]], "top_k": [2, 3], "routed_head": 2}), "what routed_head is"),
     ] {
         let config = llama_config("moh-llm", sets);
         let config = Config::new("config.json", config.as_object().unwrap().clone());

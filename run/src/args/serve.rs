@@ -53,7 +53,7 @@ pub(crate) struct ServeArgs {
     /// Tokens of prompts that are read at a time, before the other sequences get their next token.
     #[arg(long, value_name = "N", default_value = "256", allow_negative_numbers = true, value_parser = whole(1, MOST))]
     prefill: usize,
-    /// Rows of a batch of tensors.
+    /// The most rows of a request on tensors, and of requests that share a run.
     #[arg(long, value_name = "N", default_value = "32", allow_negative_numbers = true, value_parser = whole(1, MOST))]
     batch: usize,
     /// How long tensors wait for others to share a batch with, in milliseconds.

@@ -65,7 +65,7 @@ impl ChatTemplate {
         environment.add_filter("tojson", to_json);
         environment
             .add_template_owned(NAME, without_generation(&template))
-            .map_err(|e| format!("its chat template is none: {e}"))?;
+            .map_err(|e| format!("its chat template cannot be parsed: {e}"))?;
         Ok(ChatTemplate { environment, begin, end })
     }
 

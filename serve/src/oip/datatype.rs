@@ -30,7 +30,7 @@ pub(super) fn parse(input: &str, name: &str) -> Result<ElementType, Problem> {
 
 /// The number of elements of a shape.
 pub(super) fn elements(input: &str, shape: &[i64]) -> Result<(Vec<usize>, usize), Problem> {
-    let bad = || Problem::invalid(format!("input {input}: {shape:?} is no shape"));
+    let bad = || Problem::invalid(format!("input {input}: {shape:?} is not a valid shape"));
     let sizes =
         shape.iter().map(|&size| usize::try_from(size).map_err(|_| bad())).collect::<Result<Vec<usize>, _>>()?;
     let count = sizes.iter().try_fold(1usize, |count, &size| count.checked_mul(size));

@@ -195,7 +195,7 @@ fn of_contents(name: &str, ty: ElementType, contents: &InferTensorContents) -> R
     let floats = &contents.fp32_contents;
     // A number beyond the range of the type, which would be infinite.
     let beyond = |&x: &f32, found: f32| match x.is_finite() && !found.is_finite() {
-        true => Err(Problem::invalid(format!("input {name}: {x:e} is no {}", datatype::name(ty)))),
+        true => Err(Problem::invalid(format!("input {name}: {x:e} is not a valid {}", datatype::name(ty)))),
         false => Ok(()),
     };
     Ok(match ty {
@@ -215,8 +215,9 @@ fn of_contents(name: &str, ty: ElementType, contents: &InferTensorContents) -> R
         ElementType::I32 => TensorData::I32(contents.int_contents.clone()),
         ElementType::Bool => TensorData::Bool(contents.bool_contents.clone()),
         ElementType::U8 => {
-            let byte =
-                |&x: &u32| u8::try_from(x).map_err(|_| Problem::invalid(format!("input {name}: {x} is no UINT8")));
+            let byte = |&x: &u32| {
+                u8::try_from(x).map_err(|_| Problem::invalid(format!("input {name}: {x} is not a valid UINT8")))
+            };
             TensorData::U8(contents.uint_contents.iter().map(byte).collect::<Result<_, _>>()?)
         }
     })
@@ -233,8 +234,8 @@ mod tests {
             let contents = InferTensorContents { fp32_contents: vec![number], ..InferTensorContents::default() };
             of_contents("x", ty, &contents).map_err(|problem| problem.message)
         };
-        assert_eq!(of(ElementType::F16, 7e4).err().as_deref(), Some("input x: 7e4 is no FP16"));
-        assert_eq!(of(ElementType::BF16, f32::MAX).err().as_deref(), Some("input x: 3.4028235e38 is no BF16"));
+        assert_eq!(of(ElementType::F16, 7e4).err().as_deref(), Some("input x: 7e4 is not a valid FP16"));
+        assert_eq!(of(ElementType::BF16, f32::MAX).err().as_deref(), Some("input x: 3.4028235e38 is not a valid BF16"));
         assert!(of(ElementType::F16, f32::INFINITY).is_ok() && of(ElementType::BF16, 7e4).is_ok());
     }
 

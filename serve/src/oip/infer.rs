@@ -48,16 +48,15 @@ pub(super) async fn infer(app: &App, request: Request<'_>) -> Result<Vec<(String
     let inputs = check(&served.inputs, request.inputs, served.bounds)?;
     let (reply, answer) = oneshot::channel();
     // Dropped when the deadline passes or the client leaves.
-    let (_waiter, claim) = Claim::new();
+    let (waiter, claim) = Claim::new();
     let deadline = request.deadline;
     served.run(Job { inputs, outputs: outputs.clone(), deadline, reply, claim })?;
     let found = match tokio::time::timeout_at(deadline.end.into(), answer).await {
         Ok(Ok(found)) => found?,
         Ok(Err(_)) if app.is_closing() => return Err(Problem::closing()),
+        Ok(Err(_)) if !deadline.has_passed() => return Err(Problem::lost()),
         // A thread drops what has waited for too long.
-        Ok(Err(_)) if deadline.has_passed() => return Err(deadline.waited()),
-        Ok(Err(_)) => return Err(Problem::lost()),
-        Err(_) => return Err(deadline.waited()),
+        Ok(Err(_)) | Err(_) => return Err(if waiter.has_begun() { deadline.ran() } else { deadline.waited() }),
     };
     Ok(outputs.iter().map(|&output| served.outputs[output].name.clone()).zip(found).collect())
 }

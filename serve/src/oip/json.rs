@@ -103,7 +103,7 @@ impl<T, F: Fn(Scalar) -> Option<T>> Flat<T, F> {
             Scalar::Int(x) => x.to_string(),
             Scalar::Float(x) => format!("{x:?}"),
         };
-        self.fail(format!("{value} is no {}", self.name))
+        self.fail(format!("{value} is not a valid {}", self.name))
     }
 
     fn fail<E: serde::de::Error>(&mut self, problem: String) -> Result<(), E> {
@@ -145,11 +145,11 @@ impl<'de, T, F: Fn(Scalar) -> Option<T>> Visitor<'de> for &mut Flat<T, F> {
 
     fn visit_str<E: serde::de::Error>(self, value: &str) -> Result<(), E> {
         let value: String = value.chars().take(40).collect();
-        self.fail(format!("{value:?} is no {}", self.name))
+        self.fail(format!("{value:?} is not a valid {}", self.name))
     }
 
     fn visit_unit<E: serde::de::Error>(self) -> Result<(), E> {
-        self.fail(format!("null is no {}", self.name))
+        self.fail(format!("null is not a valid {}", self.name))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<(), A::Error> {
@@ -158,7 +158,7 @@ impl<'de, T, F: Fn(Scalar) -> Option<T>> Visitor<'de> for &mut Flat<T, F> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, _: A) -> Result<(), A::Error> {
-        self.fail(format!("an object is no {}", self.name))
+        self.fail(format!("an object is not a valid {}", self.name))
     }
 }
 
@@ -216,16 +216,16 @@ mod tests {
             [(ElementType::F32, "FP32", 1e39), (ElementType::F16, "FP16", 7e4), (ElementType::BF16, "BF16", 1e39)]
         {
             let found = problem(ty, json!([large]));
-            assert!(found.ends_with(&format!("is no {name}")), "{found}");
+            assert!(found.ends_with(&format!("is not a valid {name}")), "{found}");
         }
-        assert_eq!(problem(ElementType::I64, json!([1.5])), "input x: 1.5 is no INT64");
-        assert_eq!(problem(ElementType::I32, json!([3_000_000_000u32])), "input x: 3000000000 is no INT32");
-        assert_eq!(problem(ElementType::U8, json!([-1])), "input x: -1 is no UINT8");
-        assert_eq!(problem(ElementType::Bool, json!([2])), "input x: 2 is no BOOL");
-        assert_eq!(problem(ElementType::F32, json!(["1"])), "input x: \"1\" is no FP32");
-        assert_eq!(problem(ElementType::F32, json!([null])), "input x: null is no FP32");
-        assert_eq!(problem(ElementType::F32, json!([true])), "input x: true is no FP32");
-        assert_eq!(problem(ElementType::F32, json!({})), "input x: an object is no FP32");
+        assert_eq!(problem(ElementType::I64, json!([1.5])), "input x: 1.5 is not a valid INT64");
+        assert_eq!(problem(ElementType::I32, json!([3_000_000_000u32])), "input x: 3000000000 is not a valid INT32");
+        assert_eq!(problem(ElementType::U8, json!([-1])), "input x: -1 is not a valid UINT8");
+        assert_eq!(problem(ElementType::Bool, json!([2])), "input x: 2 is not a valid BOOL");
+        assert_eq!(problem(ElementType::F32, json!(["1"])), "input x: \"1\" is not a valid FP32");
+        assert_eq!(problem(ElementType::F32, json!([null])), "input x: null is not a valid FP32");
+        assert_eq!(problem(ElementType::F32, json!([true])), "input x: true is not a valid FP32");
+        assert_eq!(problem(ElementType::F32, json!({})), "input x: an object is not a valid FP32");
     }
 
     #[test]

@@ -73,7 +73,8 @@ fn fitting<'a>(
         }
         let most = if axis == 0 { Some(bounds.rows) } else { bounds.length };
         if most.is_some_and(|most| size > most) {
-            return bad(format!("expected at most {} on axis {axis}, found {shape:?}", most.unwrap_or_default()));
+            let (most, option) = (most.unwrap_or_default(), if axis == 0 { " (--batch)" } else { "" });
+            return bad(format!("expected at most {most}{option} on axis {axis}, found {shape:?}"));
         }
         if axis == 0 && size == 0 {
             return bad(format!("it has no rows: {shape:?}"));
@@ -141,7 +142,7 @@ mod tests {
             (vec![x(&[2, 3]), t(&[2])], "input x: expected shape (n, 3, m), found [2, 3]"),
             (vec![x(&[2, 3, 1]), t(&[3])], "input t: expected 2 on axis 0 (n), as in x, found [3]"),
             (vec![x(&[3, 3, 1]), t(&[2])], "input t: expected 3 on axis 0 (n), as in x, found [2]"),
-            (vec![x(&[5, 3, 1]), t(&[5])], "input x: expected at most 4 on axis 0, found [5, 3, 1]"),
+            (vec![x(&[5, 3, 1]), t(&[5])], "input x: expected at most 4 (--batch) on axis 0, found [5, 3, 1]"),
             (vec![x(&[2, 3, 10]), t(&[2])], "input x: expected at most 9 on axis 2, found [2, 3, 10]"),
             (vec![x(&[0, 3, 1]), t(&[0])], "input x: it has no rows: [0, 3, 1]"),
         ] {

@@ -46,6 +46,13 @@ impl Claim {
     }
 }
 
+impl Waiter {
+    /// Whether a run has begun.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.0.lock().run.is_some()
+    }
+}
+
 impl Drop for Waiter {
     fn drop(&mut self) {
         let mut state = self.0.lock();
@@ -78,7 +85,9 @@ mod tests {
     #[test]
     fn a_run_is_broken_off_when_all_of_its_requests_are_given_up() {
         let ((a, first), (b, second)) = (Claim::new(), Claim::new());
+        assert!(!a.has_begun());
         let shared = interrupt([&first, &second].into_iter());
+        assert!(a.has_begun() && b.has_begun());
         drop(a);
         assert!(!shared.is_interrupted());
         // As after a shared run that failed: the rest runs alone, and the first is not asked any more.

@@ -164,13 +164,17 @@ fn bad_tensors_are_told_what_is_wrong() {
     for (body, status, words) in [
         (changed(&|b| b["inputs"][0]["name"] = json!("x")), 400, "input x: the model takes pixel_values"),
         (changed(&|b| b["inputs"] = json!([])), 400, "input pixel_values: it is missing"),
-        (changed(&|b| b["inputs"][0]["datatype"] = json!("INT64")), 400, "is no INT64"),
+        (changed(&|b| b["inputs"][0]["datatype"] = json!("INT64")), 400, "is not a valid INT64"),
         (changed(&|b| b["inputs"][0]["datatype"] = json!("BYTES")), 400, "expected a datatype of BOOL"),
         (changed(&|b| b["inputs"][0]["shape"] = json!([1, 3, 64])), 400, "expected 192 numbers"),
         (changed(&|b| b["inputs"][0]["shape"] = json!([3, 1, 64, 64])), 400, "input pixel_values: expected shape"),
-        (changed(&|b| b["inputs"][0]["shape"] = json!([-1, 3, 64, 64])), 400, "is no shape"),
-        (changed(&|b| b["inputs"][0]["shape"] = json!([9_000_000_000_000_000_000u64, 3, 64, 64])), 400, "is no shape"),
-        (changed(&|b| b["inputs"][0]["data"] = json!("x")), 400, "\"x\" is no FP"),
+        (changed(&|b| b["inputs"][0]["shape"] = json!([-1, 3, 64, 64])), 400, "is not a valid shape"),
+        (
+            changed(&|b| b["inputs"][0]["shape"] = json!([9_000_000_000_000_000_000u64, 3, 64, 64])),
+            400,
+            "is not a valid shape",
+        ),
+        (changed(&|b| b["inputs"][0]["data"] = json!("x")), 400, "\"x\" is not a valid FP"),
         (changed(&|b| b["inputs"][0]["data"] = Value::Null), 422, "expected data"),
         (changed(&|b| b["outputs"] = json!([{ "name": "y" }])), 400, "output y: the model gives logits"),
         (
@@ -203,7 +207,7 @@ fn bad_tensors_are_told_what_is_wrong() {
     .to_string();
     let length = rows.len().to_string();
     for (length, body, words) in [
-        (length.as_str(), [rows.as_bytes(), &bytes.repeat(33)].concat(), "expected at most 32 on axis 0"),
+        (length.as_str(), [rows.as_bytes(), &bytes.repeat(33)].concat(), "expected at most 32 (--batch) on axis 0"),
         (length.as_str(), [rows.as_bytes(), &bytes].concat(), "bytes after the JSON"),
         ("9999999999", rows.clone().into_bytes(), "bytes of JSON, in a body of"),
         ("-1", rows.clone().into_bytes(), "expected a number of bytes"),

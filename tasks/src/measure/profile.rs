@@ -4,7 +4,7 @@ use super::part::{Kernel, Part};
 use super::timings::Timings;
 use super::trace;
 use super::workload::{Phase, Sizes, Workload};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use moh_runtime::{Model, Options, RuntimeChoice};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -90,7 +90,7 @@ pub fn profile(
         let all = trace::read(trace)?;
         let mut end = all.len();
         for (_, nodes, _) in measured.iter_mut().rev() {
-            let begin = end.saturating_sub(runs);
+            let begin = begin(end, runs)?;
             for node in all[begin..end].iter().flatten() {
                 nodes.add(&node.name, &node.op_type, node.time);
             }
@@ -106,6 +106,14 @@ pub fn profile(
     let profiles = measured.into_iter().map(finished).collect();
     let takes_sequence = workload.takes_sequence();
     Ok(Profiled { profiles, model, sizes, takes_sequence, trace })
+}
+
+/// Of `end` runs that onnxruntime's profile has, the first of the last `runs`. Before it is the one that does not count.
+fn begin(end: usize, runs: usize) -> Result<usize> {
+    end.checked_sub(runs).filter(|&begin| begin > 0).ok_or_else(|| {
+        let reason = "onnxruntime's profile ends after 1,000,000 events, before the last run";
+        Error::Setting(format!("{runs} timed runs: {reason}; measure fewer"))
+    })
 }
 
 /// The model, and whether its runtime writes a profile, as onnxruntime does where it is told so when it loads a model.
@@ -144,5 +152,21 @@ impl Collector {
         let mut nodes: Vec<NodeTime> = self.0.into_iter().map(node).collect();
         nodes.sort_by(|a, b| b.time.cmp(&a.time).then_with(|| a.name.cmp(&b.name)));
         nodes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_profile_that_ends_too_early_is_an_error() {
+        // The run that does not count, and ten.
+        assert_eq!(begin(11, 10).unwrap(), 1);
+        for end in [0, 9, 10] {
+            let error = begin(end, 10).unwrap_err().to_string();
+            assert!(error.starts_with("10 timed runs: onnxruntime's profile ends after"), "{error}");
+        }
     }
 }

@@ -66,6 +66,18 @@ fn a_model_that_cannot_be_replaced() {
 }
 
 #[test]
+fn a_model_that_is_missing() {
+    let case = Case::new("llama-moh-tiny");
+    case.place("model.onnx", "old");
+    let staging = Staging::new(&case.output()).unwrap();
+    fs::write(staging.path("model.onnx_data"), "new").unwrap();
+    let turn = staging.turn();
+    assert_io(staging.commit(turn, &[]), &case.output());
+    assert_eq!(case.left(), ["model.onnx"]);
+    assert_eq!(fs::read_to_string(case.output()).unwrap(), "old");
+}
+
+#[test]
 fn a_new_model_replaces_an_old_one() {
     let (fresh, case) = (Case::new("llama-moh-tiny"), Case::new("llama-moh-tiny"));
     let f16 = Options { dtype: Some(ElementType::F16), ..forced() };

@@ -63,3 +63,21 @@ fn beyond_the_range_of_f16() {
         case.export(&Options { dtype: Some(ElementType::F32), ..unverified() }).unwrap();
     }
 }
+
+/// The last number that rounds to bfloat16's largest, and the first that rounds to infinity.
+#[test]
+fn beyond_the_range_of_bf16() {
+    for tensor in [TRANSPOSED, STRAIGHT] {
+        let [fits, beyond] = [0x7f7f_7fff, 0x7f7f_8000].map(f32::from_bits);
+        let bf16 = Options { dtype: Some(ElementType::BF16), ..unverified() };
+        spoiled(tensor, -fits).export(&bf16).unwrap();
+        let case = spoiled(tensor, -beyond);
+        match case.export(&bf16) {
+            Err(Error::Range { tensor: found, value, ty, .. }) => {
+                assert_eq!((found.as_str(), value, ty), (tensor, -beyond, ElementType::BF16));
+            }
+            other => panic!("{tensor}: {other:?}"),
+        }
+        assert!(!case.folder().exists(), "files were left: {:?}", case.left());
+    }
+}

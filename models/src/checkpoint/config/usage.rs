@@ -76,12 +76,15 @@ impl Config {
     /// What was and what was not asked for.
     pub(crate) fn usage(&self) -> Usage {
         let entries: Vec<(String, &Value)> = self.entries().collect();
-        let is_there = |key: &str| entries.iter().any(|(other, value)| other == key && !value.is_null());
+        let is_there = |key: &str| entries.iter().any(|(other, value)| other == key && !is_empty(value));
         let asked = self.asked.keys();
         let mut usage = Usage::default();
         for (key, value) in &entries {
             let was_set = self.set.contains(key);
-            if asked.iter().any(|(asked, _)| asked == key) || is_empty(value) || is_silent(key) || was_set {
+            // Routing's, or a setting of generation: that one is among others.
+            let is_routing = key == "top_k" && !["temperature", "top_p", "do_sample"].into_iter().any(is_there);
+            let is_silent = is_silent(key) && !is_routing;
+            if asked.iter().any(|(asked, _)| asked == key) || is_empty(value) || is_silent || was_set {
                 continue;
             }
             // One that is there is not misspelt, unless the two differ in `_`, `-` and case alone.
@@ -124,7 +127,7 @@ impl Config {
 }
 
 /// Nothing is said by null, `[]` or `{}`.
-fn is_empty(value: &Value) -> bool {
+pub(super) fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null => true,
         Value::Array(items) => items.is_empty(),

@@ -142,8 +142,9 @@ fn padding_bias<O: Ops>(ops: &mut O, mask: &O::Value) -> Result<O::Value> {
     ops.reshape(&bias, &[0, 1, 1, -1])
 }
 
-/// Where each sequence begins, and where its new tokens go. A row of the mask whose zeros are all on the left ends with the new
-/// tokens; in any other they go where their positions say, counted from its first 1.
+/// Where each sequence begins, and where its new tokens go: they end with the row's last 1 where its zeros are all on the left, and
+/// where the first of them would come before its first 1, as in a prompt that is padded on the left. In any other row they go where
+/// their positions say, counted from its first 1.
 fn spans<O: Ops>(ops: &mut O, mask: O::Value, position_ids: &O::Value) -> Result<Sequences<O::Value>> {
     // Of (batch, n): how many are equal, (batch, 1).
     let count = |ops: &mut O, a: &O::Value, b: &O::Value| {
@@ -156,11 +157,22 @@ fn spans<O: Ops>(ops: &mut O, mask: O::Value, position_ids: &O::Value) -> Result
     let ones_so_far = ops.cumulative_sum(&mask, 1)?;
     let first = count(ops, &ones_so_far, &zero)?;
     let (total, q_len) = (count(ops, &mask, &mask)?, count(ops, position_ids, position_ids)?);
-    let at_the_end = ops.binary(Binary::Sub, &total, &q_len)?;
+    let zeros_after = ops.binary(Binary::Sub, &padding, &first)?;
+    let end = ops.binary(Binary::Sub, &total, &zeros_after)?;
+    let to_the_end = ops.binary(Binary::Sub, &end, &q_len)?;
     let position = ops.slice(position_ids, 1, 0, 1)?;
     let by_position = ops.add(&first, &position)?;
+    // A prompt that is padded on the left begins in the cache, and before its first 1.
+    let one = ops.scalar(Type::I64, 1.0)?;
+    let second = ops.add(&to_the_end, &one)?;
+    let later = ops.binary(Binary::Max, &second, &first)?;
+    let is_before = ops.binary(Binary::Equal, &later, &first)?;
+    let start = ops.select(&is_before, &to_the_end, &by_position)?;
+    let inside = ops.binary(Binary::Max, &to_the_end, &zero)?;
+    let is_inside = ops.binary(Binary::Equal, &inside, &to_the_end)?;
+    let start = ops.select(&is_inside, &start, &by_position)?;
     let padded_left = ops.binary(Binary::Equal, &first, &padding)?;
-    let start = ops.select(&padded_left, &at_the_end, &by_position)?;
+    let start = ops.select(&padded_left, &to_the_end, &start)?;
     let (first, start) = (ops.reshape(&first, &[-1])?, ops.reshape(&start, &[-1])?);
     Ok(Sequences::Spans { mask, first, start })
 }

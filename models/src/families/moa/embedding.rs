@@ -6,6 +6,7 @@ use crate::checkpoint::{Checkpoint, Loader, Weight};
 use crate::heads::MAX_VOCABULARY;
 use crate::ops::{Binary, Linear, Ops, Reduce, Result, Type, Unary};
 use crate::router::load_linear;
+use crate::warning::Warning;
 
 /// Tokens and their positions to vectors.
 pub(super) struct Embedding {
@@ -29,6 +30,11 @@ fn shares_all(checkpoint: &Checkpoint) -> Result<bool> {
     checkpoint.config().bool_or("share_all_embeddings", false)
 }
 
+/// Whether a decoder's embedding is what makes its logits, too.
+fn shares_own(checkpoint: &Checkpoint) -> Result<bool> {
+    checkpoint.config().bool_or("share_decoder_input_output_embed", false)
+}
+
 impl Embedding {
     /// The embedding below `root`; `None` for a stack, which has neither the tensor nor the key `vocab_size`.
     pub(super) fn load(l: &mut Loader<'_>, settings: &Settings, root: &str) -> Result<Option<Embedding>> {
@@ -36,10 +42,12 @@ impl Embedding {
         let config = checkpoint.config();
         let rows = |name: &str| checkpoint.get(name).and_then(|weight| weight.shape().first()).copied();
         let mut name = format!("{root}.embed_tokens.weight");
-        let shared = "encoder.embed_tokens.weight";
-        if part == Part::Decoder && rows(&name).is_none() && rows(shared).is_some() && shares_all(checkpoint)? {
-            // Formats that store a shared tensor once keep it under its first name.
-            name = shared.to_owned();
+        if rows(&name).is_none() {
+            // Formats that store a shared tensor once keep one of its names.
+            let names = ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight", PROJECTED];
+            let shared = names.into_iter().find(|name| rows(name).is_some());
+            let is_shared = shares_all(checkpoint)? || (part == Part::Decoder && shares_own(checkpoint)?);
+            name = shared.filter(|_| is_shared).map_or(name, str::to_owned);
         }
         let vocab_key = key(config, part, "vocab_size");
         let vocab_size = match (config.has(&vocab_key), rows(&name)) {
@@ -174,7 +182,12 @@ fn frequencies(width: usize) -> Vec<f32> {
 pub(super) struct Head {
     transform: Option<(Linear, Norm)>,
     projection: Linear,
+    /// Of a matrix that the configuration does not use, and that is another one.
+    pub(super) warning: Option<Warning>,
 }
+
+/// What makes a decoder's logits.
+const PROJECTED: &str = "decoder.output_projection.weight";
 
 /// Tensors of fairseq's `masked_lm` head.
 const TRANSFORM: &str = "encoder.lm_head_transform_weight";
@@ -220,21 +233,32 @@ impl Head {
             transform: transformed
                 .then(|| (load_linear(l, TRANSFORM, width, width, true), Norm::load(l, settings, TRANSFORM_NORM))),
             projection: Linear { weight, bias: l.optional(BIAS, &[vocab_size]) },
+            warning: None,
         }))
     }
 
     fn output_projection(l: &mut Loader<'_>, settings: &Settings, embedding: &Embedding) -> Result<Head> {
-        const NAME: &str = "decoder.output_projection.weight";
-        let own = l.checkpoint().config().bool_or("share_decoder_input_output_embed", false)?;
+        let checkpoint = l.checkpoint();
+        let own = shares_own(checkpoint)?;
+        let key = if own { "share_decoder_input_output_embed" } else { "share_all_embeddings" };
+        let is_shared = own || shares_all(checkpoint)?;
+        let shape = [embedding.vocab_size(), settings.width];
         // A state dict holds a shared matrix under every name.
-        let weight = match own || shares_all(l.checkpoint())? {
-            true => l.optional(NAME, embedding.tokens.shape()).map(|_| embedding.tokens.clone()),
-            false => Some(l.weight(NAME, &[embedding.vocab_size(), settings.width])),
+        let held = if is_shared { l.optional(PROJECTED, &shape) } else { Some(l.weight(PROJECTED, &shape)) };
+        let other = match checkpoint.get(PROJECTED) {
+            Some(held) if is_shared && held.shape() == shape && !held.equals(&embedding.tokens)? => Some(held),
+            _ => None,
         };
-        Ok(Head {
-            transform: None,
-            projection: Linear { weight: weight.unwrap_or_else(|| embedding.tokens.clone()), bias: None },
-        })
+        // Shapes, by which a preset is found, do not tell whether a matrix is shared: its numbers do.
+        let is_used = !is_shared || (other.is_some() && checkpoint.preset().is_some());
+        let warning = other.filter(|_| !is_used).map(|other| Warning::Tied {
+            file: other.file().to_owned(),
+            tensor: other.name().to_owned(),
+            used: embedding.tokens.name().to_owned(),
+            key,
+        });
+        let weight = held.filter(|_| is_used).unwrap_or_else(|| embedding.tokens.clone());
+        Ok(Head { transform: None, projection: Linear { weight, bias: None }, warning })
     }
 
     /// Whether `masked_lm` has the tensor for other things than logits of tokens.

@@ -240,4 +240,29 @@ fn parts_of_one_checkpoint() {
     tensors.remove("decoder.output_projection.weight");
     let once = decode_in_steps(&part("decoder", &tensors).model(), &ids(&TARGETS), states, mask, &[4]);
     assert_eq!(max_abs(&once, &logits), 0.0);
+    tensors.remove("encoder.embed_tokens.weight");
+    // safetensors' save_model keeps another name.
+    for name in ["decoder.embed_tokens.weight", "decoder.output_projection.weight"] {
+        tensors.insert(name.to_owned(), table.clone());
+        let (encoder, decoder) = (part("encoder", &tensors), part("decoder", &tensors));
+        assert_eq!(max_abs(&run(&encoder.model(), &inputs).0["last_hidden_state"], states), 0.0, "{name}");
+        let found = decode_in_steps(&decoder.model(), &ids(&TARGETS), states, mask, &[4]);
+        assert_eq!(max_abs(&found, &logits), 0.0, "{name}");
+        tensors.remove(name);
+    }
+}
+
+/// A matrix that the configuration says is the embedding and that has other numbers is told of; the shapes by which a preset is found do not
+/// tell whether it is shared, so there it is used.
+#[test]
+fn an_output_matrix_that_is_not_the_embedding() {
+    let config = config("decoder", json!({"share_decoder_input_output_embed": true}));
+    let mut shapes = complete("decoder", &config);
+    shapes.push(("decoder.output_projection.weight".to_owned(), vec![VOCAB, WIDTH]));
+    let mut tensors = random(&shapes, 110);
+    let warning = Case::new(&config, &tensors).model().warnings().iter().map(ToString::to_string).collect::<String>();
+    assert!(warning.contains("\"decoder.output_projection.weight\" is not used and differs from"), "{warning}");
+    assert!(warning.contains("\"share_decoder_input_output_embed\": true puts"), "{warning}");
+    tensors.insert("decoder.output_projection.weight".to_owned(), tensors["decoder.embed_tokens.weight"].clone());
+    assert!(Case::new(&config, &tensors).model().warnings().is_empty());
 }
