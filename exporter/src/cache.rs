@@ -5,6 +5,7 @@ use crate::proto::{GraphProto, NodeProto};
 use crate::{AttentionStyle, Options};
 use moh_models::{Checkpoint, Model};
 use moh_operators::{CacheUpdate, DOMAIN, Definition};
+use moh_runtime::names;
 use serde::Serialize;
 
 /// How the cache grows from call to call.
@@ -65,7 +66,8 @@ pub(crate) fn in_place(model: &Model) -> bool {
 /// How the model's cache grows, where it has one that could grow otherwise.
 pub(crate) fn of_model(model: &Model) -> Option<Cache> {
     let grows = |port: &moh_models::families::Port| {
-        port.dims.contains(&moh_models::families::PortDim::Named("past+sequence")) && port.name.starts_with("present.")
+        port.dims.contains(&moh_models::families::PortDim::Named("past+sequence"))
+            && port.name.starts_with(names::PRESENT)
     };
     match () {
         () if in_place(model) => Some(Cache::InPlace),

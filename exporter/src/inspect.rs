@@ -8,6 +8,7 @@ use moh_models::checkpoint::DefaultValue;
 use moh_models::count::Macs;
 use moh_models::families::{PortDim, Sizes, Tensors};
 use moh_models::{Config, Model};
+use moh_runtime::names;
 use serde::Serialize;
 use std::fmt;
 
@@ -194,7 +195,7 @@ pub fn inspect(model: &Model, tensors: &Tensors, lengths: Lengths) -> Result<Ins
         attention += Macs { dense: layer.macs_dense, routed: layer.macs_routed };
     }
     let fixed = |dim: &PortDim| if let PortDim::Fixed(n) = dim { *n } else { 1 };
-    let caches = model.inputs().into_iter().filter(|port| port.name.starts_with("past_key_values."));
+    let caches = model.inputs().into_iter().filter(|port| port.name.starts_with(names::PAST));
     let whole = count.macs();
     Ok(Inspection {
         family: model.family().to_owned(),

@@ -3,6 +3,8 @@
 use crate::graph::{Attribute, Dim, ElementType, Graph, Value};
 use crate::target::Row;
 use crate::text::bytes;
+use moh_operators::{CacheUpdate, DOMAIN, Definition};
+use moh_runtime::names;
 use serde::Serialize;
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
@@ -120,12 +122,12 @@ fn names_tokens(dim: &Dim) -> bool {
 
 /// Whether an input is part of a key-value cache.
 pub(crate) fn is_cache(value: &&Value) -> bool {
-    value.name.starts_with("past_key_values.")
+    value.name.starts_with(names::PAST)
 }
 
 /// Whether caches are written where they are read.
 fn in_place(graph: &Graph) -> bool {
-    graph.nodes.iter().any(|node| node.op_type == "CacheUpdate")
+    graph.nodes.iter().any(|node| node.domain == DOMAIN && node.op_type == CacheUpdate::NAME)
 }
 
 /// What onnxruntime's products of 8-bit activations keep besides the weights: scales in another order, and a sum for each of them.
@@ -149,7 +151,7 @@ fn peak(graph: &Graph, sizes: Sizes) -> u64 {
     }
     let dequantized = graph.nodes.iter().filter(|node| node.op_type == "DequantizeLinear");
     let joined: BTreeSet<&str> = dequantized.flat_map(|node| &node.outputs).map(String::as_str).collect();
-    let size = |name: &str| match name.starts_with("present.") || joined.contains(name) {
+    let size = |name: &str| match name.starts_with(names::PRESENT) || joined.contains(name) {
         true => 0,
         false => graph.values.get(name).map_or(0, |value| sizes.bytes(value)),
     };

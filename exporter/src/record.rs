@@ -9,6 +9,7 @@ use moh_models::ops::{Argument, Binary, Conv, Linear, ModelOperator, Ops, Reduce
 use moh_models::{Error, Weight};
 use moh_operators::shape::OutputDim;
 use moh_operators::{Attributes, DOMAIN, ElementType as OperandType, GATES, List};
+use moh_runtime::names;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How to record.
@@ -78,17 +79,16 @@ fn metadata(model: &Model) -> BTreeMap<String, String> {
         let counts: Vec<String> = layers.iter().map(|layer| count(layer).to_string()).collect();
         counts.join(",")
     };
-    let entry = |name: &str, value: String| (format!("moh.{name}"), value);
-    let entries = BTreeMap::from([
-        entry("family", model.family().to_owned()),
-        entry("num_heads", list(&|layer| layer.heads.num_heads)),
-        entry("num_shared_heads", list(&|layer| layer.heads.num_shared_heads)),
-        entry("top_k", list(&|layer| layer.heads.top_k)),
-        entry("exporter", format!("moh-export {}", env!("CARGO_PKG_VERSION"))),
-    ]);
-    // How callers may give the cache: `in-place` is a buffer with room for more tokens than there are.
-    let cache = crate::cache::in_place(model).then(|| entry("cache", "in-place".to_owned()));
-    entries.into_iter().chain(cache).collect()
+    let entries = [
+        (names::FAMILY, model.family().to_owned()),
+        ("moh.num_heads", list(&|layer| layer.heads.num_heads)),
+        (names::NUM_SHARED_HEADS, list(&|layer| layer.heads.num_shared_heads)),
+        (names::TOP_K, list(&|layer| layer.heads.top_k)),
+        ("moh.exporter", format!("moh-export {}", env!("CARGO_PKG_VERSION"))),
+    ];
+    // How callers may give the cache.
+    let cache = crate::cache::in_place(model).then(|| (names::CACHE, names::IN_PLACE.to_owned()));
+    entries.into_iter().chain(cache).map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
 fn identity(from: &str, to: &str) -> Node {

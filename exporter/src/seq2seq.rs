@@ -24,6 +24,7 @@ use crate::{
 };
 use moh_models::families::moa::DECODER_CALLS;
 use moh_models::{Checkpoint, Model};
+use moh_runtime::names;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -42,7 +43,7 @@ const END: i64 = 2;
 /// Which of the calls, [`DECODER_CALLS`], a decoder's graph is for; `None` for one that is for all, and for other graphs.
 pub(crate) fn calls_of(graph: &GraphProto) -> Option<&'static str> {
     let has = |start: &str| graph.input.iter().any(|input| input.name().starts_with(start));
-    match (has("encoder_attention_mask"), has("past_key_values."), has("encoder_hidden_states")) {
+    match (has("encoder_attention_mask"), has(names::PAST), has("encoder_hidden_states")) {
         (true, false, _) => Some("first"),
         (true, true, false) => Some("later"),
         _ => None,
@@ -116,7 +117,7 @@ pub(crate) fn export(path: &Path, output: &Path, options: &Options) -> Result<Re
 
     let external = plan.iter().next().is_some();
     let mut facts = Facts::new(&checkpoint, &decoder.model, &decoder.graph, dtype, (options.layout, &place), external)?;
-    if options.layout != Layout::Triton && encoder.graph.inputs.iter().any(|input| input.name == "input_ids") {
+    if options.layout != Layout::Triton && encoder.graph.inputs.iter().any(|input| input.name == names::INPUT_IDS) {
         facts.kind = Kind::Translator;
         facts.translator = translator(&checkpoint, encoder, decoder, &facts);
     }

@@ -2,6 +2,7 @@
 
 use crate::element::ElementType;
 use crate::error::{Error, Result};
+use crate::names::{self, INPUT_IDS};
 use crate::value::Value;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -146,26 +147,24 @@ fn sums<'a>(info: &'a TensorInfo, symbols: &HashMap<&str, (usize, &str)>) -> imp
     symbols.filter_map(|symbol| wrong(symbol)).collect::<Vec<String>>().into_iter()
 }
 
-/// A language model's tokens, (batch, sequence).
-const TOKENS: &str = "input_ids";
-/// What the caches of a language model begin with.
-const CACHE: &str = "past_key_values.";
 /// The dimension of cached and new tokens in the mask of a model whose cache is updated in place. Where caches are concatenated, it is a sum.
 const MASKED: &str = "total";
 
 /// What is wrong with the number of new tokens of a language model with a cache: there must be one, and each must be in the mask.
 fn new_tokens(expected: &[TensorInfo], given: &HashMap<&str, &Value>) -> Option<String> {
-    let has_cache = expected.iter().any(|info| info.name.starts_with(CACHE));
-    let &sequence = given.get(TOKENS).filter(|_| has_cache)?.shape().get(1)?;
+    let has_cache = expected.iter().any(|info| info.name.starts_with(names::PAST));
+    let &sequence = given.get(INPUT_IDS).filter(|_| has_cache)?.shape().get(1)?;
     if sequence == 0 {
-        return Some(format!("input {TOKENS}: expected at least 1 on axis 1 (sequence), found 0"));
+        return Some(format!("input {INPUT_IDS}: expected at least 1 on axis 1 (sequence), found 0"));
     }
     let masked = |dim: &Dim| matches!(dim, Dim::Symbol(symbol) if symbol == MASKED);
     let (mask, axis) = expected.iter().find_map(|info| Some((info, info.dims.iter().position(masked)?)))?;
     let &total = given.get(mask.name.as_str())?.shape().get(axis)?;
     let problem = || {
         let name = &mask.name;
-        format!("input {name}: expected at least {sequence} on axis {axis} ({MASKED}), as in {TOKENS}, found {total}")
+        format!(
+            "input {name}: expected at least {sequence} on axis {axis} ({MASKED}), as in {INPUT_IDS}, found {total}"
+        )
     };
     (total < sequence).then(problem)
 }

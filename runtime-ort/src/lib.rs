@@ -29,6 +29,7 @@ mod interrupt;
 mod links;
 mod locate;
 mod model;
+pub mod names;
 mod options;
 #[cfg(unix)]
 mod signals;

@@ -8,12 +8,12 @@ use crate::error::{Error, Result};
 use crate::files::read_json;
 use crate::image::Picture;
 use crate::task;
+use moh_runtime::names::LOGITS;
 use moh_runtime::{Dim, ElementType, Model, Tensor, TensorInfo, Value};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
 const PIXEL_VALUES: &str = "pixel_values";
-const LOGITS: &str = "logits";
 
 /// A class and how probable it is.
 #[derive(Debug, Clone, PartialEq)]

@@ -6,7 +6,7 @@ pub use svg::{Subject, svg};
 
 use crate::error::{Error, Result};
 use moh_operators::GATES;
-use moh_runtime::{Model, Value};
+use moh_runtime::{Model, Value, names};
 
 /// The gates of one attention layer for one sequence or image.
 #[derive(Debug, Clone, PartialEq)]
@@ -112,7 +112,7 @@ pub fn layers(model: &Model, outputs: &[Value]) -> Result<Vec<LayerRoutes>> {
             model.metadata().get(key)?.split(',').map(|n| n.trim().parse().ok()).collect::<Option<Vec<usize>>>()?;
         (list.len() == gates.len()).then_some(list)
     };
-    let (shared, top_k) = (numbers("moh.num_shared_heads"), numbers("moh.top_k"));
+    let (shared, top_k) = (numbers(names::NUM_SHARED_HEADS), numbers(names::TOP_K));
     let layer = |(i, (path, value)): (usize, &(&str, &Value))| {
         let bad = |found: String| Error::Output {
             path: model.path().to_owned(),

@@ -2,9 +2,7 @@
 
 use crate::error::Error;
 use moh_runtime::Model;
-
-/// The metadata property that names the family.
-const FAMILY: &str = "moh.family";
+use moh_runtime::names::FAMILY;
 
 /// The error for a model that is not what was `expected`; `reason` is what is missing or unexpected.
 pub(crate) fn other_task(model: &Model, expected: &'static str, reason: String) -> Error {

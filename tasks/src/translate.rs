@@ -10,16 +10,12 @@ pub use config::TranslationConfig;
 use crate::error::{Error, Result};
 use crate::task;
 use gather::gather;
+use moh_runtime::names::{ATTENTION_MASK, INPUT_IDS, LOGITS, PAST, PRESENT};
 use moh_runtime::{Dim, ElementType, Model, Tensor, TensorInfo, Value};
 
-const INPUT_IDS: &str = "input_ids";
-const ATTENTION_MASK: &str = "attention_mask";
 const STATES: &str = "encoder_hidden_states";
 const STATES_MASK: &str = "encoder_attention_mask";
 const LAST_HIDDEN_STATE: &str = "last_hidden_state";
-const LOGITS: &str = "logits";
-const PAST: &str = "past_key_values.";
-const PRESENT: &str = "present.";
 /// In the names of caches that hold the source.
 const OF_SOURCE: &str = ".encoder.";
 

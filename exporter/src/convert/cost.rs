@@ -5,6 +5,7 @@ use candle_core::{DType, Device, Tensor};
 use moh_models::eager::Eager;
 use moh_models::families::{Inputs, Port, PortDim};
 use moh_models::{Checkpoint, Model};
+use moh_runtime::names;
 use serde::Serialize;
 use std::fmt;
 
@@ -83,9 +84,9 @@ fn inputs(ports: &[Port], tokens: &[i64]) -> Result<Inputs<Tensor>, moh_models::
     let (count, device) = (tokens.len(), &Device::Cpu);
     let value = |port: &Port| {
         let tensor = match port.name.as_str() {
-            "input_ids" => Tensor::from_slice(tokens, (1, count), device)?,
-            "attention_mask" => Tensor::ones((1, count), DType::I64, device)?,
-            "position_ids" => Tensor::arange(0, count as i64, device)?.unsqueeze(0)?,
+            names::INPUT_IDS => Tensor::from_slice(tokens, (1, count), device)?,
+            names::ATTENTION_MASK => Tensor::ones((1, count), DType::I64, device)?,
+            names::POSITION_IDS => Tensor::arange(0, count as i64, device)?.unsqueeze(0)?,
             _ => {
                 let size = |dim: &PortDim| match dim {
                     PortDim::Fixed(size) => *size,

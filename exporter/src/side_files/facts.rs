@@ -6,6 +6,7 @@ use crate::error::Error;
 use crate::graph::{Dim, ElementType, Graph, Value};
 use crate::place::{Layout, Place};
 use moh_models::{Checkpoint, Model};
+use moh_runtime::names;
 use serde_json::Value as Json;
 
 /// What a model is to the stacks that serve it.
@@ -51,7 +52,7 @@ fn fixed(value: &Value, axis: usize) -> Option<usize> {
 fn kind(model: &Model, graph: &Graph) -> Option<Kind> {
     let input = |name: &str| graph.inputs.iter().find(|value| value.name == name);
     let output = |name: &str| graph.outputs.iter().find(|value| value.name == name);
-    if let (Some(cache), Some(logits)) = (input("past_key_values.0.key"), output("logits")) {
+    if let (Some(cache), Some(logits)) = (input("past_key_values.0.key"), output(names::LOGITS)) {
         let layers = model.layers();
         return Some(Kind::LanguageModel {
             vocab_size: fixed(logits, 2)?,
@@ -61,7 +62,7 @@ fn kind(model: &Model, graph: &Graph) -> Option<Kind> {
             head_dim: fixed(cache, 3)?,
         });
     }
-    if let (Some(pixels), Some(logits)) = (input("pixel_values"), output("logits")) {
+    if let (Some(pixels), Some(logits)) = (input("pixel_values"), output(names::LOGITS)) {
         return Some(Kind::Classifier {
             channels: fixed(pixels, 1)?,
             size: fixed(pixels, 2)?,

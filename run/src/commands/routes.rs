@@ -26,7 +26,7 @@ pub(crate) fn run(args: &RoutesArgs) -> Result<()> {
     let model = super::load(&args.model, &args.runtime)?;
     check(&model)?;
     let takes = |name: &str| model.inputs().iter().any(|input| input.name == name);
-    let name = model.metadata().get("moh.family").cloned().unwrap_or_else(|| "model".to_owned());
+    let name = model.metadata().get(moh_runtime::names::FAMILY).cloned().unwrap_or_else(|| "model".to_owned());
     let is_diffusion = takes("timestep");
     for (option, is_given) in [("--timestep", args.timestep.is_some()), ("--seed", args.seed.is_some())] {
         ensure!(

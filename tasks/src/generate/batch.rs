@@ -6,9 +6,9 @@ mod size;
 pub use size::CacheSize;
 
 use super::cache::successors;
-use super::interface::{ATTENTION_MASK, INPUT_IDS, POSITION_IDS};
 use super::{LanguageModel, Logits};
 use crate::error::{Error, Result};
+use moh_runtime::names::{ATTENTION_MASK, INPUT_IDS, POSITION_IDS};
 use moh_runtime::{Tensor, Value};
 
 /// Steps that a batch keeps more rows than it needs: another sequence may join meanwhile.

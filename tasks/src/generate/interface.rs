@@ -1,19 +1,8 @@
 //! The inputs and outputs that make a model a language model.
 
 use crate::error::Result;
+use moh_runtime::names::{ATTENTION_MASK, INPUT_IDS, LOGITS, PAST, POSITION_IDS, PRESENT};
 use moh_runtime::{Dim, ElementType, Model, TensorInfo, Value};
-
-pub(super) const INPUT_IDS: &str = "input_ids";
-pub(crate) const ATTENTION_MASK: &str = "attention_mask";
-pub(super) const POSITION_IDS: &str = "position_ids";
-const LOGITS: &str = "logits";
-/// What the names of a cache's inputs begin with.
-pub(crate) const PAST: &str = "past_key_values.";
-/// What those of the outputs that follow them begin with.
-pub(crate) const PRESENT: &str = "present.";
-/// The metadata's key that says how the cache grows, and its value for one that is updated in place.
-pub(crate) const CACHE: &str = "moh.cache";
-pub(crate) const IN_PLACE: &str = "in-place";
 
 /// What a language model takes and gives.
 #[derive(Debug)]

@@ -2,8 +2,9 @@
 
 use crate::error::{Error, Result};
 use crate::files::read_json;
-use crate::generate::{ATTENTION_MASK, CACHE, GenerationConfig, IN_PLACE, PAST, PRESENT};
+use crate::generate::GenerationConfig;
 use crate::random::Random;
+use moh_runtime::names::{ATTENTION_MASK, CACHE, IN_PLACE, INPUT_IDS, LOGITS, PAST, POSITION_IDS, PRESENT};
 use moh_runtime::{Dim, ElementType, Model, OnNode, Tensor, TensorInfo, Value};
 use serde::Deserialize;
 use std::time::{Duration, Instant};
@@ -95,10 +96,10 @@ impl Workload {
             Some(Dim::Fixed(size)) => Some(*size),
             _ => None,
         };
-        let tokens = |input: &&TensorInfo| matches!(input.name.as_str(), "input_ids" | "inputs_embeds");
+        let tokens = |input: &&TensorInfo| matches!(input.name.as_str(), INPUT_IDS | "inputs_embeds");
         let fixed = (size(model.inputs().first(), 0), size(model.inputs().iter().find(tokens), 1));
         let is_sequence = |dim: &Dim| matches!(dim, Dim::Symbol(name) if name.contains("sequence"));
-        let logits = model.outputs().iter().find(|output| output.name == "logits");
+        let logits = model.outputs().iter().find(|output| output.name == LOGITS);
         let vocabulary = match logits.map(|logits| &logits.dims[..]) {
             Some([_, _, Dim::Fixed(vocabulary)]) => Some(*vocabulary),
             _ => read_json::<Config>(&folder.join("config.json"))?.vocab_size,
@@ -230,11 +231,11 @@ impl Workload {
                 Ok(Tensor::rounded(name, shape, numbers.map(|x| x as f32).collect(), info.element_type)?)
             }
             _ if name.ends_with("mask") => integers(&mut |_| 1),
-            _ if name == "position_ids" => {
+            _ if name == POSITION_IDS => {
                 let length = shape.last().copied().unwrap_or(1).max(1);
                 integers(&mut |i| (lengths.past + i % length) as i64)
             }
-            _ if name.ends_with("input_ids") => {
+            _ if name.ends_with(INPUT_IDS) => {
                 let low = SPECIAL.min(self.vocabulary - 1);
                 let range = (self.vocabulary - low) as f64;
                 integers(&mut |_| (low + (random.uniform() * range) as usize) as i64)

@@ -7,6 +7,7 @@ use moh_models::Model;
 use moh_models::families::PortDim;
 use moh_models::sample::{Sample, SampleData};
 use moh_operators::{DType, tolerance};
+use moh_runtime::names;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use std::collections::BTreeMap;
@@ -132,7 +133,7 @@ pub(super) fn inputs(tensors: &SafeTensors<'_>, graph: &Graph) -> Result<Vec<Sam
 }
 
 fn is_cache(port: &Value) -> bool {
-    port.name.starts_with("past_key_values.")
+    port.name.starts_with(names::PAST)
 }
 
 /// The outputs that the file holds.
@@ -184,7 +185,7 @@ fn padding(name: &str, shape: &[usize], model: &Model, inputs: &[Sample]) -> Opt
     if axis("batch") != Some(0) {
         return None;
     }
-    let mask = inputs.iter().find(|sample| sample.name == "attention_mask")?;
+    let mask = inputs.iter().find(|sample| sample.name == names::ATTENTION_MASK)?;
     let (&[rows, length], SampleData::I64(mask)) = (mask.shape.as_slice(), &mask.data) else { return None };
     // New tokens are the last ones that the mask is about.
     let (axis, first) = match (axis("sequence"), axis("past+sequence")) {

@@ -1,6 +1,7 @@
 //! CUDA: the provider, and outputs that stay on the GPU because they go back in.
 
 use crate::info::TensorInfo;
+use crate::names;
 use crate::options::{DeviceChoice, Notice};
 use ort::ep::{CUDA, ExecutionProvider};
 use ort::memory::{AllocationDevice, AllocatorType, MemoryInfo, MemoryType};
@@ -45,7 +46,7 @@ pub(super) struct Binding {
 impl Binding {
     /// Keeps caches on the GPU, `present.*`, and brings everything else to ordinary memory.
     pub(super) fn cuda(inputs: &[TensorInfo], outputs: &[TensorInfo]) -> ort::Result<Binding> {
-        let stays = |output: &TensorInfo| output.name.starts_with("present.");
+        let stays = |output: &TensorInfo| output.name.starts_with(names::PRESENT);
         Binding::new(AllocationDevice::CUDA, inputs, outputs, stays)
     }
 
