@@ -357,7 +357,7 @@ fn numbers_that_make_no_model() {
 /// transformers writes `top_k` among the settings of generation; alone, it is meant for routing.
 #[test]
 fn a_top_k_that_routes_nothing_is_told_of() {
-    let warned = |changes: Value| plan("llama-moh-tiny", changes).map(|model| model.warnings().len());
+    let warned = |changes: Value| plan("dit-tiny-75", changes).map(|model| model.warnings().len());
     assert_eq!(warned(json!({"top_k": 50, "temperature": 1.0})).unwrap(), 0);
     // A warning, or an error with the key that may be meant.
     assert_ne!(warned(json!({"top_k": 2})).unwrap_or(1), 0);
