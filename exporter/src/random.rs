@@ -153,7 +153,10 @@ fn write_shards(
     if let (false, Some(path)) = (force, taken.into_iter().find(|path| path.exists())) {
         return Err(Error::Exists { path });
     }
-    let staging = Staging::new(&folder.join(main))?;
+    let mut staging = Staging::new(&folder.join(main))?;
+    if count > 1 {
+        staging.replace(SINGLE);
+    }
     let bytes: u64 = shards.iter().flat_map(|shard| shard.iter()).map(|(_, shape)| bytes_of(shape, dtype)).sum();
     let prepare = || {
         room::check(&staging.path(""), folder, bytes)?;
@@ -176,10 +179,6 @@ fn write_shards(
     prepare().map_err(|error| staging.at_output(error))?;
     let turn = staging.turn();
     let files = staging.commit(turn, &others)?;
-    let single = folder.join(SINGLE);
-    if count > 1 && single.exists() {
-        std::fs::remove_file(&single).map_err(Error::io(&single))?;
-    }
     let parameters =
         shards.iter().flat_map(|shard| shard.iter()).map(|(_, shape)| shape.iter().product::<usize>()).sum();
     Ok(Written { files, parameters, dtype, seed })

@@ -27,6 +27,8 @@ pub struct Staging {
     place: Place,
     /// The models to commit.
     models: Vec<String>,
+    /// Files beside the model that are of the one before, and not of this one.
+    replaced: Vec<String>,
     /// The names of links to files of the checkpoint.
     links: Vec<String>,
     /// What the export reads.
@@ -206,6 +208,7 @@ impl Staging {
             folder,
             place,
             models,
+            replaced: Vec::new(),
             links: Vec::new(),
             inputs: Vec::new(),
             digests: None,
@@ -225,6 +228,11 @@ impl Staging {
         if !self.models.iter().any(|model| model == name) {
             self.models.push(name.to_owned());
         }
+    }
+
+    /// A file beside the model that goes with the model before: it would be read in the place of this one.
+    pub(crate) fn replace(&mut self, name: &str) {
+        self.replaced.push(name.to_owned());
     }
 
     /// Where a file beside the model is prepared.
@@ -328,8 +336,8 @@ impl Staging {
         if let Some((_, missing)) = self.models.iter().map(beside).find(|(from, _)| !from.exists()) {
             return Err(Error::io(&missing)(ErrorKind::NotFound.into()));
         }
-        for model in &self.models {
-            let path = self.place.beside_model(model);
+        for old in self.models.iter().chain(&self.replaced) {
+            let path = self.place.beside_model(old);
             match fs::remove_file(&path) {
                 Err(e) if e.kind() != ErrorKind::NotFound => return Err(Error::io(&path)(e)),
                 _ => {}

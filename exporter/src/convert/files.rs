@@ -77,7 +77,9 @@ impl Sources {
         let mut sources = Sources { weights: Vec::new(), sides: sides(&folder)?, texts, routers: None, folder };
         sources.add_weights(checkpoint)?;
         if options.router == RouterKind::TwoStage {
-            let there: BTreeSet<&String> = dense.tensors().iter().map(|(name, _)| name).collect();
+            // By their names in the family: a tied matrix may be stored under another one.
+            let (_, planned) = Model::plan(checkpoint.config(), Some(dense.family()))?;
+            let there: BTreeSet<String> = planned.into_iter().map(|(name, _)| name).collect();
             let stored = |name: &str| match dense.prefix() {
                 Some(Prefix::Removed(prefix)) => format!("{prefix}{name}"),
                 Some(Prefix::Added(prefix)) => name.strip_prefix(prefix.as_str()).unwrap_or(name).to_owned(),

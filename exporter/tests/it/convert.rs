@@ -318,3 +318,28 @@ fn hard_links_where_they_are_asked_for() {
     case.converted(&[]);
     assert!(SHARDS.iter().all(|shard| inode(case.at("linked").join(shard)) != inode(case.at("moh").join(shard))));
 }
+
+/// Of a tied matrix, safetensors' `save_model` may keep the other name: nothing but routers is new.
+#[test]
+fn a_tied_matrix_under_its_other_name() {
+    let case = Case::single();
+    case.set("tie_word_embeddings", json!(true));
+    let path = case.at("dense/model.safetensors");
+    let bytes = fs::read(&path).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let kept = tensors.tensors().into_iter().filter(|(name, _)| name != "lm_head.weight");
+    let renamed: Vec<_> = kept.map(|(name, view)| (name.replace("model.embed_tokens", "lm_head"), view)).collect();
+    fs::write(&path, safetensors::serialize(renamed, None).unwrap()).unwrap();
+    case.converted(&["--router", "two-stage"]);
+    let bytes = fs::read(case.at("moh/router.safetensors")).unwrap();
+    let routers = SafeTensors::deserialize(&bytes).unwrap();
+    assert!(
+        !routers.names().is_empty() && routers.names().iter().all(|name| name.contains(".wg")),
+        "{:?}",
+        routers.names()
+    );
+    let before = Model::load(&Checkpoint::open(&case.at("dense"), None).unwrap(), Some("llama")).unwrap();
+    let after = Model::load(&Checkpoint::open(&case.at("moh"), None).unwrap(), None).unwrap();
+    assert_eq!(after.warnings(), []);
+    assert_eq!(after.tensors().len(), before.tensors().len() + routers.names().len());
+}

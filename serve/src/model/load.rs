@@ -80,9 +80,26 @@ impl<'c> Loader<'c> {
     /// [`Error::Model`] for what cannot be loaded, [`Error::Template`] for its chat template, [`Error::Start`] without threads.
     pub(crate) fn load(&self, spec: &ModelSpec) -> Result<Served> {
         measure::model(&spec.name);
+        let limits = &self.config.limits;
+        let tensors = Arc::new(Queue::new(limits.queue));
+        let texts = Arc::new(Queue::new(limits.queue));
+        let served = self.start(spec, tensors.clone(), texts.clone());
+        if served.is_err() {
+            // Threads that were started end, and give their models' memory back.
+            tensors.close();
+            texts.close();
+        }
+        served
+    }
+
+    /// As [`Loader::load`], with the queues that the threads are to serve.
+    fn start(
+        &self,
+        spec: &ModelSpec,
+        tensors: Arc<Queue<tensors::Job>>,
+        texts: Arc<Queue<text::Job>>,
+    ) -> Result<Served> {
         let (began, health, limits) = (Instant::now(), Arc::new(Health::default()), &self.config.limits);
-        let tensors = Arc::new(Queue::<tensors::Job>::new(limits.queue));
-        let texts = Arc::new(Queue::<text::Job>::new(limits.queue));
         let (mut first, mut threads) = (None, Vec::new());
         for instance in 0..self.config.instances.max(1) {
             let load = {

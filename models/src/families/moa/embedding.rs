@@ -1,5 +1,6 @@
 //! What is before and after the layers of a complete model: embeddings, positions, and what makes logits.
 
+use super::SENTENCE_ENCODER;
 use super::config::{Part, Settings, key};
 use super::layers::Norm;
 use crate::checkpoint::{Checkpoint, Loader, Weight};
@@ -74,7 +75,8 @@ impl Embedding {
             }
             Positions::Sinusoidal(frequencies(width))
         };
-        let scaled = !config.bool_or("no_scale_embedding", false)?;
+        // fairseq's sentence encoders do not scale, and have no such option.
+        let scaled = !config.bool_or("no_scale_embedding", root == SENTENCE_ENCODER)?;
         let normed = config.bool_or("layernorm_embedding", false)?;
         Ok(Some(Embedding {
             tokens,

@@ -220,12 +220,14 @@ impl Oracle {
         })
     }
 
-    /// Vectors of tokens: sqrt(width) times the embedding, plus the position's vector, which counts the tokens that are no
+    /// Vectors of tokens: sqrt(width) times the embedding (in a sentence encoder, the embedding), plus the position's vector, which counts the tokens that are no
     /// padding from the padding's number on.
     pub(crate) fn embed(&self, root: &str, ids: &[i64]) -> Rows {
         let (shape, table) = self.tensor(&format!("{root}.embed_tokens.weight"));
         let (width, pad) = (shape[1], self.config["padding_idx"].as_i64().unwrap_or(1));
-        let scale = if self.flag("no_scale_embedding") { 1.0 } else { (width as f64).sqrt() };
+        // fairseq's TransformerSentenceEncoder does not scale.
+        let is_plain = self.flag("no_scale_embedding") || root == "encoder.sentence_encoder";
+        let scale = if is_plain { 1.0 } else { (width as f64).sqrt() };
         let mut position = pad as usize;
         let one = |&id: &i64| {
             let x = &table[id as usize * width..(id as usize + 1) * width];
