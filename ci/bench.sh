@@ -19,10 +19,11 @@ document=docs/performance.md
 mkdir -p target/bench
 tables=target/bench/tables.md
 
+built=$(realpath -m "${CARGO_TARGET_DIR:-target}")/dist
 cargo build --profile dist --locked --workspace
 cargo build --profile dist --locked --example bench
 ORT_DYLIB_PATH=$(ci/fetch-onnxruntime.sh "$PWD/target/onnxruntime")
-MOH_OPS_LIBRARY=$PWD/target/dist/libmoh_ops.so
+MOH_OPS_LIBRARY=$built/libmoh_ops.so
 export ORT_DYLIB_PATH MOH_OPS_LIBRARY
 
 if [[ ${1:-} == --against ]]; then
@@ -30,7 +31,7 @@ if [[ ${1:-} == --against ]]; then
 elif [[ ${1:-} == --write ]]; then
     shift
 elif [[ $# -gt 0 ]]; then
-    exec target/dist/examples/bench "$@"
+    exec "$built/examples/bench" "$@"
 fi
 # Language models have tables of their own.
 marks=tables
@@ -38,7 +39,7 @@ marks=tables
 grep -q "^<!-- $marks begin" "$document" || { echo "$document has no marks for $marks" >&2 && exit 1; }
 {
     printf 'Measured on %s, onnxruntime %s.\n\n' "$(date -u +%Y-%m-%d)" "${ORT_DYLIB_PATH##*.so.}"
-    target/dist/examples/bench --json target/bench/tables.json "$@"
+    "$built/examples/bench" --json target/bench/tables.json "$@"
 } | tee "$tables"
 
 awk -v tables="$tables" -v marks="$marks" '

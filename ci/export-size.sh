@@ -12,7 +12,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-program=$PWD/target/release/moh-export
+program=$(realpath -m "${CARGO_TARGET_DIR:-target}")/release/moh-export
 [ -x "$program" ] || cargo build --release --locked
 folder=$(mktemp -d "${2:-${TMPDIR:-/tmp}}/export-size.XXXXXX")
 trap 'rm -rf "$folder"' EXIT

@@ -7,12 +7,12 @@
 # is what onnxruntime needs to read and pack the weights. Each is the shortest of three; sessions have one thread.
 #
 # MOH_CACHE        where the environments are    (target/ort-versions)
-# MOH_OPS_LIBRARY  the library                   (target/release/libmoh_ops.so)
+# MOH_OPS_LIBRARY  the library                   (libmoh_ops.so of a release build)
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 cache=${MOH_CACHE:-$root/target/ort-versions}
-library=${MOH_OPS_LIBRARY:-$root/target/release/libmoh_ops.so}
+library=${MOH_OPS_LIBRARY:-${CARGO_TARGET_DIR:-$root/target}/release/libmoh_ops.so}
 [ -f "$cache/cases/complete" ] || { echo "load-times: run ci/ort-versions.sh first" >&2; exit 1; }
 
 echo '| model | onnxruntime | without the library s | with it s | its matrices alone s |'

@@ -9,7 +9,7 @@
 #
 # MOH_CACHE          where the environments are kept    (target/ort-versions)
 # MOH_ORT_VERSIONS   the versions                       (1.17.3 1.18.0 1.20.1 1.32.0)
-# MOH_OPS_LIBRARY    the library                        (target/release/libmoh_ops.so, built first)
+# MOH_OPS_LIBRARY    the library                        (a release build, made first)
 # PYTHON             an interpreter that all versions have wheels for: 3.10 to 3.12    (python3)
 set -eu
 
@@ -20,7 +20,7 @@ python=${PYTHON:-python3}
 
 if [ -z "${MOH_OPS_LIBRARY:-}" ]; then
     cargo build --quiet --release --manifest-path "$root/Cargo.toml" -p moh-ops
-    MOH_OPS_LIBRARY=$root/target/release/libmoh_ops.so
+    MOH_OPS_LIBRARY=${CARGO_TARGET_DIR:-$root/target}/release/libmoh_ops.so
 fi
 
 # environment NAME PACKAGE...: makes a Python environment, once; it is complete when its mark is there.

@@ -15,7 +15,7 @@ set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 work=$root/target/recipes
-bin=${MOH_BIN:-$root/target/release}
+bin=${MOH_BIN:-$(realpath -m "${CARGO_TARGET_DIR:-$root/target}")/release}
 ops=${MOH_OPS_LIBRARY:-$bin/libmoh_ops.so}
 python=${PYTHON:-python3}
 export PIP_DISABLE_PIP_VERSION_CHECK=1

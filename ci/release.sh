@@ -26,7 +26,12 @@ date=@$(git log -1 --format=%ct)
 MOH_WHEELS=$out ci/wheel.sh "$@" >&2
 
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
+# Manual pages and completions are the same for every processor, and written by programs that run here.
 host=$target/$(uname -m)-unknown-linux-gnu/dist
+if [[ " $* " != *" $(uname -m) "* ]]; then
+    cargo build --profile dist --locked --package moh-export --package moh-run >&2
+    host=$target/dist
+fi
 for processor in "$@"; do
     name=moh-$version-$processor-linux
     folder=target/release-files/$name
@@ -39,18 +44,15 @@ for processor in "$@"; do
         [[ $(readelf --sections "$folder/$file") != *.symtab* ]] || fail "$folder/$file: not stripped"
     done
     install -m 644 "$built/moh.cdx.json" "$out/$name.cdx.json"
-    # They are the same for every processor, and written by programs that run here.
-    if [[ -x $host/moh-export ]]; then
-        mkdir -p "$folder/man" "$folder/completions"
-        for program in moh-export moh-run; do
-            "$host/$program" man "$folder/man" >/dev/null
-            for shell in bash zsh fish; do
-                "$host/$program" completions "$shell" >"$folder/completions/$program.$shell"
-            done
+    mkdir -p "$folder/man" "$folder/completions"
+    for program in moh-export moh-run; do
+        "$host/$program" man "$folder/man" >/dev/null
+        for shell in bash zsh fish; do
+            "$host/$program" completions "$shell" >"$folder/completions/$program.$shell"
         done
-    fi
+    done
     # The same commit gives the same tarball.
-    tar --sort=name --mtime="$date" --owner=0 --group=0 --numeric-owner -C target/release-files -cf - "$name" | gzip -9n >"$out/$name.tar.gz"
+    tar --sort=name --mtime="$date" --mode=u=rwX,go=rX --owner=0 --group=0 --numeric-owner -C target/release-files -cf - "$name" | gzip -9n >"$out/$name.tar.gz"
 done
 
 for wheel in "$out"/*.whl; do

@@ -11,11 +11,12 @@ folder=${1:-target/results}
 cargo build --release --workspace --exclude moh-cuda
 cargo build --release --example results
 examples/train/fetch.sh
-results=target/release/examples/results
+released=$(realpath -m "${CARGO_TARGET_DIR:-target}")/release
+results=$released/examples/results
 mkdir -p "$folder"
 for seed in ${SEEDS:-0 1 2}; do
     "$results" list | while read -r task model; do
         printf '%s %s --seed %s\n' "$task" "$model" "$seed"
     done
 done | RAYON_NUM_THREADS=1 xargs -P "${JOBS:-2}" -L 1 "$results" run "$folder"
-MOH_OPS_LIBRARY=${MOH_OPS_LIBRARY:-$PWD/target/release/libmoh_ops.so} "$results" table "$folder" | tee "$folder/results.md"
+MOH_OPS_LIBRARY=${MOH_OPS_LIBRARY:-$released/libmoh_ops.so} "$results" table "$folder" | tee "$folder/results.md"

@@ -23,7 +23,7 @@
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
-bin=${MOH_BIN:-$root/target/release}
+bin=${MOH_BIN:-$(realpath -m "${CARGO_TARGET_DIR:-$root/target}")/release}
 ops=${MOH_OPS_LIBRARY:-$bin/libmoh_ops.so}
 envs=${MOH_STACKS:-$root/target/stacks}
 python=${PYTHON:-python3}

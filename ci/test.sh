@@ -19,6 +19,7 @@ python3 -m pip --version >/dev/null 2>&1 || missing "pip for python3" "Debian ca
 
 step() { printf '\n== %s (after %d:%02d minutes)\n' "$*" $((SECONDS / 60)) $((SECONDS % 60)); }
 export PIP_DISABLE_PIP_VERSION_CHECK=1
+released=$(realpath -m "${CARGO_TARGET_DIR:-target}")/release
 
 step "build"
 cargo build --release --locked --workspace
@@ -67,11 +68,11 @@ if ci/cuda-toolchain.sh; then
     [[ ${failed:-0} == 0 ]]
     unset MOH_CUDA_DRIVER
     cargo build "${features[@]}"
-    ci/cuda-report.sh --check target/release/libmoh_ops.so
+    ci/cuda-report.sh --check "$released/libmoh_ops.so"
     # Another compiler counts otherwise.
     ci/cuda-report.sh --drift || echo "note: docs/cuda-resources.md is of another build" >&2
     # What follows runs with this library, on a machine that need not have a GPU.
-    export MOH_OPS_LIBRARY=$PWD/target/release/libmoh_ops.so
+    export MOH_OPS_LIBRARY=$released/libmoh_ops.so
 else
     echo "note: no CUDA compiler: the CUDA kernels are not compiled" >&2
 fi
@@ -81,24 +82,24 @@ step "onnxruntime, old and new"
 models=()
 for checkpoint in examples/checkpoints/*/; do
     model=target/ci-models/$(basename "$checkpoint")/model.onnx
-    target/release/moh-export "$checkpoint" -o "$model" --opset 20 --ir-version 9 --force --quiet
+    "$released/moh-export" "$checkpoint" -o "$model" --opset 20 --ir-version 9 --force --quiet
     models+=("$model")
 done
 # What a user gets who asks for no versions loads from 1.18 on.
-target/release/moh-export examples/checkpoints/digits-moh-vit -o target/ci-models/default/model.onnx --force --quiet
+"$released/moh-export" examples/checkpoints/digits-moh-vit -o target/ci-models/default/model.onnx --force --quiet
 models+=(target/ci-models/default/model.onnx)
 # Dense layers as operators of ours: a body with numbers in the place of gates, and one with a string for its GELU.
-target/release/moh-export examples/checkpoints/digits-moh-dit -o target/ci-models/layers/model.onnx --for ort-cpu --opset 20 --ir-version 9 --force --quiet
+"$released/moh-export" examples/checkpoints/digits-moh-dit -o target/ci-models/layers/model.onnx --for ort-cpu --opset 20 --ir-version 9 --force --quiet
 models+=(target/ci-models/layers/model.onnx)
 # Depthwise convolutions, too.
-target/release/moh-export examples/checkpoints/digits-moh-vit -o target/ci-models/images/model.onnx --for ort-cpu --opset 20 --ir-version 9 --force --quiet
+"$released/moh-export" examples/checkpoints/digits-moh-vit -o target/ci-models/images/model.onnx --for ort-cpu --opset 20 --ir-version 9 --force --quiet
 models+=(target/ci-models/images/model.onnx)
 # The weights in the checkpoint's own file; and quantised, with the cache in place.
 text=examples/checkpoints/shakespeare-moh-llama
 for options in "linked --weights link" "quantised --quantize int4 --form moh --cache in-place"; do
     read -ra options <<<"$options"
     model=target/ci-models/${options[0]}/model.onnx
-    target/release/moh-export "$text" -o "$model" --opset 20 --ir-version 9 --force --quiet "${options[@]:1}"
+    "$released/moh-export" "$text" -o "$model" --opset 20 --ir-version 9 --force --quiet "${options[@]:1}"
     models+=("$model")
 done
 if [[ -z ${MOH_ORT_VERSIONS:-} ]] && ! python3 -c 'import sys; sys.exit(sys.version_info >= (3, 13))'; then
@@ -111,7 +112,7 @@ ci/ort-versions.sh "${models[@]}"
 step "Python package"
 if python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
     python=$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
-    ci/wheel_check.sh "$(MOH_WHEELS=target/wheels-of-tests ci/wheel.sh --pack target/release)" "$python=1.31.1"
+    ci/wheel_check.sh "$(MOH_WHEELS=target/wheels-of-tests ci/wheel.sh --pack "$released")" "$python=1.31.1"
 else
     echo "note: the package's tests need Python 3.11 or newer, this is $(python3 --version): they are not run" >&2
 fi

@@ -6,6 +6,8 @@ pub mod choices;
 pub mod nodes;
 #[path = "../examples/attack/onnx.rs"]
 pub mod onnx;
+#[path = "../examples/attack/panics.rs"]
+mod panics;
 
 use choices::Choices;
 use moh_models::Checkpoint;
@@ -19,11 +21,11 @@ const MOST: usize = 1 << 18;
 /// A folder of this process alone.
 pub struct Folder(tempfile::TempDir);
 
-/// The process's folder; in memory where the system has such a place, because every run writes files.
+/// The process's folder, in `MOH_FUZZ_HOME`; ci/fuzz.sh makes that in memory where the system has such a place, because every run writes files.
 pub fn folder() -> &'static Folder {
     static FOLDER: OnceLock<Folder> = OnceLock::new();
     FOLDER.get_or_init(|| {
-        let place = [PathBuf::from("/dev/shm"), std::env::temp_dir()].into_iter().find(|place| place.is_dir()).unwrap();
+        let place = std::env::var_os("MOH_FUZZ_HOME").map_or_else(std::env::temp_dir, PathBuf::from);
         Folder(tempfile::Builder::new().prefix("moh-fuzz-").tempdir_in(place).unwrap())
     })
 }
@@ -42,10 +44,13 @@ impl Folder {
     }
 }
 
-/// Lets panics unwind that the program under test catches: tract's. Without it libFuzzer counts every panic as a finding.
+/// Lets panics unwind that the program under test catches: tract's, not our own. Without it libFuzzer counts every panic as a finding.
 pub fn panics_may_be_caught() {
     static ONCE: OnceLock<()> = OnceLock::new();
-    ONCE.get_or_init(|| std::panic::set_hook(Box::new(|_| ())));
+    ONCE.get_or_init(|| {
+        std::panic::set_hook(Box::new(|_| ()));
+        panics::end_the_process();
+    });
 }
 
 /// Opens a checkpoint, and reads all of its tensors where it can be opened.

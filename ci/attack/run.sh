@@ -9,7 +9,8 @@ cd "$(dirname "$0")/../.."
 
 seconds=${1:-60} nodes=${2:-6000}
 ORT_DYLIB_PATH=$(ci/fetch-onnxruntime.sh "$PWD/target/onnxruntime")
-library=${MOH_OPS_LIBRARY:-$PWD/target/release/libmoh_ops.so}
+released=$(realpath -m "${CARGO_TARGET_DIR:-target}")/release
+library=${MOH_OPS_LIBRARY:-$released/libmoh_ops.so}
 export ORT_DYLIB_PATH MOH_OPS_LIBRARY=$library
 environment=target/attack/python
 if [[ ! -f $environment/complete ]]; then
@@ -21,7 +22,7 @@ fi
 
 printf '== malformed nodes\n'
 # What each session refuses is onnxruntime's to log.
-target/release/examples/attack 0 "$nodes" 2> >(grep -a '^attack:' >&2 || true)
+"$released/examples/attack" 0 "$nodes" 2> >(grep -a '^attack:' >&2 || true)
 printf '\n== threads, sessions, memory\n'
-target/release/moh-export examples/checkpoints/shakespeare-moh-llama -o target/attack/model/model.onnx --force --quiet
+"$released/moh-export" examples/checkpoints/shakespeare-moh-llama -o target/attack/model/model.onnx --force --quiet
 "$environment/bin/python" ci/attack/threads.py "$library" target/attack/model --seconds "$seconds"

@@ -13,6 +13,7 @@
 mod choices;
 mod nodes;
 mod onnx;
+mod panics;
 
 use anyhow::{Context, Result, bail, ensure};
 use choices::Choices;
@@ -80,6 +81,7 @@ fn parent((from, to): (u64, u64)) -> Result<()> {
 
 /// Runs nodes in both runtimes, several times, and says how many gave results; the node before each run, for the parent to name it.
 fn child((from, to): (u64, u64)) -> Result<()> {
+    panics::end_the_process();
     let folder = tempfile::tempdir()?;
     let (mut sums, mut memory) = ([0u64; 4], 0);
     for round in 0..ROUNDS {

@@ -2,6 +2,7 @@
 //!
 //! What a checkpoint holds is not trusted: every length, offset and name is checked when it is opened.
 //! A file that is written to while a [`Checkpoint`] or one of its [`Weight`]s lives is an error when it is read.
+//! While one of PyTorch's files is opened, which is then mapped, nobody may write to it or truncate it.
 
 mod config;
 mod index;

@@ -163,6 +163,21 @@ mod tests {
         assert_eq!(softmax.weights(&empty, None).unwrap().dims(), [1, 2, 3, 0]);
     }
 
+    /// With a scale of 0, too, a bias has the gradient of its softmax, and scores have none.
+    #[test]
+    fn gradients_of_a_bias_without_scores() {
+        let (scores, bias) = (random(1, &[1, 2, 5, 7]), random(2, &[1, 1, 5, 7]));
+        let softmax = AttentionSoftmax::of(&scores, 0.0, false).unwrap();
+        let weights = softmax.weights(&scores, Some(bias.as_tensor())).unwrap();
+        let gradient = random(3, &[1, 2, 5, 7]).as_detached_tensor();
+        let (of_scores, of_bias) = softmax.gradients(&weights, &gradient, Some(bias.dims())).unwrap();
+        assert!(flat(&of_scores).iter().all(|g| *g == 0.0));
+        let y = crate::algebra::softmax(&bias.broadcast_as(gradient.shape()).unwrap()).unwrap();
+        let expected = (y * gradient).unwrap().sum_all().unwrap().backward().unwrap();
+        let (found, expected) = (flat(&of_bias.unwrap()), flat(expected.get(&bias).unwrap()));
+        assert!(found.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-5), "{found:?}, expected {expected:?}");
+    }
+
     #[test]
     fn convolutions() {
         let w = random(2, &[5, 3, 3, 3]);

@@ -202,6 +202,31 @@ mod tests {
         assert!(outputs < 1e-6 && balance < 1e-6, "{outputs} {balance}");
     }
 
+    /// Four tokens, whose last one has queries of 0.
+    #[test]
+    fn norms_of_queries_have_gradients() {
+        let mut queries: Vec<f32> = (0..4 * 24).map(|i| ((i * 37 + 11) % 29) as f32 / 9.0 - 1.5).collect();
+        queries[3 * 24..].fill(0.0);
+        let balance = |queries: Vec<f32>| {
+            let queries = Var::from_vec(queries, (1, 4, 24), &Device::Cpu).unwrap();
+            let loss = route(Kind::QueryNorms, queries.as_tensor()).load_balance().unwrap();
+            (loss.to_scalar::<f32>().unwrap(), loss.backward().unwrap().get(&queries).unwrap().clone())
+        };
+        let gradient = balance(queries.clone()).1.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        assert!(gradient[3 * 24..].iter().all(|g| *g == 0.0), "{gradient:?}");
+        for i in 0..3 * 24 {
+            const STEP: f32 = 1e-2;
+            let moved = |step: f32| {
+                let mut queries = queries.clone();
+                queries[i] += step;
+                balance(queries).0
+            };
+            let expected = (moved(STEP) - moved(-STEP)) / (2.0 * STEP);
+            assert!((gradient[i] - expected).abs() < 2e-3, "query {i}: {}, expected {expected}", gradient[i]);
+        }
+        assert!(gradient.iter().any(|g| g.abs() > 1e-2), "{gradient:?}");
+    }
+
     #[test]
     fn gradients_equal_finite_differences() {
         const STEP: f64 = 1e-2;

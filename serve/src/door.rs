@@ -27,9 +27,10 @@ const LONGEST_ID: usize = 128;
 /// The status, for the log and measurements, of a request whose client left before the answer, as nginx has it.
 const LEFT: &str = "499";
 /// What anybody may ask: whether the server is there.
-const OPEN: [&str; 4] = [
+const OPEN: [&str; 5] = [
     "/v2/health/live",
     "/v2/health/ready",
+    "/health",
     "/inference.GRPCInferenceService/ServerLive",
     "/inference.GRPCInferenceService/ServerReady",
 ];

@@ -55,18 +55,19 @@ impl Served {
     /// Gives a run on tensors to the model's threads.
     pub(crate) fn run(&self, job: tensors::Job) -> Result<(), Problem> {
         match &self.work {
-            Work::Tensors(queue) => self.push(queue, job),
-            Work::Text(model) => self.push(&model.queue, text::Job::Tensors(job)),
+            Work::Tensors(queue) => self.push(queue, vec![job]),
+            Work::Text(model) => self.push(&model.queue, vec![text::Job::Tensors(job)]),
         }
     }
 
-    /// Gives a text to the model's threads.
-    pub(crate) fn generate(&self, model: &TextModel, prompt: text::Prompt) -> Result<(), Problem> {
-        self.push(&model.queue, text::Job::Text(Box::new(prompt)))
+    /// Gives texts to the model's threads, all or none of them.
+    pub(crate) fn generate(&self, model: &TextModel, prompts: Vec<text::Prompt>) -> Result<(), Problem> {
+        let jobs = prompts.into_iter().map(|prompt| text::Job::Text(Box::new(prompt))).collect();
+        self.push(&model.queue, jobs)
     }
 
-    fn push<T: Abandoned>(&self, queue: &Queue<T>, job: T) -> Result<(), Problem> {
-        queue.push(job).map_err(|refused| match refused {
+    fn push<T: Abandoned>(&self, queue: &Queue<T>, jobs: Vec<T>) -> Result<(), Problem> {
+        queue.push_all(jobs).map_err(|refused| match refused {
             Refused::Closed => Problem::closing(),
             Refused::Full => {
                 Problem::new(Kind::Busy, format!("{} requests wait for {} already", queue.len(), self.name))

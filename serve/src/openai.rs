@@ -3,6 +3,7 @@
 mod chat;
 mod completions;
 mod generation;
+mod logprobs;
 mod options;
 mod stream;
 
@@ -79,7 +80,7 @@ fn text_model<'a>(app: &'a App, name: &str) -> Result<(&'a Served, &'a TextModel
 }
 
 /// Prompt, generated and all tokens.
-#[derive(Debug, Clone, Copy, Serialize, ToSchema)]
+#[derive(Debug, Clone, Copy, Default, Serialize, ToSchema)]
 struct Usage {
     prompt_tokens: usize,
     completion_tokens: usize,
@@ -87,8 +88,11 @@ struct Usage {
 }
 
 impl Usage {
-    fn new(prompt_tokens: usize, completion_tokens: usize) -> Usage {
-        Usage { prompt_tokens, completion_tokens, total_tokens: prompt_tokens + completion_tokens }
+    /// Adds those of a text.
+    fn add(&mut self, prompt: usize, generated: usize) {
+        self.prompt_tokens += prompt;
+        self.completion_tokens += generated;
+        self.total_tokens += prompt + generated;
     }
 }
 

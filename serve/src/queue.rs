@@ -40,18 +40,31 @@ impl<T: Abandoned> Queue<T> {
     }
 
     /// Puts a request at the end.
+    #[cfg(test)]
     pub(crate) fn push(&self, request: T) -> Result<(), Refused> {
+        self.push_all(vec![request])
+    }
+
+    /// Puts requests at the end, all or none of them.
+    pub(crate) fn push_all(&self, requests: Vec<T>) -> Result<(), Refused> {
         let mut inner = self.lock();
         if inner.closed {
             return Err(Refused::Closed);
         }
         inner.waiting.retain(|waiting| !waiting.is_abandoned());
-        if inner.waiting.len() >= self.room {
+        if requests.len() > self.room.saturating_sub(inner.waiting.len()) {
             return Err(Refused::Full);
         }
-        inner.waiting.push_back(request);
-        self.changed.notify_one();
+        for request in requests {
+            inner.waiting.push_back(request);
+            self.changed.notify_one();
+        }
         Ok(())
+    }
+
+    /// How many requests can wait.
+    pub(crate) fn room(&self) -> usize {
+        self.room
     }
 
     /// Number of requests that somebody waits for.

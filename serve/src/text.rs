@@ -9,7 +9,7 @@ use crate::deadline::Deadline;
 use crate::problem::Problem;
 use crate::queue::Abandoned;
 use crate::tensors;
-use moh_tasks::generate::{Chooser, StopTexts};
+use moh_tasks::generate::{Chooser, Score, StopTexts};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use tokio::sync::mpsc::UnboundedSender;
@@ -18,7 +18,10 @@ use tokio::sync::mpsc::UnboundedSender;
 #[derive(Debug)]
 pub(crate) struct Prompt {
     pub(crate) tokens: Vec<i64>,
+    /// 0: nothing is generated, and the prompt is scored alone.
     pub(crate) max_tokens: usize,
+    /// How probable tokens are, if somebody asks.
+    pub(crate) scores: Option<Scores>,
     pub(crate) chooser: Chooser,
     pub(crate) stop: StopTexts,
     /// Whether to go on after a token that ends texts.
@@ -28,6 +31,15 @@ pub(crate) struct Prompt {
     pub(crate) begun: Arc<AtomicBool>,
     /// Where the text goes. What it holds is bounded by `max_tokens`: an engine waits for no reader.
     pub(crate) events: UnboundedSender<Event>,
+}
+
+/// Which tokens are scored.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Scores {
+    /// Most probable tokens of each place that come with its own.
+    pub(crate) top: usize,
+    /// Whether those of the prompt are scored, too.
+    pub(crate) of_prompt: bool,
 }
 
 impl Prompt {
@@ -45,10 +57,10 @@ impl Abandoned for Prompt {
 }
 
 /// What becomes of a request.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Event {
-    /// A piece of the text, never empty.
-    Text(String),
+    /// A piece of the text, and the scores of the tokens since the last one; one of both is not empty.
+    Piece { text: String, scores: Vec<Score> },
     /// The end, with the number of generated tokens.
     End { finish: Finish, tokens: usize },
     /// The end of one that failed.

@@ -7,6 +7,7 @@ mod interface;
 mod logits;
 mod prompts;
 mod sampling;
+mod score;
 mod stop;
 mod text;
 
@@ -15,6 +16,7 @@ pub use config::GenerationConfig;
 pub use logits::Logits;
 pub use prompts::Prompts;
 pub use sampling::{Chooser, Sampling};
+pub use score::Score;
 pub use stop::StopTexts;
 pub use text::TextStream;
 
@@ -205,20 +207,21 @@ impl LanguageModel {
         Ok(self.model.run_in_place(inputs, &shared.collect::<Vec<_>>())?)
     }
 
-    /// The logits of every sequence's last token, where `expected` sequences have so many new tokens each.
+    /// The logits of every sequence's last token, where so many sequences have so many new tokens each.
     fn last_logits(&self, logits: &Value, sequences: usize, tokens: usize) -> Result<Vec<Logits>> {
-        let expected = [sequences, tokens];
+        self.rows(logits, [sequences, tokens], (0..sequences).map(|sequence| sequence * tokens + tokens - 1))
+    }
+
+    /// The logits of such tokens, counted over `expected` sequences of as many tokens each.
+    fn rows(&self, logits: &Value, expected: [usize; 2], tokens: impl Iterator<Item = usize>) -> Result<Vec<Logits>> {
         let &[batch, length, vocabulary] = logits.shape() else {
             return Err(self.bad_logits(format!("expected 3 dimensions, found {:?}", logits.shape())));
         };
         if [batch, length] != expected {
             return Err(self.bad_logits(format!("expected {expected:?} tokens, found shape {:?}", logits.shape())));
         }
-        let row = |sequence: usize| {
-            let start = (sequence * length + length - 1) * vocabulary;
-            Ok(Logits::new(logits, start..start + vocabulary)?)
-        };
-        let rows = (0..batch).map(row).collect::<Result<Option<Vec<Logits>>>>()?;
+        let row = |token: usize| Ok(Logits::new(logits, token * vocabulary..(token + 1) * vocabulary)?);
+        let rows = tokens.map(row).collect::<Result<Option<Vec<Logits>>>>()?;
         rows.ok_or_else(|| self.bad_logits(format!("expected a floating-point type, found {}", logits.element_type())))
     }
 

@@ -22,13 +22,15 @@ pub(crate) struct Rates {
     pub(crate) scale: f64,
 }
 
-/// Tables of positions and queries, which are no products' weights.
-const TABLES: [&str; 4] = ["pos_embed", "query_embedding", "learnable_tokens", "temperature"];
+/// How names of tables of positions and queries end, which are no products' weights.
+const TABLES: [&str; 5] = ["pos_embed", "embed_positions.weight", "query_embedding", "learnable_tokens", "temperature"];
 
 /// Whether a tensor's numbers become smaller by themselves: those of matrices and kernels do, biases, whatever their shape, and tables do not.
 fn decays(name: &str, shape: &[usize]) -> bool {
     let last = name.rsplit('.').next().unwrap_or(name);
-    shape.iter().filter(|&&n| n > 1).count() > 1 && !last.contains("bias") && !TABLES.contains(&last)
+    shape.iter().filter(|&&n| n > 1).count() > 1
+        && !last.contains("bias")
+        && !TABLES.iter().any(|table| name.ends_with(table))
 }
 
 impl AdamW {
@@ -166,6 +168,7 @@ mod tests {
             ("attn.relative_pos_bias_local", &[8, 9]),
             ("attn.query_embedding", &[8, 1, 4]),
             ("pos_embed", &[1, 16, 8]),
+            ("encoder.embed_positions.weight", &[16, 8]),
         ] {
             assert!(!decays(name, shape), "{name}");
         }

@@ -11,7 +11,7 @@ pub struct Progress {
     pub steps: usize,
     /// The loss, averaged over the steps since the last report.
     pub loss: f64,
-    /// Parts of the step's loss, as the task names them.
+    /// Parts of the last step's loss, as the task names them, averaged over its batches.
     pub parts: Vec<(&'static str, f64)>,
     /// The learning rate.
     pub rate: f64,

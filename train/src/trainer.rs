@@ -125,8 +125,8 @@ impl Trainer {
         if let Some(folder) = last {
             trainer.resume(&folder)?;
             // A killed training may not have come to these. Before, the training may be another one than was meant.
-            trainer.plot()?;
             trainer.run.prune()?;
+            trainer.plot()?;
         }
         Ok(trainer)
     }
@@ -216,10 +216,16 @@ impl Trainer {
                 return Err(self.not_finite(self.step + 1, "the loss", Some((task, batch..batch + 1))));
             }
             taken.loss += value / batches as f64;
-            if reports && batch + 1 == batches {
+            if reports {
                 for (name, part) in &loss.parts {
-                    taken.parts.push((name, f64::from(part.to_scalar::<f32>()?)));
+                    let share = f64::from(part.to_scalar::<f32>()?) / batches as f64;
+                    match taken.parts.iter_mut().find(|(other, _)| other == name) {
+                        Some((_, sum)) => *sum += share,
+                        None => taken.parts.push((name, share)),
+                    }
                 }
+            }
+            if reports && batch + 1 == batches {
                 taken.loads = History::loads_of(self.step + 1, eager.routing())?;
                 taken.active = active(eager.routing())?;
             }

@@ -10,9 +10,9 @@
 //! A model that the host saved in optimised form has no bodies: it loads only where the same operators are registered, which
 //! depends on the library, the settings and the processor.
 //!
-//! If the session's config entry `ai.moh.pack_weights` is `1` when the library is registered, or the environment
-//! variable `MOH_PACK_WEIGHTS` is `1`, sessions keep a second copy of constant weights, packed for the kernels. This
-//! is faster and takes 4 more bytes per element.
+//! The session's config entry `ai.moh.pack_weights`, or the environment variable `MOH_PACK_WEIGHTS`, says which constant
+//! weights are kept packed for the kernels in a second copy, which is faster: all (`1`), none (`0`), or, where nothing is said,
+//! those that the host maps from a file, whose pages the system can take back. A copy takes 4 bytes per element.
 //!
 //! The host's C API is accessed through raw tables of version [`API_VERSION`], so one binary works with all hosts.
 //! Panics do not unwind into the host; they become error statuses.

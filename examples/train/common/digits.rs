@@ -14,12 +14,12 @@ pub(crate) fn read(arguments: &Arguments) -> Result<Vec<Digit>> {
     let text = arguments.text("digits.csv")?;
     let mut digits = Vec::new();
     for (number, line) in text.lines().enumerate() {
-        let numbers: Vec<f32> = line.split(',').map(str::parse).collect::<Result<_, _>>()?;
-        let Some((&label, pixels)) = numbers.split_last() else { continue };
-        let pixels = <[f32; 64]>::try_from(pixels).ok().filter(|_| (0.0..10.0).contains(&label));
-        let pixels =
-            pixels.with_context(|| format!("digits.csv, line {}: expected 64 pixels and a digit", number + 1))?;
-        digits.push((pixels, label as usize));
+        let expected = || format!("digits.csv, line {}: expected 64 pixels from 0 to 16 and a digit", number + 1);
+        let (pixels, label) = line.rsplit_once(',').with_context(expected)?;
+        let pixels: Vec<f32> = pixels.split(',').map(str::parse).collect::<Result<_, _>>().with_context(expected)?;
+        let pixels = <[f32; 64]>::try_from(pixels).ok().filter(|all| all.iter().all(|x| (0.0..=16.0).contains(x)));
+        let label = label.parse().ok().filter(|label| *label < 10);
+        digits.push(pixels.zip(label).with_context(expected)?);
     }
     Ok(digits)
 }

@@ -41,7 +41,12 @@ impl Arguments {
                 "--steps" => read.steps = Some(value()?.parse().context("--steps")?),
                 "--seed" => read.seed = value()?.parse().context("--seed")?,
                 "--data" => read.data = value()?.into(),
+                "--help" | "-h" => {
+                    println!("{usage}");
+                    std::process::exit(0);
+                }
                 _ if argument.starts_with('-') => bail!("{argument}: unknown; {usage}"),
+                _ if !read.folder.as_os_str().is_empty() => bail!("{argument}: expected one folder; {usage}"),
                 _ => read.folder = argument.into(),
             }
         }

@@ -42,10 +42,9 @@ impl AttentionSoftmax {
         gradient: &Tensor,
         bias: Option<&[usize]>,
     ) -> Result<(Tensor, Option<Tensor>)> {
-        let of_scores = self.backward(weights, gradient)?;
-        let unscaled = |dims: &[usize]| reduced(&(&of_scores * (1.0 / f64::from(self.scale)))?, dims);
-        let of_bias = bias.map(unscaled).transpose()?;
-        Ok((of_scores, of_bias))
+        let Some(bias) = bias else { return Ok((self.backward(weights, gradient, self.scale)?, None)) };
+        let of_sums = self.backward(weights, gradient, 1.0)?;
+        Ok(((&of_sums * f64::from(self.scale))?, Some(reduced(&of_sums, bias)?)))
     }
 
     /// The keys that query `row % q_len` sees.
@@ -96,8 +95,8 @@ impl AttentionSoftmax {
         )
     }
 
-    /// p (g - sum(p g)) for the biased scores.
-    fn backward(&self, weights: &Tensor, gradient: &Tensor) -> Result<Tensor> {
+    /// factor * p (g - sum(p g)), which is the gradient of the scaled and biased scores if `factor` is 1.
+    fn backward(&self, weights: &Tensor, gradient: &Tensor, factor: f32) -> Result<Tensor> {
         let width = self.kv_len;
         of2("softmax-backward", weights.shape(), (weights, gradient), |weights, gradient| {
             made(
@@ -109,7 +108,7 @@ impl AttentionSoftmax {
                         let (from, seen) = ((first + i) * width, self.seen(first + i));
                         let (p, g) = (&weights[from..][..seen], &gradient[from..][..seen]);
                         let dot = dot(p, g);
-                        out.iter_mut().zip(p).zip(g).for_each(|((out, p), g)| *out = self.scale * p * (g - dot));
+                        out.iter_mut().zip(p).zip(g).for_each(|((out, p), g)| *out = factor * p * (g - dot));
                     }
                 },
             )

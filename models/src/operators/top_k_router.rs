@@ -11,6 +11,9 @@ use candle_core::{D, DType, Tensor};
 use moh_operators::List;
 use moh_operators::top_k_router::{Attributes, Inputs, Kind, TopKRouter};
 
+/// Added to squared norms and to their variance, which have gradients where they are 0 only so. Norms that decide anything are larger by far.
+const NORM_EPS: f64 = 1e-12;
+
 impl ModelOperator for TopKRouter {
     fn compute(attributes: &Attributes, inputs: &Inputs<List<'_, &Tensor>>) -> Result<Computed> {
         let number = |n: i64| usize::try_from(n).map_err(|_| Error::Internal("a negative number of heads"));
@@ -45,10 +48,10 @@ fn choice(kind: Kind, scores: &Tensor, heads: &HeadSet, gates: &Tensor) -> Resul
         Kind::Probabilities | Kind::Renormalized => scores.clone(),
         Kind::QueryNorms => {
             // n / std(n), from which the mean is taken away too: equal norms are equally likely, where the quotient is 0 / 0.
-            let norms = routed_norms(scores, heads)?.sqrt()?;
+            let norms = (routed_norms(scores, heads)? + NORM_EPS)?.sqrt()?;
             let deviation = norms.broadcast_sub(&norms.mean_keepdim(D::Minus1)?)?;
             let variance = (deviation.sqr()?.sum_keepdim(D::Minus1)? / (routed.len() as f64 - 1.0).max(1.0))?;
-            deviation.broadcast_div(&(variance + f64::from(f32::MIN_POSITIVE))?.sqrt()?)?
+            deviation.broadcast_div(&(variance + NORM_EPS)?.sqrt()?)?
         }
     };
     let routed = Tensor::from_iter(routed.into_iter().map(|head| head as u32), scores.device())?;

@@ -215,23 +215,28 @@ fn a_product_with_its_bias_is_one_operator_in_tract() {
     }
 }
 
-/// A Gemm's addend may be any row or column, and not constant.
+/// A Gemm's addend may be a number, a row or a column.
 #[test]
 fn the_addend_of_a_gemm_broadcasts() {
     let matrix = Matrix::new(4, true, false, [4, 1, 32], Type::F32);
-    let mut graph = product(Form::Gemm, &matrix, None, 0);
-    graph.output("z", DataType::Float, &["n", "4"]);
-    graph.raw("column", DataType::Float, &[4, 1], &Type::F32.bytes(&[1.0, 2.0, 3.0, 4.0]));
-    graph.node("Gemm", &["x", "weight", "column"], "z", &[("transB", 1)]);
-    let (value, x) = inputs(Form::Gemm, &matrix, 4);
-    for options in runtimes() {
-        let (_folder, path) = write(&graph);
-        let outputs = Model::load(&path, &options).unwrap().run([("x", value.clone())]).unwrap();
-        let [y, z] = [&outputs[0], &outputs[1]].map(|value| value.as_slice::<f32>().unwrap());
-        for (i, (y, z)) in y.iter().zip(z).enumerate() {
-            assert!((y + (i / 4) as f32 + 1.0 - z).abs() < 1e-4, "{:?}: element {i}: {y}, {z}", options.runtime);
+    let addends: [(&[i64], fn(usize) -> usize); 3] = [(&[], |_| 0), (&[1, 4], |i| i % 4), (&[4, 1], |i| i / 4)];
+    for (dims, at) in addends {
+        let addend = &[1.0, 2.0, 3.0, 4.0][..dims.iter().product::<i64>() as usize];
+        let mut graph = product(Form::Gemm, &matrix, None, 0);
+        graph.output("z", DataType::Float, &["n", "4"]);
+        graph.raw("addend", DataType::Float, dims, &Type::F32.bytes(addend));
+        graph.node("Gemm", &["x", "weight", "addend"], "z", &[("transB", 1)]);
+        let (value, x) = inputs(Form::Gemm, &matrix, 4);
+        for options in runtimes() {
+            let (_folder, path) = write(&graph);
+            let outputs = Model::load(&path, &options).unwrap().run([("x", value.clone())]).unwrap();
+            let [y, z] = [&outputs[0], &outputs[1]].map(|value| value.as_slice::<f32>().unwrap());
+            for (i, (y, z)) in y.iter().zip(z).enumerate() {
+                let (expected, runtime) = (y + addend[at(i)], options.runtime);
+                assert!((expected - z).abs() < 1e-4, "{runtime:?}, {dims:?}: element {i}: {expected}, found {z}");
+            }
+            check("gemm", &matrix, None, &x, &outputs[0], tolerance(Form::Gemm, &matrix, &options));
         }
-        check("gemm", &matrix, None, &x, &outputs[0], tolerance(Form::Gemm, &matrix, &options));
     }
 }
 

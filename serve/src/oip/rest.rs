@@ -58,6 +58,7 @@ pub(crate) fn routes() -> Router<Arc<App>> {
         .route("/v2", get(server))
         .route("/v2/health/live", get(live))
         .route("/v2/health/ready", get(ready))
+        .route("/health", get(ready))
         .nest(MODEL, models.clone())
         .nest(VERSIONED, models)
 }

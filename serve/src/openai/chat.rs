@@ -1,6 +1,7 @@
 //! `/v1/chat/completions`: answers a conversation.
 
-use super::generation::{Generation, Source, Usual};
+use super::generation::{self, Generation, Source, Usual, Wanted, Whole};
+use super::logprobs::{self, OfChat, Teller, aside};
 use super::options::{Options, parse};
 use super::stream::{self, Chunks, Form};
 use super::{Usage, now, text_model, unsupported};
@@ -11,6 +12,8 @@ use crate::server::App;
 use axum::Extension;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
+use moh_tasks::generate::Score;
+use moh_tasks::text::Tokenizer;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -21,6 +24,13 @@ use utoipa::ToSchema;
 pub(super) struct Request {
     model: String,
     messages: Vec<Message>,
+    /// Whether to tell how probable the answer's tokens were.
+    logprobs: Option<bool>,
+    /// The most probable tokens of each place to tell with logprobs, 0 to 20.
+    #[schema(value_type = Option<u8>)]
+    top_logprobs: Option<Value>,
+    /// Only false.
+    echo: Option<bool>,
     #[serde(flatten)]
     options: Options,
 }
@@ -86,7 +96,7 @@ struct Answer {
     object: &'static str,
     created: u64,
     model: String,
-    choices: [Choice; 1],
+    choices: Vec<Choice>,
     usage: Usage,
 }
 
@@ -95,8 +105,7 @@ struct Answer {
 struct Choice {
     index: usize,
     message: Said,
-    #[schema(value_type = Option<Object>)]
-    logprobs: Value,
+    logprobs: Option<OfChat>,
     finish_reason: &'static str,
 }
 
@@ -115,7 +124,7 @@ pub(super) async fn complete(
     Extension(RequestId(id)): Extension<RequestId>,
     Payload { body, deadline }: Payload,
 ) -> Result<Response, Problem> {
-    let Request { model, messages, options } = parse(&body)?;
+    let Request { model, messages, logprobs, top_logprobs, echo, options } = parse(&body)?;
     let found = text_model(&app, &model)?;
     let Some(template) = &found.1.chat else {
         return Err(Problem::invalid(format!(
@@ -130,31 +139,61 @@ pub(super) async fn complete(
     // The template writes the tokens that are around texts.
     let source = Source::Text { text: template.render(&messages)?, special: false };
     let (is_stream, include_usage) = (options.is_stream(), options.include_usage());
-    let generation = Generation::begin(&app, found, source, options, Usual::Chat(found.1.usual), deadline).await?;
-    let (id, created) = (format!("chatcmpl-{id}"), now());
-    if is_stream {
-        return Ok(stream::answer(generation, Chunks { form: Chat, id, created, model, include_usage }));
+    let top = logprobs::of_chat(logprobs, top_logprobs.as_ref())?;
+    if echo == Some(true) {
+        return Err(unsupported("echo", "false"));
     }
-    let prompt_tokens = generation.prompt_tokens;
-    let (content, finish, tokens) = generation.whole().await?;
-    let message = Said { role: "assistant", content };
-    let choice = Choice { index: 0, message, logprobs: Value::Null, finish_reason: finish.name() };
-    let usage = Usage::new(prompt_tokens, tokens);
-    let answer = Answer { id, object: "chat.completion", created, model, choices: [choice], usage };
+    let wanted = Wanted { sources: vec![source], usual: Usual::Chat(found.1.usual), top, echo: false };
+    let mut generations = generation::begin(&app, found, wanted, options, deadline).await?;
+    let (id, created, tokenizer) = (format!("chatcmpl-{id}"), now(), &found.1.tokenizer);
+    let form = |generation: &Generation| Chat::of(generation, tokenizer, top.is_some());
+    if is_stream {
+        let each = generations.len();
+        let texts = generations.into_iter().map(|generation| (form(&generation), generation)).collect();
+        return Ok(stream::answer(texts, Chunks { id, created, model, include_usage, each }));
+    }
+    let (mut choices, mut usage) = (Vec::with_capacity(generations.len()), Usage::default());
+    for (index, generation) in generations.iter_mut().enumerate() {
+        let mut form = form(generation);
+        let Whole { text: content, scores, finish, tokens } = generation.whole().await?;
+        usage.add(if index == 0 { generation.prompt.len() } else { 0 }, tokens);
+        let (message, logprobs) = (Said { role: "assistant", content }, form.logprobs(&scores));
+        choices.push(Choice { index, message, logprobs, finish_reason: finish.name() });
+    }
+    let answer = Answer { id, object: "chat.completion", created, model, choices, usage };
     Ok(axum::Json(answer).into_response())
 }
 
-/// Chats' events.
-struct Chat;
+/// What a chat's answer becomes.
+struct Chat {
+    /// If it is told how probable tokens were.
+    teller: Option<Teller>,
+}
+
+impl Chat {
+    fn of(generation: &Generation, tokenizer: &Arc<Tokenizer>, scored: bool) -> Chat {
+        Chat { teller: scored.then(|| Teller::after(tokenizer.clone(), &generation.prompt)) }
+    }
+
+    /// How probable the next tokens were.
+    fn logprobs(&mut self, scores: &[Score]) -> Option<OfChat> {
+        let teller = self.teller.as_mut()?;
+        Some(aside(scores, || teller.chat(scores)))
+    }
+}
 
 impl Form for Chat {
     const OBJECT: &'static str = "chat.completion.chunk";
 
     fn begin(&self) -> Option<stream::Choice> {
-        Some(("delta", json!({ "role": "assistant", "content": "" })))
+        Some(("delta", json!({ "role": "assistant", "content": "" }), Value::Null))
     }
 
-    fn piece(&self, text: &str, is_end: bool) -> stream::Choice {
-        ("delta", if is_end { json!({}) } else { json!({ "content": text }) })
+    fn piece(&mut self, text: &str, scores: &[Score]) -> stream::Choice {
+        ("delta", json!({ "content": text }), json!(self.logprobs(scores)))
+    }
+
+    fn end(&self) -> stream::Choice {
+        ("delta", json!({}), Value::Null)
     }
 }

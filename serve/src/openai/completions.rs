@@ -1,15 +1,18 @@
 //! `/v1/completions`: continues a prompt.
 
-use super::generation::{Generation, Source, Usual};
+use super::generation::{self, Generation, Source, Usual, Wanted, Whole};
+use super::logprobs::{self, OfCompletion, Teller, aside};
 use super::options::{Options, parse};
 use super::stream::{self, Chunks, Form};
-use super::{Usage, now, text_model, unsupported};
+use super::{Usage, now, text_model};
 use crate::door::{Payload, RequestId};
 use crate::problem::{Kind, Problem};
 use crate::server::App;
 use axum::Extension;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
+use moh_tasks::generate::Score;
+use moh_tasks::text::Tokenizer;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -24,34 +27,36 @@ const USUAL_TOKENS: usize = 16;
 pub(super) struct Request {
     model: String,
     prompt: Prompt,
+    /// Whether the texts begin with their prompts. With it, `max_tokens` may be 0.
+    echo: Option<bool>,
+    /// Tells how probable the texts' tokens were, with echo the prompts' as well, and the most probable ones of each place, 0 to 20 of them.
+    #[schema(value_type = Option<u8>)]
+    logprobs: Option<Value>,
     #[serde(flatten)]
     options: Options,
 }
 
-/// A prompt.
+/// A prompt, or several.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(untagged, expecting = "expected a text, or numbers of tokens")]
+#[serde(untagged, expecting = "expected a text, numbers of tokens, or a list of one of these")]
 enum Prompt {
     Text(String),
     /// Numbers of tokens.
     Tokens(Vec<i64>),
-    /// One text.
+    /// Several texts.
     Texts(Vec<String>),
-    /// One list of numbers of tokens.
+    /// Several lists of numbers of tokens.
     TokenLists(Vec<Vec<i64>>),
 }
 
 impl Prompt {
-    fn source(self) -> Result<Source, Problem> {
+    fn sources(self) -> Vec<Source> {
         let text = |text| Source::Text { text, special: true };
         match self {
-            Prompt::Text(one) => Ok(text(one)),
-            Prompt::Tokens(ids) => Ok(Source::Tokens(ids)),
-            Prompt::Texts(mut several) if several.len() == 1 => Ok(text(several.remove(0))),
-            Prompt::TokenLists(mut several) if several.len() == 1 => Ok(Source::Tokens(several.remove(0))),
-            Prompt::Texts(_) | Prompt::TokenLists(_) => {
-                Err(unsupported("prompt", "one prompt a request: several requests share the model's steps"))
-            }
+            Prompt::Text(one) => vec![text(one)],
+            Prompt::Tokens(ids) => vec![Source::Tokens(ids)],
+            Prompt::Texts(several) => several.into_iter().map(text).collect(),
+            Prompt::TokenLists(several) => several.into_iter().map(Source::Tokens).collect(),
         }
     }
 }
@@ -63,7 +68,7 @@ struct Answer {
     object: &'static str,
     created: u64,
     model: String,
-    choices: [Choice; 1],
+    choices: Vec<Choice>,
     usage: Usage,
 }
 
@@ -72,8 +77,7 @@ struct Answer {
 struct Choice {
     index: usize,
     text: String,
-    #[schema(value_type = Option<Object>)]
-    logprobs: Value,
+    logprobs: Option<OfCompletion>,
     finish_reason: &'static str,
 }
 
@@ -86,20 +90,27 @@ pub(super) async fn complete(
     Extension(RequestId(id)): Extension<RequestId>,
     Payload { body, deadline }: Payload,
 ) -> Result<Response, Problem> {
-    let Request { model, prompt, options } = parse(&body).map_err(|problem| or_chat(problem, &body))?;
+    let Request { model, prompt, echo, logprobs, options } = parse(&body).map_err(|problem| or_chat(problem, &body))?;
     let found = text_model(&app, &model)?;
     let (is_stream, include_usage) = (options.is_stream(), options.include_usage());
-    let source = prompt.source()?;
-    let generation = Generation::begin(&app, found, source, options, Usual::Tokens(USUAL_TOKENS), deadline).await?;
-    let (id, created) = (format!("cmpl-{id}"), now());
+    let (echo, top) = (echo.unwrap_or(false), logprobs::of_completion(logprobs.as_ref())?);
+    let wanted = Wanted { sources: prompt.sources(), usual: Usual::Tokens(USUAL_TOKENS), top, echo };
+    let each = options.texts_a_prompt()?;
+    let mut generations = generation::begin(&app, found, wanted, options, deadline).await?;
+    let (id, created, tokenizer) = (format!("cmpl-{id}"), now(), &found.1.tokenizer);
+    let form = |generation: &Generation| Completion::of(generation, tokenizer, top.is_some(), echo);
     if is_stream {
-        return Ok(stream::answer(generation, Chunks { form: Completion, id, created, model, include_usage }));
+        let texts = generations.into_iter().map(|generation| (form(&generation), generation)).collect();
+        return Ok(stream::answer(texts, Chunks { id, created, model, include_usage, each }));
     }
-    let prompt_tokens = generation.prompt_tokens;
-    let (text, finish, tokens) = generation.whole().await?;
-    let choice = Choice { index: 0, text, logprobs: Value::Null, finish_reason: finish.name() };
-    let usage = Usage::new(prompt_tokens, tokens);
-    let answer = Answer { id, object: "text_completion", created, model, choices: [choice], usage };
+    let (mut choices, mut usage) = (Vec::with_capacity(generations.len()), Usage::default());
+    for (index, generation) in generations.iter_mut().enumerate() {
+        let mut form = form(generation);
+        let Whole { text, scores, finish, tokens } = generation.whole().await?;
+        usage.add(if index % each == 0 { generation.prompt.len() } else { 0 }, tokens);
+        choices.push(Choice { index, text, logprobs: form.logprobs(&scores), finish_reason: finish.name() });
+    }
+    let answer = Answer { id, object: "text_completion", created, model, choices, usage };
     Ok(axum::Json(answer).into_response())
 }
 
@@ -119,8 +130,27 @@ fn or_chat(problem: Problem, body: &[u8]) -> Problem {
     }
 }
 
-/// Completions' events.
-struct Completion;
+/// What a completion's text becomes.
+struct Completion {
+    /// If it is told how probable tokens were.
+    teller: Option<Teller>,
+    /// The prompt's first token, if the text begins with it.
+    first: Option<i64>,
+}
+
+impl Completion {
+    fn of(generation: &Generation, tokenizer: &Arc<Tokenizer>, scored: bool, echo: bool) -> Completion {
+        let (context, first) = if echo { (&[][..], generation.prompt.first()) } else { (&generation.prompt[..], None) };
+        Completion { teller: scored.then(|| Teller::after(tokenizer.clone(), context)), first: first.copied() }
+    }
+
+    /// How probable the next tokens were.
+    fn logprobs(&mut self, scores: &[Score]) -> Option<OfCompletion> {
+        let first = self.first.take();
+        let teller = self.teller.as_mut()?;
+        Some(aside(scores, || teller.completion(first, scores)))
+    }
+}
 
 impl Form for Completion {
     const OBJECT: &'static str = "text_completion";
@@ -129,7 +159,11 @@ impl Form for Completion {
         None
     }
 
-    fn piece(&self, text: &str, _is_end: bool) -> stream::Choice {
-        ("text", json!(text))
+    fn piece(&mut self, text: &str, scores: &[Score]) -> stream::Choice {
+        ("text", json!(text), json!(self.logprobs(scores)))
+    }
+
+    fn end(&self) -> stream::Choice {
+        ("text", json!(""), Value::Null)
     }
 }

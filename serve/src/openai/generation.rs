@@ -5,12 +5,17 @@ use crate::deadline::Deadline;
 use crate::model::{Served, TextModel};
 use crate::problem::{Kind, Problem};
 use crate::server::App;
-use crate::text::{Event, Finish, Prompt};
-use moh_tasks::text::{check_ids, encode, or_begin};
-use std::sync::Arc;
+use crate::text::{Event, Finish, Prompt, Scores};
+use futures_util::stream::{self, Stream};
+use moh_tasks::generate::Score;
+use moh_tasks::text::{Tokenizer, check_ids, encode, or_begin};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+/// Texts of a request at most.
+const MOST_TEXTS: usize = 128;
 
 /// Bytes of a prompt for each token of the model's longest sequence: no tokenizer of texts needs as many.
 const BYTES_A_TOKEN: usize = 64;
@@ -25,100 +30,171 @@ pub(super) enum Source {
     },
 }
 
+/// Texts that are asked for at once.
+pub(super) struct Wanted {
+    pub(super) sources: Vec<Source>,
+    /// How long a text may become where the request says nothing.
+    pub(super) usual: Usual,
+    /// Most probable tokens of each place that are told beside the text's own, if somebody asks how probable these are.
+    pub(super) top: Option<usize>,
+    /// Whether the prompts are part of the texts.
+    pub(super) echo: bool,
+}
+
 /// A text that is being generated. When it is dropped, the model's thread stops.
 pub(super) struct Generation {
-    pub(super) prompt_tokens: usize,
-    /// The first event, which is there before anything is answered.
+    /// The prompt's tokens.
+    pub(super) prompt: Vec<i64>,
+    /// The prompt, where the text begins with it.
+    echo: Option<String>,
+    /// The event that comes next, where it is there already.
     first: Option<Event>,
     rest: Events,
     ended: bool,
+    /// What one of the request's texts failed with, which ends the others.
+    failure: Arc<OnceLock<&'static str>>,
     began: Instant,
     /// The request's, for the log: a stream goes on after its handler.
     span: tracing::Span,
 }
 
-impl Generation {
-    /// Gives a text to the model and waits for its first piece. `usual`: what holds where the request says nothing of its length.
-    ///
-    /// # Errors
-    /// A [`Problem`] for what the model cannot take, a full queue, or a deadline that passes.
-    pub(super) async fn begin(
-        app: &App,
-        (served, model): (&Served, &TextModel),
-        source: Source,
-        mut options: Options,
-        usual: Usual,
-        deadline: Deadline,
-    ) -> Result<Generation, Problem> {
-        app.check_open()?;
-        options.check()?;
-        let (chooser, stop, most) = (options.chooser()?, options.stops()?, options.most()?);
+/// A text that has ended.
+pub(super) struct Whole {
+    pub(super) text: String,
+    pub(super) scores: Vec<Score>,
+    pub(super) finish: Finish,
+    /// Generated tokens.
+    pub(super) tokens: usize,
+}
+
+/// Gives texts to the model, `n` for each prompt, those of a prompt beside each other, and waits for the first one's first piece.
+///
+/// # Errors
+/// A [`Problem`] for what the model cannot take, a full queue, or a deadline that passes.
+pub(super) async fn begin(
+    app: &App,
+    (served, model): (&Served, &TextModel),
+    wanted: Wanted,
+    mut options: Options,
+    deadline: Deadline,
+) -> Result<Vec<Generation>, Problem> {
+    app.check_open()?;
+    options.check()?;
+    let Wanted { sources, usual, top, echo } = wanted;
+    let each = options.texts_a_prompt()?;
+    let most_texts = MOST_TEXTS.min(model.queue.room());
+    if sources.is_empty() || sources.len().saturating_mul(each) > most_texts {
+        let message = format!("expected 1 to {most_texts} texts at once, found {} prompts, n = {each}", sources.len());
+        return Err(Problem::invalid(message));
+    }
+    let (choosers, stop, most) = (options.choosers(each)?, options.stops()?, options.most(echo)?);
+    let is_models = model.config.max_length == served.bounds.length;
+    let limit = if is_models { MODEL_LIMIT } else { MEMORY_LIMIT };
+    let scores = top.map(|top| Scores { top, of_prompt: echo });
+    let (mut prompts, mut generations, failure) = (Vec::new(), Vec::new(), Arc::default());
+    for source in sources {
+        let given = if let Source::Text { text, .. } = &source { Some(text.clone()) } else { None };
         let tokens = tokens(model, source).await?;
-        let is_models = model.config.max_length == served.bounds.length;
-        let limit = if is_models { MODEL_LIMIT } else { MEMORY_LIMIT };
         let max_tokens = room(tokens.len(), most, usual, model.config.max_length, limit)?;
-        let prompt_tokens = tokens.len();
-        let (events, received) = unbounded_channel();
-        let (ignore_end, begun) = (options.ignore_eos.unwrap_or(false), Arc::<AtomicBool>::default());
-        let prompt = Prompt { tokens, max_tokens, chooser, stop, ignore_end, deadline, begun: begun.clone(), events };
-        let began = Instant::now();
-        served.generate(model, prompt)?;
-        let mut rest = Events { received, deadline, begun };
-        let first = rest.next().await;
+        let echo = match echo {
+            true => Some(given.map_or_else(|| decoded(&model.tokenizer, &tokens), Ok)?),
+            false => None,
+        };
+        for chooser in &choosers {
+            let (events, received) = unbounded_channel();
+            let (ignore_end, begun) = (options.ignore_eos.unwrap_or(false), Arc::<AtomicBool>::default());
+            let (chooser, stop, echo) = (chooser.clone(), stop.clone(), echo.clone());
+            let rest = Events { received, deadline, begun: begun.clone() };
+            let (prompt, failure) = (tokens.clone(), Arc::clone(&failure));
+            let (began, span) = (Instant::now(), tracing::Span::current());
+            generations.push(Generation { prompt, echo, first: None, rest, ended: false, failure, began, span });
+            let tokens = tokens.clone();
+            prompts.push(Prompt { tokens, max_tokens, scores, chooser, stop, ignore_end, deadline, begun, events });
+        }
+    }
+    if let Err(problem) = served.generate(model, prompts) {
+        generations.iter_mut().for_each(|generation| generation.ended = true);
+        return Err(problem);
+    }
+    if let Some(generation) = generations.first_mut() {
+        let first = generation.rest.next().await;
         if let Event::Failed(problem) = first {
+            let _ = generation.failure.set(problem.code());
             let closing = app.is_closing() && problem == Problem::lost();
             return Err(if closing { Problem::closing() } else { problem });
         }
-        let span = tracing::Span::current();
-        Ok(Generation { prompt_tokens, first: Some(first), rest, ended: false, began, span })
+        generation.first = Some(first);
     }
+    Ok(generations)
+}
 
+impl Generation {
     /// The next event; the last one ends or fails.
     pub(super) async fn next(&mut self) -> Event {
-        let event = match self.first.take() {
+        let mut event = match self.first.take() {
             Some(first) => first,
             None => self.rest.next().await,
         };
+        if let Some(prompt) = self.echo.take() {
+            match &mut event {
+                Event::Piece { text, .. } => text.insert_str(0, &prompt),
+                Event::End { .. } => {
+                    self.first = Some(std::mem::replace(&mut event, Event::Piece { text: prompt, scores: Vec::new() }));
+                }
+                Event::Failed(_) => {}
+            }
+        }
         match &event {
-            Event::Text(_) => {}
+            Event::Piece { .. } => {}
             Event::End { finish, tokens } => self.end(finish.name(), Some(*tokens)),
-            Event::Failed(problem) => self.end(problem.code(), None),
+            Event::Failed(problem) => {
+                let _ = self.failure.set(problem.code());
+                self.end(problem.code(), None);
+            }
         }
         event
     }
 
-    /// Logs the end, of which a stream's answer says nothing: that is logged when it begins.
-    fn end(&mut self, finish: &str, tokens: Option<usize>) {
-        self.ended = true;
-        let (prompt_tokens, ms) = (self.prompt_tokens, self.began.elapsed().as_millis() as u64);
-        self.span.in_scope(|| tracing::info!(prompt_tokens, tokens, finish, ms, "the text ended"));
-    }
-
-    /// Whether the last event was given.
-    pub(super) fn has_ended(&self) -> bool {
-        self.ended
+    /// All events.
+    pub(super) fn events(self) -> impl Stream<Item = Event> {
+        stream::unfold(self, |mut generation| async move {
+            match generation.ended {
+                true => None,
+                false => Some((generation.next().await, generation)),
+            }
+        })
     }
 
     /// The whole text.
     ///
     /// # Errors
     /// The [`Problem`] that it ends with.
-    pub(super) async fn whole(mut self) -> Result<(String, Finish, usize), Problem> {
-        let mut text = String::new();
+    pub(super) async fn whole(&mut self) -> Result<Whole, Problem> {
+        let (mut text, mut scores) = (String::new(), Vec::new());
         loop {
             match self.next().await {
-                Event::Text(piece) => text += &piece,
-                Event::End { finish, tokens } => return Ok((text, finish, tokens)),
+                Event::Piece { text: piece, scores: more } => {
+                    text += &piece;
+                    scores.extend(more);
+                }
+                Event::End { finish, tokens } => return Ok(Whole { text, scores, finish, tokens }),
                 Event::Failed(problem) => return Err(problem),
             }
         }
+    }
+
+    /// Logs the end, of which a stream's answer says nothing: that is logged when it begins.
+    fn end(&mut self, finish: &str, tokens: Option<usize>) {
+        self.ended = true;
+        let (prompt_tokens, ms) = (self.prompt.len(), self.began.elapsed().as_millis() as u64);
+        self.span.in_scope(|| tracing::info!(prompt_tokens, tokens, finish, ms, "the text ended"));
     }
 }
 
 impl Drop for Generation {
     fn drop(&mut self) {
         if !self.ended {
-            self.end("client_left", None);
+            self.end(self.failure.get().copied().unwrap_or("client_left"), None);
         }
     }
 }
@@ -142,6 +218,12 @@ impl Events {
             Err(_) => Event::Failed(self.deadline.waited()),
         }
     }
+}
+
+/// The text of a prompt that is given as tokens.
+fn decoded(tokenizer: &Tokenizer, tokens: &[i64]) -> Result<String, Problem> {
+    let ids: Vec<u32> = tokens.iter().filter_map(|&token| u32::try_from(token).ok()).collect();
+    tokenizer.decode(&ids, true).map_err(|e| Problem::invalid(format!("prompt: the tokenizer cannot decode it: {e}")))
 }
 
 /// The tokens of a prompt.
@@ -205,7 +287,7 @@ fn room(
     let Some(longest) = longest else { return Ok(most.or(usual).unwrap_or(USUAL)) };
     let room = longest.saturating_sub(prompt);
     let has = format!("the prompt has {prompt} {}", if prompt == 1 { "token" } else { "tokens" });
-    if room == 0 {
+    if room == 0 && most != Some(0) {
         let message = format!("{has}, {limit} {longest}");
         return Err(Problem::new(Kind::Context, message));
     }

@@ -35,15 +35,10 @@ pub(super) struct Options {
     /// Whether to send the text in pieces, as server-sent events.
     stream: Option<bool>,
     pub(super) stream_options: Option<StreamOptions>,
-    /// Only 1.
+    /// Texts for each prompt. Default: 1. They differ where tokens are drawn, with a temperature above 0.
     n: Option<u64>,
-    /// Only 1.
+    /// Only 1, or `n`.
     best_of: Option<u64>,
-    /// Only false or null.
-    #[schema(value_type = Option<bool>)]
-    logprobs: Option<Value>,
-    /// Only false.
-    echo: Option<bool>,
     /// Only null or empty.
     suffix: Option<String>,
     /// Only 0.
@@ -147,10 +142,7 @@ impl Options {
         };
         let plain = self.response_format.as_ref().is_none_or(|format| format.is_null() || format["type"] == "text");
         for (what, supported, expected) in [
-            ("n", self.n.is_none_or(|n| n == 1), "1"),
-            ("best_of", self.best_of.is_none_or(|n| n == 1), "1"),
-            ("logprobs", empty(&self.logprobs), "false"),
-            ("echo", self.echo != Some(true), "false"),
+            ("best_of", self.best_of.is_none_or(|best| best == 1 || Some(best) == self.n), "1, or n"),
             ("suffix", self.suffix.as_deref().is_none_or(str::is_empty), "none"),
             ("presence_penalty", self.presence_penalty.is_none_or(|penalty| penalty == 0.0), "0"),
             ("frequency_penalty", self.frequency_penalty.is_none_or(|penalty| penalty == 0.0), "0"),
@@ -184,13 +176,24 @@ impl Options {
         Ok(())
     }
 
+    /// Texts for each prompt.
+    ///
+    /// # Errors
+    /// A [`Problem`] where there are none.
+    pub(super) fn texts_a_prompt(&self) -> Result<usize, Problem> {
+        match self.n.unwrap_or(1) {
+            0 => Err(Problem::invalid("n: expected at least 1, found 0")),
+            n => Ok(usize::try_from(n).unwrap_or(usize::MAX)),
+        }
+    }
+
     /// The most tokens, if it is said.
     ///
     /// # Errors
-    /// A [`Problem`] where it is 0, or said twice and not the same.
-    pub(super) fn most(&self) -> Result<Option<usize>, Problem> {
+    /// A [`Problem`] where it is 0, except with `echo`, or said twice and not the same.
+    pub(super) fn most(&self, echo: bool) -> Result<Option<usize>, Problem> {
         match (self.max_tokens, self.max_completion_tokens) {
-            (Some(0), _) | (_, Some(0)) => Err(Problem::invalid("max_tokens: expected at least 1, found 0")),
+            (Some(0), _) | (_, Some(0)) if !echo => Err(Problem::invalid("max_tokens: expected at least 1, found 0")),
             (Some(a), Some(b)) if a != b => {
                 Err(Problem::invalid(format!("max_tokens is {a}, and max_completion_tokens {b}: expected one of them")))
             }
@@ -198,11 +201,11 @@ impl Options {
         }
     }
 
-    /// How tokens are drawn.
+    /// How tokens are drawn, of each of a prompt's texts.
     ///
     /// # Errors
     /// A [`Problem`] for a number out of its range.
-    pub(super) fn chooser(&self) -> Result<Chooser, Problem> {
+    pub(super) fn choosers(&self, texts: usize) -> Result<Vec<Chooser>, Problem> {
         let temperature = self.temperature.unwrap_or(1.0);
         if !(0.0..=2.0).contains(&temperature) {
             return Err(Problem::invalid(format!("temperature: expected 0 to 2, found {temperature}")));
@@ -211,11 +214,11 @@ impl Options {
         let (top_k, top_p) = (self.top_k()?, self.top_p.unwrap_or(1.0));
         // Checked with a temperature that can be, although it may not be used.
         let sampling = Sampling { temperature: temperature.max(f64::MIN_POSITIVE), top_k, top_p, seed };
-        let chooser = Chooser::new(Some(sampling), 0).map_err(|e| Problem::invalid(e.to_string()))?;
-        if temperature > 0.0 {
-            return Ok(chooser);
-        }
-        Chooser::new(None, 0).map_err(|e| Problem::invalid(e.to_string()))
+        let chooser = |sampling: Option<Sampling>, text: u64| {
+            Chooser::new(sampling, text).map_err(|e| Problem::invalid(e.to_string()))
+        };
+        chooser(Some(sampling.clone()), 0)?;
+        (0..).take(texts).map(|text| chooser(Some(sampling.clone()).filter(|_| temperature > 0.0), text)).collect()
     }
 
     /// The number of tokens to draw from, if it is limited: llama.cpp's clients say 0 for all, vLLM's -1.
@@ -271,11 +274,7 @@ mod tests {
     #[test]
     fn what_is_not_supported_is_refused_by_name() {
         for field in [
-            json!({"n": 2}),
             json!({"best_of": 3}),
-            json!({"logprobs": 5}),
-            json!({"logprobs": true}),
-            json!({"echo": true}),
             json!({"suffix": "x"}),
             json!({"presence_penalty": 0.5}),
             json!({"frequency_penalty": -1}),
@@ -308,7 +307,7 @@ mod tests {
             let problem = options(field).check().unwrap_err().message;
             assert!(problem.starts_with(&format!("{name}: not supported")), "{problem}");
         }
-        let harmless = json!({"n": 1, "logprobs": null, "tools": [], "logit_bias": {}, "presence_penalty": 0,
+        let harmless = json!({"n": 2, "best_of": 2, "tools": [], "logit_bias": {}, "presence_penalty": 0,
             "response_format": {"type": "text"}, "user": "somebody", "echo": false, "tool_choice": "auto", "function_call": "none",
             "repetition_penalty": 1.0, "min_p": 0, "min_tokens": 0, "stop_token_ids": null, "repeat_penalty": 1, "length_penalty": 1.0,
             "use_beam_search": false, "mirostat": 0, "typical_p": 1, "tfs": 1.0, "top_a": 0, "structured_outputs": null,
@@ -321,16 +320,19 @@ mod tests {
         for bad in
             [json!({"temperature": -0.1}), json!({"temperature": 2.5}), json!({"top_p": 1.5}), json!({"top_k": -2})]
         {
-            assert!(options(bad.clone()).chooser().is_err(), "{bad}");
+            assert!(options(bad.clone()).choosers(1).is_err(), "{bad}");
             // Also where they would not be used.
             let mut greedy = bad.clone();
             greedy.as_object_mut().unwrap().entry("temperature").or_insert(json!(0));
-            assert!(options(greedy).chooser().is_err(), "{bad}");
+            assert!(options(greedy).choosers(1).is_err(), "{bad}");
         }
-        assert!(options(json!({"temperature": 0, "seed": -5})).chooser().is_ok());
-        assert!(options(json!({"max_tokens": 0})).most().is_err());
-        assert!(options(json!({"max_tokens": 1, "max_completion_tokens": 2})).most().is_err());
-        assert_eq!(options(json!({"max_completion_tokens": 2})).most(), Ok(Some(2)));
+        assert!(options(json!({"temperature": 0, "seed": -5})).choosers(1).is_ok());
+        assert!(options(json!({"max_tokens": 0})).most(false).is_err());
+        assert_eq!(options(json!({"max_tokens": 0})).most(true), Ok(Some(0)));
+        assert!(options(json!({"max_tokens": 1, "max_completion_tokens": 2})).most(true).is_err());
+        assert_eq!(options(json!({"max_completion_tokens": 2})).most(false), Ok(Some(2)));
+        assert!(options(json!({"n": 0})).texts_a_prompt().is_err());
+        assert_eq!(options(json!({"n": 3})).texts_a_prompt(), Ok(3));
     }
 
     #[test]
@@ -342,7 +344,7 @@ mod tests {
         assert_eq!(top_k(json!(7)), Ok(Some(7)));
         let refused = top_k(json!(-2)).unwrap_err();
         assert_eq!(refused, "top_k: expected 1 or more, or 0 or -1 for no limit, found -2");
-        assert!(options(json!({"top_k": -1})).chooser().is_ok() && options(json!({"top_k": 0})).chooser().is_ok());
+        assert!(options(json!({"top_k": -1})).choosers(1).is_ok() && options(json!({"top_k": 0})).choosers(1).is_ok());
     }
 
     #[test]

@@ -5,7 +5,8 @@ use super::generation::Generation;
 use crate::text::{Event, Finish};
 use axum::response::sse::{Event as Sent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
-use futures_util::stream::{self, StreamExt};
+use futures_util::stream::{self, BoxStream, SelectAll, StreamExt};
+use moh_tasks::generate::Score;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::convert::Infallible;
@@ -14,30 +15,33 @@ use std::time::Duration;
 /// Proxies close connections on which nothing comes.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(15);
 
-/// What one API's events hold.
+/// What one API's events hold, of one text.
 pub(super) trait Form: Send + 'static {
     /// Their `object`.
     const OBJECT: &'static str;
     /// What a choice holds before all, if there is such an event.
     fn begin(&self) -> Option<Choice>;
-    /// What a choice holds with a piece of the text, or at its end.
-    fn piece(&self, text: &str, is_end: bool) -> Choice;
+    /// What a choice holds with a piece of the text, and the scores of its tokens.
+    fn piece(&mut self, text: &str, scores: &[Score]) -> Choice;
+    /// What a choice holds at its end.
+    fn end(&self) -> Choice;
 }
 
-/// A field of a choice, and its value.
-pub(super) type Choice = (&'static str, Value);
+/// A field of a choice, its value, and that of `logprobs`.
+pub(super) type Choice = (&'static str, Value, Value);
 
 /// The events of a stream.
-pub(super) struct Chunks<F> {
-    pub(super) form: F,
+pub(super) struct Chunks {
     pub(super) id: String,
     pub(super) created: u64,
     pub(super) model: String,
     pub(super) include_usage: bool,
+    /// Texts for each prompt.
+    pub(super) each: usize,
 }
 
-impl<F: Form> Chunks<F> {
-    fn chunk(&self, choices: Value, usage: Option<Usage>) -> Value {
+impl Chunks {
+    fn chunk<F: Form>(&self, choices: Value, usage: Option<Usage>) -> Value {
         let mut chunk = json!({ "id": self.id, "object": F::OBJECT, "created": self.created, "model": self.model,
             "choices": choices });
         if self.include_usage {
@@ -46,51 +50,70 @@ impl<F: Form> Chunks<F> {
         chunk
     }
 
-    fn choice(&self, (field, value): Choice, finish: Option<Finish>) -> Value {
-        let choice = json!({ "index": 0, field: value, "logprobs": null, "finish_reason": finish.map(Finish::name) });
-        self.chunk(json!([choice]), None)
-    }
-
-    fn begin(&self) -> Option<Value> {
-        self.form.begin().map(|choice| self.choice(choice, None))
-    }
-
-    fn piece(&self, text: &str) -> Value {
-        self.choice(self.form.piece(text, false), None)
-    }
-
-    fn end(&self, finish: Finish) -> Value {
-        self.choice(self.form.piece("", true), Some(finish))
-    }
-
-    /// The numbers of tokens, if they are wanted.
-    fn usage(&self, prompt: usize, generated: usize) -> Option<Value> {
-        self.include_usage.then(|| self.chunk(json!([]), Some(Usage::new(prompt, generated))))
+    fn choice<F: Form>(&self, index: usize, choice: Choice, finish: Option<Finish>) -> Value {
+        let (field, value, logprobs) = choice;
+        let finish = finish.map(Finish::name);
+        let choice = json!({ "index": index, field: value, "logprobs": logprobs, "finish_reason": finish });
+        self.chunk::<F>(json!([choice]), None)
     }
 }
 
-/// Streams a text that has begun.
-pub(super) fn answer<F: Form>(generation: Generation, chunks: Chunks<F>) -> Response {
-    let begun = stream::iter(chunks.begin().map(|event| sent(&event)));
-    let rest = stream::unfold(Some((generation, chunks)), |state| async move {
-        let (mut generation, chunks) = state?;
-        if generation.has_ended() {
+/// Texts on their way into one stream.
+struct Merged<F> {
+    forms: Vec<F>,
+    /// Events with the text's number.
+    events: SelectAll<BoxStream<'static, (usize, Event)>>,
+    prompts: Vec<usize>,
+    chunks: Chunks,
+    usage: Usage,
+    /// Texts that have not ended.
+    left: usize,
+}
+
+impl<F: Form> Merged<F> {
+    /// What is sent for the next event; `None` after the last one.
+    async fn next(&mut self) -> Option<Vec<Sent>> {
+        if self.left == 0 {
             return None;
         }
-        let events = match generation.next().await {
-            Event::Text(text) => vec![sent(&chunks.piece(&text))],
+        let (index, event) = self.events.next().await?;
+        Some(match event {
+            Event::Piece { text, scores } => {
+                let choice = self.forms[index].piece(&text, &scores);
+                vec![sent(&self.chunks.choice::<F>(index, choice, None))]
+            }
             Event::End { finish, tokens } => {
-                let usage = chunks.usage(generation.prompt_tokens, tokens);
-                let mut events = vec![sent(&chunks.end(finish))];
-                events.extend(usage.iter().map(sent));
-                events.push(done());
+                self.usage.add(if index % self.chunks.each == 0 { self.prompts[index] } else { 0 }, tokens);
+                self.left -= 1;
+                let mut events = vec![sent(&self.chunks.choice::<F>(index, self.forms[index].end(), Some(finish)))];
+                if self.left == 0 {
+                    let usage = self.chunks.include_usage.then(|| self.chunks.chunk::<F>(json!([]), Some(self.usage)));
+                    events.extend(usage.iter().map(sent));
+                    events.push(done());
+                }
                 events
             }
-            Event::Failed(problem) => vec![sent(&problem.openai()), done()],
-        };
-        Some((stream::iter(events), Some((generation, chunks))))
-    });
-    let events = begun.chain(rest.flatten()).map(Ok::<_, Infallible>);
+            Event::Failed(problem) => {
+                self.left = 0;
+                vec![sent(&problem.openai()), done()]
+            }
+        })
+    }
+}
+
+/// Streams texts that have begun.
+pub(super) fn answer<F: Form>(texts: Vec<(F, Generation)>, chunks: Chunks) -> Response {
+    let (forms, generations): (Vec<F>, Vec<Generation>) = texts.into_iter().unzip();
+    let begin = |(index, form): (usize, &F)| Some(chunks.choice::<F>(index, form.begin()?, None));
+    let begun: Vec<Sent> = forms.iter().enumerate().filter_map(begin).map(|event| sent(&event)).collect();
+    let prompts = generations.iter().map(|generation| generation.prompt.len()).collect();
+    let numbered = generations.into_iter().enumerate();
+    let events: Vec<_> =
+        numbered.map(|(index, generation)| generation.events().map(move |event| (index, event)).boxed()).collect();
+    let (left, events) = (events.len(), stream::select_all(events));
+    let merged = Merged { forms, events, prompts, chunks, usage: Usage::default(), left };
+    let rest = stream::unfold(merged, |mut merged| async move { merged.next().await.map(|sent| (sent, merged)) });
+    let events = stream::iter(begun).chain(rest.flat_map(stream::iter)).map(Ok::<_, Infallible>);
     Sse::new(events).keep_alive(KeepAlive::new().interval(SIGN_OF_LIFE)).into_response()
 }
 

@@ -8,7 +8,7 @@ use crate::queue::Queue;
 use crate::tensors::{self, Run};
 use crate::worker::Health;
 use moh_runtime::{Interrupt, Tensor};
-use moh_tasks::generate::{Batch, Logits, Reading, SequenceId};
+use moh_tasks::generate::{Batch, Logits, Reading, Score, SequenceId};
 use moh_tasks::text::Tokenizer;
 use std::sync::atomic::Ordering;
 
@@ -18,7 +18,9 @@ pub(crate) trait Sequences: Run {
     type Reading;
     fn slots(&self) -> usize;
     fn bytes_with(&self, prompt: usize, most: usize) -> usize;
-    fn read(&self, prompt: Vec<i64>, most: usize) -> moh_tasks::Result<Self::Reading>;
+    /// `top`: as of [`Reading::scored`], if the prompt is scored.
+    fn read(&self, prompt: Vec<i64>, most: usize, top: Option<usize>) -> moh_tasks::Result<Self::Reading>;
+    fn scores(&self, reading: &mut Self::Reading) -> Vec<Score>;
     fn left(&self, reading: &Self::Reading) -> usize;
     fn advance(&mut self, reading: &mut Self::Reading, tokens: usize) -> moh_tasks::Result<Option<Logits>>;
     fn join(&mut self, reading: Self::Reading) -> moh_tasks::Result<Self::Id>;
@@ -45,8 +47,16 @@ impl Sequences for Batch {
         Batch::bytes_with(self, prompt, most)
     }
 
-    fn read(&self, prompt: Vec<i64>, most: usize) -> moh_tasks::Result<Reading> {
-        Batch::read(self, prompt, most)
+    fn read(&self, prompt: Vec<i64>, most: usize, top: Option<usize>) -> moh_tasks::Result<Reading> {
+        let reading = Batch::read(self, prompt, most)?;
+        Ok(match top {
+            Some(top) => reading.scored(top),
+            None => reading,
+        })
+    }
+
+    fn scores(&self, reading: &mut Reading) -> Vec<Score> {
+        reading.scores()
     }
 
     fn left(&self, reading: &Reading) -> usize {
@@ -156,7 +166,8 @@ impl<'a> Engine<'a> {
             Job::Text(mut prompt) => {
                 prompt.begun.store(true, Ordering::Relaxed);
                 measure::prompt_tokens(self.name, prompt.tokens.len());
-                match model.read(prompt.tokens.clone(), prompt.most()) {
+                let top = prompt.scores.filter(|scores| scores.of_prompt).map(|scores| scores.top);
+                match model.read(prompt.tokens.clone(), prompt.most(), top) {
                     Ok(reading) => hand.joining = Some((prompt, reading)),
                     Err(error) => {
                         prompt.tokens.clear();
@@ -197,15 +208,17 @@ impl<'a> Engine<'a> {
         model: &mut M,
         hand: &mut Hand<'a, M>,
         prompt: Prompt,
-        reading: M::Reading,
+        mut reading: M::Reading,
         logits: &Logits,
     ) {
-        let (events, began) = (prompt.events.clone(), prompt.deadline.began);
-        let Some(mut sequence) = Sequence::new(prompt, self.tokenizer) else {
+        let (events, began, generates) = (prompt.events.clone(), prompt.deadline.began, prompt.max_tokens > 0);
+        let Some(mut sequence) = Sequence::new(prompt, model.scores(&mut reading), self.tokenizer) else {
             return drop(events.send(Event::Failed(Problem::failed("the tokenizer cannot decode the prompt"))));
         };
-        measure::first_token(self.name, began.elapsed());
-        measure::generated_tokens(self.name, 1);
+        if generates {
+            measure::first_token(self.name, began.elapsed());
+            measure::generated_tokens(self.name, 1);
+        }
         if !sequence.take(&logits.get(), self.end) {
             return;
         }

@@ -2,7 +2,7 @@
 
 use super::{Event, Finish, Prompt};
 use crate::problem::Problem;
-use moh_tasks::generate::TextStream;
+use moh_tasks::generate::{Score, TextStream};
 use moh_tasks::text::Tokenizer;
 use std::borrow::Borrow;
 
@@ -12,15 +12,17 @@ pub(super) struct Sequence<T> {
     text: TextStream<T>,
     last: i64,
     tokens: usize,
+    /// Those that nobody was told of.
+    scores: Vec<Score>,
 }
 
 impl<T: Borrow<Tokenizer>> Sequence<T> {
-    /// A sequence that continues the prompt; `None` where the tokenizer cannot decode that.
-    pub(super) fn new(prompt: Prompt, tokenizer: T) -> Option<Sequence<T>> {
+    /// A sequence that continues the prompt, whose tokens have these scores if they were asked for; `None` where the tokenizer cannot decode it.
+    pub(super) fn new(prompt: Prompt, scores: Vec<Score>, tokenizer: T) -> Option<Sequence<T>> {
         let last = prompt.tokens.last().copied().unwrap_or_default();
         let context: Vec<u32> = prompt.tokens.iter().filter_map(|&token| u32::try_from(token).ok()).collect();
         let text = TextStream::new(tokenizer, &context).ok()?;
-        Some(Sequence { text, last, tokens: 0, prompt })
+        Some(Sequence { text, last, tokens: 0, scores, prompt })
     }
 
     /// The token that comes next into the model.
@@ -44,13 +46,23 @@ impl<T: Borrow<Tokenizer>> Sequence<T> {
         self.tell(Event::Failed(problem));
     }
 
-    /// Takes the token that follows from `logits`; `false` where it was the last one.
+    /// Takes the token that follows from `logits`; `false` where it was the last one, or none was wanted.
     pub(super) fn take(&mut self, logits: &[f32], end: &[i64]) -> bool {
+        if self.prompt.max_tokens == 0 {
+            return self.finish(Finish::Length);
+        }
         let Some(token) = self.prompt.chooser.choose(logits) else {
             self.fail(Problem::failed("the model gives no probabilities: no logit is a number"));
             return false;
         };
         (self.last, self.tokens) = (token, self.tokens + 1);
+        if let Some(asked) = self.prompt.scores {
+            let Some(score) = Score::new(logits, token, asked.top) else {
+                self.fail(Problem::failed("the model gives no probabilities: a logit is not finite"));
+                return false;
+            };
+            self.scores.push(score);
+        }
         if !self.prompt.ignore_end && end.contains(&token) {
             return self.finish(Finish::Stop);
         }
@@ -61,8 +73,7 @@ impl<T: Borrow<Tokenizer>> Sequence<T> {
         };
         self.show(&piece);
         if self.prompt.stop.reached() {
-            self.tell(Event::End { finish: Finish::Stop, tokens: self.tokens });
-            return false;
+            return self.end(Finish::Stop);
         }
         if self.tokens >= self.prompt.max_tokens {
             return self.finish(Finish::Length);
@@ -74,21 +85,30 @@ impl<T: Borrow<Tokenizer>> Sequence<T> {
     fn finish(&mut self, finish: Finish) -> bool {
         let rest = self.text.rest().unwrap_or_default();
         self.show(&rest);
-        let reached = self.prompt.stop.reached();
-        let held = self.prompt.stop.finish();
-        if !reached && !held.is_empty() {
-            self.tell(Event::Text(held));
+        if self.prompt.stop.reached() {
+            return self.end(Finish::Stop);
         }
-        let finish = if reached { Finish::Stop } else { finish };
-        self.tell(Event::End { finish, tokens: self.tokens });
-        false
+        let held = self.prompt.stop.finish();
+        self.give(held);
+        self.end(finish)
     }
 
     fn show(&mut self, piece: &str) {
         let shown = self.prompt.stop.push(piece);
-        if !shown.is_empty() {
-            self.tell(Event::Text(shown));
+        self.give(shown);
+    }
+
+    fn give(&mut self, text: String) {
+        let scores = std::mem::take(&mut self.scores);
+        if !text.is_empty() || !scores.is_empty() {
+            self.tell(Event::Piece { text, scores });
         }
+    }
+
+    fn end(&mut self, finish: Finish) -> bool {
+        self.give(String::new());
+        self.tell(Event::End { finish, tokens: self.tokens });
+        false
     }
 
     fn tell(&self, event: Event) {

@@ -7,5 +7,6 @@ mod grpc;
 mod limits;
 mod models;
 mod pages;
+mod scores;
 mod tensors;
 mod texts;

@@ -251,8 +251,7 @@ fn bad_requests_are_told_what_is_wrong() {
     for (body, status, words) in [
         (json!({ "model": "nobody", "prompt": "x" }), 404, "there are: digits, llama"),
         (json!({ "model": "digits", "prompt": "x" }), 400, "/v2/models/digits/infer"),
-        (json!({ "model": "llama", "prompt": "x", "n": 2 }), 400, "n: not supported"),
-        (json!({ "model": "llama", "prompt": ["x", "y"] }), 400, "one prompt a request"),
+        (json!({ "model": "llama", "prompt": "x", "suffix": "y" }), 400, "suffix: not supported"),
         (json!({ "model": "llama", "prompt": [5, 512] }), 400, "token 512: the model knows 512 tokens"),
         (json!({ "model": "llama", "prompt": [-1] }), 400, "token -1"),
         (json!({ "model": "llama", "prompt": long }), 400, "the model's longest sequence is 512"),

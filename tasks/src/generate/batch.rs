@@ -6,7 +6,7 @@ mod size;
 pub use size::CacheSize;
 
 use super::cache::successors;
-use super::{LanguageModel, Logits};
+use super::{LanguageModel, Logits, Score};
 use crate::error::{Error, Result};
 use moh_runtime::names::{ATTENTION_MASK, INPUT_IDS, POSITION_IDS};
 use moh_runtime::{Tensor, Value};
@@ -54,9 +54,24 @@ pub struct Reading {
     most: usize,
     read: usize,
     cache: Vec<Value>,
+    /// Most probable tokens of each place that are wanted beside its own; `None`: nobody asks how probable the prompt is.
+    top: Option<usize>,
+    scores: Vec<Score>,
 }
 
 impl Reading {
+    /// Asks how probable the prompt's tokens are, before any of it is read, with the `top` most probable ones of each place.
+    #[must_use]
+    pub fn scored(mut self, top: usize) -> Reading {
+        self.top = Some(top);
+        self
+    }
+
+    /// What was asked for with [`Reading::scored`], of the tokens that were read, except for the first one, which follows nothing.
+    pub fn scores(&mut self) -> Vec<Score> {
+        std::mem::take(&mut self.scores)
+    }
+
     /// The prompt's tokens that were not read yet.
     pub fn left(&self) -> usize {
         self.prompt.len() - self.read
@@ -111,14 +126,16 @@ impl Batch {
         }
         let room = if self.model.interface.in_place { prompt.len() } else { 0 };
         let most = most.max(prompt.len()).min(self.longest);
-        Ok(Reading { cache: self.model.interface.new_cache(&self.model.model, 1, room)?, prompt, most, read: 0 })
+        let cache = self.model.interface.new_cache(&self.model.model, 1, room)?;
+        Ok(Reading { cache, prompt, most, read: 0, top: None, scores: Vec::new() })
     }
 
     /// Reads at most `tokens` more of a prompt (at least one); gives the logits of its last token when it is read to the end. Sequences of
     /// the batch are not touched, also where this fails.
     ///
     /// # Errors
-    /// [`Error::Runtime`] where the runtime fails, [`Error::Output`] where the logits are not numbers.
+    /// [`Error::Runtime`] where the runtime fails, [`Error::Output`] where the logits are not numbers, or, of a prompt whose tokens are scored,
+    /// not finite.
     pub fn advance(&mut self, reading: &mut Reading, tokens: usize) -> Result<Option<Logits>> {
         let until = reading.prompt.len().min(reading.read + tokens.max(1));
         let new = &reading.prompt[reading.read..until];
@@ -128,9 +145,19 @@ impl Batch {
         let call = Call { rows: 1, ids: new.to_vec(), mask, positions };
         let cache = std::mem::take(&mut reading.cache);
         let (logits, cache) = self.model.call(call, cache)?;
+        let new = until - reading.read;
+        if let Some(top) = reading.top {
+            let following = &reading.prompt[reading.read + 1..reading.prompt.len().min(until + 1)];
+            let rows = self.model.rows(&logits, [1, new], 0..following.len())?;
+            for (row, &token) in rows.iter().zip(following) {
+                let score = Score::new(&row.get(), token, top);
+                reading.scores.push(score.ok_or_else(|| self.model.bad_logits("one is not finite".to_owned()))?);
+            }
+        }
+        let last = self.model.last_logits(&logits, 1, new)?;
         reading.cache = cache;
         reading.read = until;
-        Ok(if reading.left() == 0 { logits.into_iter().next() } else { None })
+        Ok(if reading.left() == 0 { last.into_iter().next() } else { None })
     }
 
     /// Takes a sequence in whose prompt was read to the end.
@@ -197,8 +224,10 @@ impl Batch {
             call.positions.push(length as i64);
             call.mask.extend((0..width).map(|i| i64::from(row.is_some() && i <= length)));
         }
+        let rows = call.rows;
         let (logits, cache) = self.model.call(call, std::mem::take(&mut self.cache))?;
         self.cache = cache;
+        let logits = self.model.last_logits(&logits, rows, 1)?;
         let mut found = Vec::with_capacity(self.rows.len());
         for (row, logits) in self.rows.iter_mut().zip(logits) {
             if let Some(row) = row {
@@ -219,10 +248,9 @@ struct Call {
 }
 
 impl LanguageModel {
-    /// The logits of every row's last token, and the cache with the new tokens.
-    fn call(&mut self, call: Call, cache: Vec<Value>) -> Result<(Vec<Logits>, Vec<Value>)> {
+    /// The logits of every row's new tokens, and the cache with these.
+    fn call(&mut self, call: Call, cache: Vec<Value>) -> Result<(Value, Vec<Value>)> {
         let Call { rows, ids, mask, positions } = call;
-        let tokens = ids.len() / rows.max(1);
         let matrix = |numbers: Vec<i64>| Tensor::new([rows, numbers.len() / rows.max(1)], numbers).map(Value::from);
         let mut inputs = vec![(INPUT_IDS.to_owned(), matrix(ids)?), (ATTENTION_MASK.to_owned(), matrix(mask)?)];
         if self.interface.takes_positions {
@@ -232,7 +260,7 @@ impl LanguageModel {
         let shared = self.interface.cache.iter().filter(|_| self.interface.in_place);
         let shared: Vec<(&str, usize)> = shared.map(|entry| (entry.input.as_str(), entry.output)).collect();
         let outputs = self.model.run_in_place(inputs, &shared)?;
-        let logits = self.last_logits(&outputs[self.interface.logits], rows, tokens)?;
+        let logits = outputs[self.interface.logits].clone();
         Ok((logits, successors(&self.interface, outputs)))
     }
 }

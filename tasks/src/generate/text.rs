@@ -10,6 +10,7 @@ const REPLACEMENT: char = char::REPLACEMENT_CHARACTER;
 
 /// Turns a stream of tokens into text as soon as it is certain: a character whose bytes are spread over several tokens
 /// comes out whole.
+#[derive(Clone)]
 pub struct TextStream<T> {
     tokenizer: T,
     /// The tokens of the last piece that was certain, and those after them.

@@ -20,6 +20,7 @@ impl std::fmt::Debug for Attributes {
         self.iter().for_each(|(def, value)| {
             map.entry(&def.name, value);
         });
+        map.finish()?;
         write!(f, " of {}", self.operator.name)
     }
 }

@@ -103,8 +103,10 @@ fn join_node(
     node.attribute = [("axis", axis), ("block_size", block)].map(|(name, i)| number(name, i)).into();
     let is_row = |name: &String| {
         let constant = graph.initializer.iter().find(|tensor| tensor.name == *name);
-        constant
-            .is_some_and(|tensor| tensor.dims.iter().rev().skip(1).all(|&d| d == 1) && tensor.dims.last() != Some(&1))
+        constant.is_some_and(|tensor| {
+            let mut dims = tensor.dims.iter().rev();
+            dims.next().is_some_and(|&width| width != 1) && dims.all(|&d| d == 1)
+        })
     };
     let held = bias.clone().filter(is_row);
     let added = bias.filter(|_| held.is_none());

@@ -1,5 +1,6 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 use super::super::Finish;
+use super::super::Scores;
 use super::*;
 use crate::deadline::Deadline;
 use moh_tasks::generate::{Chooser, StopTexts};
@@ -27,6 +28,7 @@ struct Adder {
 struct Part {
     prompt: Vec<i64>,
     read: usize,
+    top: Option<usize>,
 }
 
 fn logits(sum: i64) -> Logits {
@@ -57,8 +59,18 @@ impl Sequences for Adder {
         (self.sums.len() + 1) * most + prompt
     }
 
-    fn read(&self, prompt: Vec<i64>, _: usize) -> moh_tasks::Result<Part> {
-        Ok(Part { prompt, read: 0 })
+    fn read(&self, prompt: Vec<i64>, _: usize, top: Option<usize>) -> moh_tasks::Result<Part> {
+        Ok(Part { prompt, read: 0, top })
+    }
+
+    fn scores(&self, part: &mut Part) -> Vec<Score> {
+        let (Some(top), mut sum) = (part.top, part.prompt[0]) else { return Vec::new() };
+        let score = |&token: &i64| {
+            let score = Score::new(&logits(sum).get(), token, top);
+            sum += token;
+            score.unwrap()
+        };
+        part.prompt[1..].iter().map(score).collect()
     }
 
     fn left(&self, part: &Part) -> usize {
@@ -127,6 +139,7 @@ fn prompt(tokens: &[i64], max_tokens: usize) -> (Prompt, UnboundedReceiver<Event
     let prompt = Prompt {
         tokens: tokens.to_vec(),
         max_tokens,
+        scores: None,
         chooser: Chooser::new(None, 0).unwrap(),
         stop: StopTexts::default(),
         ignore_end: false,
@@ -153,7 +166,10 @@ fn outcome(events: &mut UnboundedReceiver<Event>) -> (String, Option<Event>) {
     let mut text = String::new();
     while let Ok(event) = events.try_recv() {
         match event {
-            Event::Text(piece) => text += &piece,
+            Event::Piece { text: piece, scores } => {
+                assert!(!piece.is_empty() && scores.is_empty());
+                text += &piece;
+            }
             end => return (text, Some(end)),
         }
     }
@@ -272,6 +288,45 @@ fn texts_end_at_stop_texts_and_tokens() {
     serve(&mut model, vec![a, b], &Health::default(), &[6]);
     assert_eq!(outcome(&mut at), ("bce".to_owned(), end(Finish::Stop, 5)));
     assert_eq!(outcome(&mut bt), ("bceiq".to_owned(), end(Finish::Stop, 6)));
+}
+
+/// Of each token that the text has or ends with, with the piece that shows it, and of the prompt's, if they are asked for.
+#[test]
+fn tokens_are_scored_for_those_who_ask() {
+    let all = |events: &mut UnboundedReceiver<Event>| std::iter::from_fn(|| events.try_recv().ok()).collect::<Vec<_>>();
+    let ask = |tokens: &[i64], max_tokens, of_prompt| {
+        let (mut prompt, events) = prompt(tokens, max_tokens);
+        prompt.scores = Some(Scores { top: 1, of_prompt });
+        (prompt, events)
+    };
+    // One logit of 26 is 1, the others are 0.
+    let (likely, other) = (1.0 - (1f32.exp() + 25.0).ln(), -(1f32.exp() + 25.0).ln());
+    let is = |score: &Score, token: i64, logprob: f32, top: i64| {
+        let near = |a: f32, b: f32| (a - b).abs() < 1e-5;
+        let [(first, highest)] = score.top[..] else { return false };
+        score.token == token && near(score.logprob, logprob) && first == top && near(highest, likely)
+    };
+    let mut model = Adder { slots: 2, ..Adder::default() };
+    // 1: b, c, e, i, q, then 6, which ends it.
+    let ((mut a, mut at), (b, mut bt)) = (ask(&[1], 20, false), ask(&[1, 1, 9], 0, true));
+    a.stop = StopTexts::new(vec!["eix".to_owned()]);
+    serve(&mut model, vec![a, b], &Health::default(), &[6]);
+    let (mut text, mut tokens) = (String::new(), Vec::new());
+    let events = all(&mut at);
+    for event in &events[..events.len() - 1] {
+        let Event::Piece { text: piece, scores } = event else { panic!("{event:?}") };
+        text += piece;
+        assert!(scores.iter().all(|score| is(score, score.token, likely, score.token)), "{scores:?}");
+        tokens.extend(scores.iter().map(|score| score.token));
+    }
+    assert_eq!((text.as_str(), tokens), ("bceiq", vec![1, 2, 4, 8, 16, 6]));
+    assert_eq!(events.last(), end(Finish::Stop, 6).as_ref());
+    // The prompt alone: the second token is likely, the third is not.
+    let [Event::Piece { text, scores }, Event::End { finish: Finish::Length, tokens: 0 }] = &all(&mut bt)[..] else {
+        panic!("another end")
+    };
+    assert!(text.is_empty() && scores.len() == 2, "{scores:?}");
+    assert!(is(&scores[0], 1, likely, 1) && is(&scores[1], 9, other, 2), "{scores:?}");
 }
 
 #[test]
