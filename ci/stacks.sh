@@ -2,9 +2,9 @@
 # Exports the example checkpoints and runs them in serving stacks: onnxruntime-genai, Optimum, Triton's configuration parser, Ray, KServe's
 # Python server and, where there is npm, transformers.js. tools runs optimisers and converters on them, and compares with docs/hosts.md; java
 # compiles the example, where there are npm and javac; web draws digits on examples/web, where there are npm and Chromium; serve calls
-# `moh-run serve`. Takes 8 GB of Python and npm packages; ci/test.sh does not run it.
+# `moh-run serve`, and lm-eval measures a model that it serves. Takes 8 GB of Python and npm packages; ci/test.sh does not run it.
 #
-# usage: ci/stacks.sh [serve] [genai] [triton] [optimum] [transformers.js] [web] [tools] [java] [ray] [kserve]     (default: all these)
+# usage: ci/stacks.sh [serve] [lm-eval] [genai] [triton] [optimum] [transformers.js] [web] [tools] [java] [ray] [kserve]     (default: all these)
 #        ci/stacks.sh serve-load
 #
 # serve-load measures `moh-run serve` with a model of 1.2 billion parameters, beside onnxruntime-genai and llama.cpp's server: half an hour on
@@ -33,7 +33,7 @@ for file in "$bin/moh-export" "$bin/moh-run" "$ops"; do
     [ -e "$file" ] || { echo "stacks: no $file: run 'cargo build --release', or set MOH_BIN and MOH_OPS_LIBRARY" >&2; exit 2; }
 done
 bin=$(realpath "$bin") ops=$(realpath "$ops")
-[ $# -gt 0 ] || set -- serve genai triton optimum transformers.js web tools java ray kserve
+[ $# -gt 0 ] || set -- serve lm-eval genai triton optimum transformers.js web tools java ray kserve
 
 # environment NAME PACKAGE...: makes a Python environment, once.
 environment() {
@@ -123,6 +123,13 @@ for stack in "$@"; do
         done
         load genai genai "$models" --ops "$ops"
         load llama-cpp llama.cpp "$models"
+        ;;
+    lm-eval)
+        env=lm-eval
+        environment lm-eval 'lm_eval[api]==0.4.13' transformers==5.24.0 onnxruntime==1.31.1
+        export_to "$checkpoints/shakespeare-moh-llama" -o "$work/lm-eval/served/model.onnx" --cache in-place
+        export_to "$checkpoints/shakespeare-moh-llama" -o "$work/lm-eval/plain/model.onnx" --cache concat
+        run check_lm_eval.py "$bin/moh-run" "$work/lm-eval/served" "$work/lm-eval/plain"
         ;;
     ray)
         env=ray

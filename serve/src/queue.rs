@@ -154,6 +154,17 @@ mod tests {
     }
 
     #[test]
+    fn requests_that_come_together_have_room_together_or_are_refused() {
+        let queue = Queue::new(3);
+        queue.push(Request(1, false)).unwrap();
+        let three = (2..5).map(|i| Request(i, false)).collect();
+        assert_eq!((queue.push_all(three), queue.len()), (Err(Refused::Full), 1));
+        queue.push_all((5..7).map(|i| Request(i, false)).collect()).unwrap();
+        assert_eq!((queue.room(), queue.len()), (3, 3));
+        assert_eq!([1, 5, 6].map(|i| queue.pop() == Some(Request(i, false))), [true; 3]);
+    }
+
+    #[test]
     fn what_waits_when_the_queue_is_closed_is_still_served() {
         let queue = Arc::new(Queue::new(2));
         let waiting = std::thread::spawn({

@@ -63,6 +63,18 @@ impl Picture {
         Picture { width, height, channels: self.channels, samples: samples.copied().collect() }
     }
 
+    /// Black around it where it is smaller. What cannot be the same on both sides is more above and to the left, as in transformers.
+    pub fn padded(&self, width: usize, height: usize) -> Picture {
+        let (width, height) = (width.max(self.width), height.max(self.height));
+        let (left, top) = ((width - self.width).div_ceil(2), (height - self.height).div_ceil(2));
+        let mut samples = vec![0; width * height * self.channels];
+        let rows = samples.chunks_mut(width * self.channels).skip(top);
+        for (row, seen) in rows.zip(self.samples.chunks(self.width * self.channels)) {
+            row[left * self.channels..][..seen.len()].copy_from_slice(seen);
+        }
+        Picture { width, height, channels: self.channels, samples }
+    }
+
     /// Gray: the luma of ITU-R 601 where there are colours.
     pub fn to_gray(&self) -> Picture {
         let luma = |pixel: &[u8]| match *pixel {

@@ -68,7 +68,7 @@ fn prompts_are_scored_as_the_model_gives_them_at_once() {
                     assert!((3..5).contains(&told.len()), "{told:?}");
                     told.iter().take(3).zip(&best).for_each(|(found, best)| near(&json!(found), *best));
                     // As clients tell whether it was the most probable one.
-                    assert!(top[at][tokens[at].as_str().unwrap()] == found[at], "{told}");
+                    assert!(top[at][tokens[at].as_str().unwrap()] == found[at], "{told:?}");
                 }
                 let text = choice["text"].as_str().unwrap();
                 assert!(text.starts_with(texts[i]), "{text:?}");

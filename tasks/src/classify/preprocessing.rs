@@ -80,7 +80,7 @@ impl fmt::Display for Resize {
         match self {
             Resize::Shorter(side) => write!(f, "shorter side to {side} pixels, then the centre is cropped"),
             Resize::Exact => f.write_str("both sides to the model's size"),
-            Resize::Keep => f.write_str("not resized, the centre is cropped"),
+            Resize::Keep => f.write_str("not resized, the centre is cropped, with black around what is smaller"),
         }
     }
 }
@@ -117,6 +117,10 @@ struct Processor {
     #[serde(default)]
     image_std: Value,
     do_normalize: Option<bool>,
+    do_rescale: Option<bool>,
+    rescale_factor: Option<f64>,
+    rescale_offset: Option<bool>,
+    do_flip_channel_order: Option<bool>,
     do_resize: Option<bool>,
     #[serde(default)]
     size: Value,
@@ -133,7 +137,7 @@ impl Preprocessing {
     /// `config.json`, which takes precedence: `image_mean` and `image_std`, a number or one a channel; `image_resize`, the
     /// shorter side's length before the middle is cut out; `image_interpolation`, `nearest`, `bilinear` or `bicubic`.
     /// `preprocessor_config.json`, with the meaning that Hugging Face gives them: `image_mean`, `image_std`,
-    /// `do_normalize`, `do_resize`, `size`, `resample`, `do_center_crop`, `crop_size`.
+    /// `do_normalize`, `do_rescale`, `rescale_factor`, `do_resize`, `size`, `resample`, `do_center_crop`, `crop_size`.
     /// Otherwise as ImageNet's models are evaluated: bicubic, 8/7 of the model's size, ImageNet's mean and std (of which a
     /// model of another number of channels than three takes the average).
     ///
@@ -142,15 +146,17 @@ impl Preprocessing {
     pub fn from_folder(folder: &Path, channels: usize, size: usize) -> Result<Preprocessing> {
         let (own, processor) = (Source::in_folder(folder, CONFIG), Source::in_folder(folder, PROCESSOR));
         let (config, hf): (Own, Processor) = (read_json(&own.path)?, read_json(&processor.path)?);
+        let factor = processor.factor(&hf)?;
         let statistics = |key, first: &Value, second: &Value, (default, plain): ([f64; 3], f64)| {
             if let Some(found) = own.numbers(key, first, channels)? {
                 return Ok((found, Origin::Config));
             }
-            if hf.do_normalize == Some(false) {
-                return Ok((vec![plain as f32; channels], Origin::Processor));
-            }
-            if let Some(found) = processor.numbers(key, second, channels)? {
-                return Ok((found, Origin::Processor));
+            let found = match hf.do_normalize {
+                Some(false) => Some(vec![plain as f32; channels]),
+                _ => processor.numbers(key, second, channels)?,
+            };
+            if let Some(found) = found {
+                return Ok((found.into_iter().map(|x| (f64::from(x) / factor) as f32).collect(), Origin::Processor));
             }
             let average = default.iter().sum::<f64>() / 3.0;
             let usual = (0..channels).map(|c| if channels == 3 { default[c] } else { average } as f32).collect();
@@ -192,7 +198,7 @@ impl Preprocessing {
         let resized = match self.resize {
             Resize::Shorter(side) => picture.with_shorter_side(side, filter),
             Resize::Exact => picture.resized(size, size, filter),
-            Resize::Keep => picture.clone(),
+            Resize::Keep => picture.padded(size, size),
         };
         let fits = resized.width() >= size && resized.height() >= size;
         if fits { resized.cropped(size, size) } else { resized.resized(size, size, filter) }
@@ -234,6 +240,22 @@ impl Source {
             _ => {
                 Err(self.rejects(key, &format!("a number, or one for each of {channels} channels"), &value.to_string()))
             }
+        }
+    }
+
+    /// What numbers from 0 to 1 are multiplied by before the mean is taken away: 1 unless the file says otherwise.
+    fn factor(&self, hf: &Processor) -> Result<f64> {
+        for (key, asked) in [("rescale_offset", hf.rescale_offset), ("do_flip_channel_order", hf.do_flip_channel_order)]
+        {
+            if asked == Some(true) {
+                return Err(self.rejects(key, "false", "true"));
+            }
+        }
+        match hf.rescale_factor {
+            _ if hf.do_rescale == Some(false) => Ok(255.0),
+            None => Ok(1.0),
+            Some(factor) if factor > 0.0 && factor.is_finite() => Ok(factor * 255.0),
+            Some(factor) => Err(self.rejects("rescale_factor", "a positive number", &factor.to_string())),
         }
     }
 

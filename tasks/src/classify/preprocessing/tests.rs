@@ -49,6 +49,58 @@ fn hugging_face_resizes_in_several_ways() {
     assert_eq!((plain.mean, plain.std), (vec![0.0; 3], vec![1.0; 3]));
 }
 
+/// Pixels that are not divided by 255, or by something else, before the mean is taken away.
+#[test]
+fn other_ranges_of_numbers_are_those_of_hugging_face() {
+    let picture = Picture::new(2, 2, 3, (0..12).map(|i| i * 20).collect()).unwrap();
+    let pixels = |text: &str| {
+        let mut pixels = Vec::new();
+        read(&[(HF, text)], 3, 2).unwrap().append(&picture, &mut pixels);
+        pixels
+    };
+    let near = |found: &[f32], expected: &dyn Fn(f32) -> f32| {
+        // Channel after channel.
+        let samples = (0..3).flat_map(|channel| (0..4).map(move |pixel| ((3 * pixel + channel) * 20) as f32));
+        found.len() == 12 && found.iter().zip(samples).all(|(a, x)| (a - expected(x)).abs() < 1e-4)
+    };
+    let size = r#""size": {"height": 2, "width": 2}"#;
+    let of = |more: &str| pixels(&format!("{{{size}, {more}}}"));
+    let usual = of(r#""image_mean": 0.5, "image_std": 0.25"#);
+    assert!(near(&usual, &|x| (x / 255.0 - 0.5) / 0.25), "{usual:?}");
+    assert_eq!(
+        of(r#""image_mean": 0.5, "image_std": 0.25, "rescale_factor": 0.00392156862745098, "do_rescale": true"#),
+        usual
+    );
+    let found = of(r#""image_mean": 127.5, "image_std": 60, "do_rescale": false, "rescale_factor": 7"#);
+    assert!(near(&found, &|x| (x - 127.5) / 60.0), "{found:?}");
+    let found = of(r#""image_mean": 1, "image_std": 1, "rescale_factor": 0.00784313725490196"#);
+    assert!(near(&found, &|x| x / 127.5 - 1.0), "{found:?}");
+    let found = of(r#""do_normalize": false, "do_rescale": false"#);
+    assert!(near(&found, &|x| x), "{found:?}");
+    // Ours are of numbers from 0 to 1.
+    let own =
+        read(&[(HF, r#"{"do_rescale": false}"#), (OWN, r#"{"image_mean": 0.5, "image_std": 0.25}"#)], 3, 2).unwrap();
+    assert_eq!((own.mean, own.std), (vec![0.5; 3], vec![0.25; 3]));
+    for (text, expected) in [
+        (r#"{"rescale_factor": 0}"#, "rescale_factor: expected a positive number, found 0"),
+        (r#"{"rescale_offset": true}"#, "rescale_offset: expected false, found true"),
+        (r#"{"do_flip_channel_order": true}"#, "do_flip_channel_order: expected false, found true"),
+    ] {
+        let found = read(&[(HF, text)], 3, 32).unwrap_err();
+        assert!(found.contains(expected), "{found}");
+    }
+}
+
+/// What is smaller than the model's size and not to be resized has black around it.
+#[test]
+fn small_pictures_are_padded_where_they_keep_their_size() {
+    let kept = read(&[(HF, r#"{"do_resize": false, "crop_size": 4}"#)], 3, 4).unwrap();
+    let seen = kept.seen(&Picture::new(6, 1, 3, (1..19).collect()).unwrap());
+    assert_eq!((seen.width(), seen.height()), (4, 4));
+    let row: Vec<u8> = seen.plane(0).collect();
+    assert_eq!(row, [[0; 4], [0; 4], [4, 7, 10, 13], [0; 4]].concat());
+}
+
 #[test]
 fn what_does_not_fit_is_named() {
     let wrong = |name: &str, text: &str| read(&[(name, text)], 3, 32).unwrap_err();
