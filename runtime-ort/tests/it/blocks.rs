@@ -219,7 +219,8 @@ fn a_product_with_its_bias_is_one_operator_in_tract() {
 #[test]
 fn the_addend_of_a_gemm_broadcasts() {
     let matrix = Matrix::new(4, true, false, [4, 1, 32], Type::F32);
-    let addends: [(&[i64], fn(usize) -> usize); 3] = [(&[], |_| 0), (&[1, 4], |i| i % 4), (&[4, 1], |i| i / 4)];
+    type Addend = (&'static [i64], fn(usize) -> usize);
+    let addends: [Addend; 3] = [(&[], |_| 0), (&[1, 4], |i| i % 4), (&[4, 1], |i| i / 4)];
     for (dims, at) in addends {
         let addend = &[1.0, 2.0, 3.0, 4.0][..dims.iter().product::<i64>() as usize];
         let mut graph = product(Form::Gemm, &matrix, None, 0);
