@@ -560,7 +560,16 @@ impl Ops for Eager {
     }
 
     fn embedding(&mut self, weight: &Weight, indices: &Tensor) -> Result<Tensor> {
-        let (indices_of, width) = (indices.flatten_all()?, weight.shape()[1]);
+        let (indices_of, count, width) = (indices.flatten_all()?, weight.shape()[0], weight.shape()[1]);
+        // On other devices numbers would have to be fetched first.
+        if self.device.is_cpu() {
+            let is_row = |&index: &i64| usize::try_from(index).is_ok_and(|row| row < count);
+            if let Some(index) =
+                indices_of.to_dtype(DType::I64)?.to_vec1::<i64>()?.into_iter().find(|index| !is_row(index))
+            {
+                return Err(Error::Row { tensor: weight.name().to_owned(), rows: count, index });
+            }
+        }
         let rows = match self.forgets {
             false => {
                 let table = self.load(weight)?;
@@ -570,7 +579,7 @@ impl Ops for Eager {
             true => {
                 let mut values = Vec::new();
                 for row in indices_of.to_vec1::<i64>()? {
-                    let row = usize::try_from(row).ok().filter(|row| *row < weight.shape()[0]);
+                    let row = usize::try_from(row).ok().filter(|row| *row < count);
                     let row = row.ok_or(Error::Internal("an index beyond an embedding"))?;
                     values.extend(self.read(&weight.rows(row..row + 1))?);
                 }

@@ -467,6 +467,16 @@ pub enum Error {
     /// An operator's validator refused what a model asked of it.
     #[error(transparent)]
     Operator(#[from] moh_operators::Error),
+    /// A number that is no row of an embedding, such as a token beyond the vocabulary.
+    #[error("tensor {tensor:?}: it has {rows} rows, and no row {index}")]
+    Row {
+        /// The embedding.
+        tensor: String,
+        /// Its rows.
+        rows: usize,
+        /// What was asked for.
+        index: i64,
+    },
     /// A fault of this crate.
     #[error("internal error: {0}")]
     Internal(&'static str),

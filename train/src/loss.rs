@@ -8,11 +8,17 @@ use candle_core::{D, DType, Tensor};
 /// With `smoothing`, that share of the target's probability goes to all classes alike.
 ///
 /// # Errors
-/// What candle fails with.
+/// A target that is no class, where tensors are on a CPU; what candle fails with.
 pub fn cross_entropy(logits: &Tensor, targets: &Tensor, smoothing: f64) -> Result<Tensor> {
     let classes = logits.dim(D::Minus1)?;
     let logits = logits.to_dtype(DType::F32)?.reshape(((), classes))?;
     let targets = targets.flatten_all()?;
+    if targets.device().is_cpu()
+        && let Some(wrong) = targets.to_vec1::<i64>()?.into_iter().find(|&target| target >= classes as i64)
+    {
+        let message = format!("targets: expected classes below {classes}, or less than 0 for none, found {wrong}");
+        return Err(candle_core::Error::Msg(message).into());
+    }
     let counted = targets.ge(0i64)?;
     let class = counted.where_cond(&targets, &targets.zeros_like()?)?.unsqueeze(1)?;
     // The largest logit is taken away for the exponentials' sake; as a constant, it has no gradient.
@@ -44,6 +50,16 @@ pub fn mean_squared(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 mod tests {
     use super::*;
     use candle_core::Device;
+
+    #[test]
+    fn a_target_that_is_no_class_is_told() {
+        let logits = Tensor::zeros((2, 3), DType::F32, &Device::Cpu).unwrap();
+        for wrong in [3, i64::MAX] {
+            let targets = Tensor::new(&[-1i64, wrong], &Device::Cpu).unwrap();
+            let error = cross_entropy(&logits, &targets, 0.0).unwrap_err().to_string();
+            assert_eq!(error, format!("targets: expected classes below 3, or less than 0 for none, found {wrong}"));
+        }
+    }
 
     #[test]
     fn cross_entropy_by_hand() {

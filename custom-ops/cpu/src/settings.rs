@@ -20,7 +20,8 @@ pub const PRECISION_VARIABLE: &str = "MOH_FLOAT32_MATMUL_PRECISION";
 
 /// How exactly matrix units multiply float32 in dense layers, projections and attention (Linear, LinearActivation, RoutedProjection, RoutedCombine,
 /// RoutedAttention, RoutedCachedAttention). Names and meanings are those of PyTorch's `torch.set_float32_matmul_precision`; attention has bfloat16 terms in
-/// the place of digits, three, two or one. Sums are always float32, and so are products by vectors.
+/// the place of digits, three, two or one. Sums are always float32, and so are products by vectors,
+/// except for those of few rows by weights that are packed in fewer bits.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Precision {
     /// With the error of float32: fixed point with the 24 bits of float32, three digits a number, six products of bytes.

@@ -383,6 +383,35 @@ fn logits_are_not_made_with_the_embedding_unless_the_configuration_says_so() {
     assert!(!tensors(json!({"tie_word_embeddings": true})).iter().any(|(name, _)| name == "lm_head.weight"));
 }
 
+#[test]
+fn a_token_beyond_the_vocabulary_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = llama_config("moh-llama", json!({}));
+    let model = Model::load(&checkpoint(folder.path(), &config), None).unwrap();
+    let rows = config["vocab_size"].as_i64().unwrap();
+    for eager in [Eager::new(), Eager::new().forgetting()] {
+        let mut eager = eager;
+        for wrong in [rows, -1, i64::MAX] {
+            let samples = model.samples(&Sizes::default()).swap_remove(0);
+            let inputs = samples.iter().map(|sample| {
+                let shape = sample.shape.as_slice();
+                let tensor = match &sample.data {
+                    SampleData::F32(data) => Tensor::from_slice(data, shape, &Device::Cpu),
+                    SampleData::I64(data) if sample.name == "input_ids" => {
+                        let ids: Vec<i64> =
+                            data.iter().enumerate().map(|(i, id)| if i == 1 { wrong } else { *id }).collect();
+                        Tensor::from_slice(&ids, shape, &Device::Cpu)
+                    }
+                    SampleData::I64(data) => Tensor::from_slice(data, shape, &Device::Cpu),
+                };
+                (sample.name.clone(), tensor.unwrap())
+            });
+            let error = model.forward(&mut eager, &Inputs::new(inputs)).err().unwrap().to_string();
+            assert_eq!(error, format!("tensor \"model.embed_tokens.weight\": it has {rows} rows, and no row {wrong}"));
+        }
+    }
+}
+
 /// Matrices that were rounded to bfloat16 before make the same model in bfloat16. Norms and routers are computed in float32.
 #[test]
 fn in_bfloat16_every_matrix_is_rounded() {

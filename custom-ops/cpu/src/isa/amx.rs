@@ -1,7 +1,7 @@
 //! x86-64 with AMX (tiles, bf16, int8): products of 16 x 32 by 32 x 16 blocks of bfloat16, accumulated in f32, and of 16 x 64 by 64 x 16
 //! blocks of bytes, accumulated in integers of 32 bits.
 //!
-//! Each f32 is split exactly into three bf16 terms of 8 bits each. Of the nine products of two factors' terms, six are
+//! Each f32 is split into three bf16 terms of 8 bits each, exactly from about 2^-110 on: the unit takes terms and sums below 2^-126 as 0. Of the nine products of two factors' terms, six are
 //! kept; the omitted ones are 2^-23 of the result on average and 2^-20 at most, comparable to f32 rounding. Six bf16
 //! products take less time than f32 multiply-adds; six of digits, bytes of a number in fixed point, half of that.
 //!
