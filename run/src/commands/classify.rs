@@ -96,7 +96,8 @@ fn print(path: &Path, outcome: &Outcome, verbose: bool) -> Result<()> {
     let mut output = std::io::stdout().lock();
     writeln!(output, "{}", path.display())?;
     for Prediction { class, label, probability } in best {
-        let label = label.as_ref().map(|label| format!("  {}", label.escape_debug())).unwrap_or_default();
+        let shown = |label: &String| label.chars().filter(|c| !c.is_control()).collect::<String>();
+        let label = label.as_ref().map(|label| format!("  {}", shown(label))).unwrap_or_default();
         writeln!(output, "  {:6.2} %  {class:>4}{label}", 100.0 * probability)?;
     }
     Ok(())

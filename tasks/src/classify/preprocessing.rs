@@ -125,6 +125,7 @@ struct Processor {
     #[serde(default)]
     size: Value,
     resample: Option<u64>,
+    crop_pct: Option<f64>,
     do_center_crop: Option<bool>,
     #[serde(default)]
     crop_size: Value,
@@ -137,7 +138,7 @@ impl Preprocessing {
     /// `config.json`, which takes precedence: `image_mean` and `image_std`, a number or one a channel; `image_resize`, the
     /// shorter side's length before the middle is cut out; `image_interpolation`, `nearest`, `bilinear` or `bicubic`.
     /// `preprocessor_config.json`, with the meaning that Hugging Face gives them: `image_mean`, `image_std`,
-    /// `do_normalize`, `do_rescale`, `rescale_factor`, `do_resize`, `size`, `resample`, `do_center_crop`, `crop_size`.
+    /// `do_normalize`, `do_rescale`, `rescale_factor`, `do_resize`, `size`, `resample`, `crop_pct`, `do_center_crop`, `crop_size`.
     /// Otherwise as ImageNet's models are evaluated: bicubic, 8/7 of the model's size, ImageNet's mean and std (of which a
     /// model of another number of channels than three takes the average).
     ///
@@ -278,6 +279,23 @@ impl Source {
         }
     }
 
+    /// As ConvNeXT's processor has it: small models see the centre of a picture, `share` of its shorter side; others all of it.
+    fn cropped(&self, share: f64, side: Option<usize>, size: usize, hf: &Processor) -> Result<Resize> {
+        /// From this size on nothing is cropped.
+        const LARGE: usize = 384;
+        if side != Some(size) {
+            return Err(self.rejects("size", &format!("the model's size, {size}"), &hf.size.to_string()));
+        }
+        let shorter = (size as f64 / share) as usize;
+        match size < LARGE {
+            _ if share <= 0.0 || !fits(shorter, size) => {
+                Err(self.rejects("crop_pct", &format!("above 1/{LARGEST}, and at most 1"), &share.to_string()))
+            }
+            true => Ok(Resize::Shorter(shorter)),
+            false => Ok(Resize::Exact),
+        }
+    }
+
     fn resize(&self, hf: &Processor, size: usize) -> Result<Option<Resize>> {
         let crops = hf.do_center_crop.unwrap_or(!hf.crop_size.is_null());
         if let (true, Some((height, width))) = (crops, sides(&hf.crop_size))
@@ -289,6 +307,9 @@ impl Source {
             return Ok(Some(Resize::Keep));
         }
         let shortest = hf.size.get("shortest_edge").unwrap_or(&hf.size).as_u64().map(|side| side as usize);
+        if let Some(share) = hf.crop_pct {
+            return self.cropped(share, shortest, size, hf).map(Some);
+        }
         match (shortest, sides(&hf.size)) {
             (Some(side), _) if !fits(side, size) => Err(self.rejects("size", &expected(size), &hf.size.to_string())),
             (Some(side), _) if crops || hf.size.is_object() => Ok(Some(Resize::Shorter(side))),

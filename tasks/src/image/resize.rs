@@ -72,6 +72,11 @@ impl Picture {
     /// The picture in another size; a side of 0 becomes 1.
     pub fn resized(&self, width: usize, height: usize, filter: Filter) -> Picture {
         let (width, height) = (width.max(1), height.max(1));
+        // Of a picture that is all height, what comes first must not be far larger than both the picture and the result.
+        let ends = (self.width * self.height).max(width * height);
+        if width.saturating_mul(self.height) > LONGEST.saturating_mul(ends) {
+            return self.with_height(height, filter).resized(width, height, filter);
+        }
         let wide = if width == self.width { self.clone() } else { self.with_width(width, filter) };
         if height == self.height { wide } else { wide.with_height(height, filter) }
     }
@@ -128,6 +133,15 @@ fn round(sample: f64) -> u8 {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+
+    /// A file of a few kilobytes may hold as many pixels below each other as there may be.
+    #[test]
+    fn a_picture_that_is_all_height_takes_little_memory() {
+        let high = Picture::new(1, 1 << 24, 1, vec![7; 1 << 24]).unwrap();
+        let seen = high.resized(512, 512, Filter::Bicubic);
+        assert_eq!((seen.width(), seen.height()), (512, 512));
+        assert!(seen.plane(0).all(|sample| sample == 7));
+    }
 
     fn picture() -> Picture {
         let sample = |i: usize| ((i / 3 % 9).pow(2) * 7 + i / 27 * 31 + i % 3 * 53) as u8;

@@ -49,6 +49,23 @@ fn hugging_face_resizes_in_several_ways() {
     assert_eq!((plain.mean, plain.std), (vec![0.0; 3], vec![1.0; 3]));
 }
 
+#[test]
+fn a_share_of_the_shorter_side_is_cropped() {
+    let resize = |text: &str, size| read(&[(HF, text)], 3, size).map(|p| p.resize);
+    assert_eq!(resize(r#"{"size": {"shortest_edge": 224}, "crop_pct": 0.875}"#, 224), Ok(Resize::Shorter(256)));
+    assert_eq!(resize(r#"{"size": 224, "crop_pct": 0.95}"#, 224), Ok(Resize::Shorter(235)));
+    assert_eq!(resize(r#"{"size": {"shortest_edge": 384}, "crop_pct": 0.875}"#, 384), Ok(Resize::Exact));
+    for (text, expected) in [
+        (r#"{"size": {"shortest_edge": 256}, "crop_pct": 0.875}"#, "size: expected the model's size, 224"),
+        (r#"{"size": 224, "crop_pct": 0}"#, "crop_pct: expected above 1/8, and at most 1, found 0"),
+        (r#"{"size": 224, "crop_pct": 1.5}"#, "crop_pct: expected"),
+        (r#"{"size": 224, "crop_pct": 0.1}"#, "crop_pct: expected"),
+    ] {
+        let error = resize(text, 224).unwrap_err();
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
 /// Pixels that are not divided by 255, or by something else, before the mean is taken away.
 #[test]
 fn other_ranges_of_numbers_are_those_of_hugging_face() {

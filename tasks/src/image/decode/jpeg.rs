@@ -13,6 +13,9 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Decoded, Reason> {
     }
     // CMYK is taken to be inverted, as Adobe's programs and Pillow do.
     let options = DecoderOptions::default().jpeg_set_out_colorspace(ColorSpace::RGB);
+    // Their product is what is bounded.
+    let most = usize::from(u16::MAX);
+    let options = options.set_max_width(most).set_max_height(most);
     let mut decoder = JpegDecoder::new_with_options(Cursor::new(bytes), options);
     decoder.decode_headers()?;
     let info = decoder.info().ok_or("it has no header")?;
