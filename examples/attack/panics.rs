@@ -3,7 +3,7 @@
 use std::panic::{set_hook, take_hook};
 
 /// Where source files of operators and of what loads models lie.
-const OURS: [&str; 4] = ["custom-ops/", "runtime-ort/", "tasks/", "serve/"];
+const OURS: [&str; 4] = ["custom-ops/", "runtime-ort/src/", "tasks/src/", "serve/src/"];
 
 /// A panic in this project's code ends the process, although tract's and the tokenizer's are caught and are errors of the model.
 pub fn end_the_process() {

@@ -99,19 +99,14 @@ fn layer(matrix: &Matrix, zero_points: bool) -> LayerError {
     let sums = matrix.sums().unwrap_or_default();
     let weight = matrix.weight();
     let (ty, bits, numbers) = (matrix.scale_type(), matrix.grid().bits.count(), weight.elements());
-    // Zero points of a row end with a byte of their own.
-    let zeros = if zero_points {
-        (weight.elements() / matrix.columns()) * (matrix.columns() / matrix.block() * bits).div_ceil(8)
-    } else {
-        0
-    };
+    let of_block = ty.bits() + if zero_points { bits } else { 0 };
     LayerError {
         tensor: weight.name().to_owned(),
         shape: weight.shape().to_vec(),
         block: matrix.block(),
         relative_error: if sums.squares > 0.0 { (sums.error / sums.squares).sqrt() } else { 0.0 },
         bytes_before: (ty.bits() * numbers) as u64 / 8,
-        bytes: (bits * numbers + ty.bits() * (numbers / matrix.block())) as u64 / 8 + zeros as u64,
+        bytes: (bits * numbers + of_block * (numbers / matrix.block())) as u64 / 8,
     }
 }
 
